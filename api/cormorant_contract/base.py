@@ -1,0 +1,166 @@
+"""What every model of the contract shares: frozen values, camelCase in manifests, strict types, rules over fields."""
+
+import math
+from copy import deepcopy
+from datetime import UTC, datetime
+from typing import Annotated, Any, Self
+
+from pydantic import (
+    AfterValidator,
+    AwareDatetime,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    JsonValue,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticCustomError
+
+from cormorant_contract.rule import Rule, Transition
+
+INT32_MAX = 2**31 - 1
+COUNT_MAX = 2**53 - 1
+"""The largest integer that every reader of JSON gets exactly. The API server compares bounds as floating point: a
+maximum of 2**63 - 1 overflows there, and refuses every number."""
+
+
+def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
+    """Put the model's rules where the API server looks for them."""
+    assert issubclass(model, Contract)
+    rules: tuple[Rule[Any] | Transition[Any], ...] = (*model.rules(), *model.transitions())
+    entries = [rule.document() for rule in rules if rule.cel]
+    if entries:
+        schema["x-kubernetes-validations"] = entries
+
+
+class Contract(BaseModel):
+    """A frozen value that crosses processes: `num_envs` in Python, `numEnvs` in manifests and JSON."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        alias_generator=to_camel,
+        populate_by_name=True,
+        use_attribute_docstrings=True,
+        json_schema_extra=_add_rules,
+    )
+
+    @classmethod
+    def rules(cls) -> tuple[Rule[Any], ...]:
+        """The rules over several fields of this model."""
+        return ()
+
+    @classmethod
+    def transitions(cls) -> tuple[Transition[Any], ...]:
+        """What an update may not change."""
+        return ()
+
+    @model_validator(mode="after")
+    def _check_rules(self) -> Self:
+        broken = [rule for rule in self.rules() if not rule.holds(self)]
+        if broken:
+            violations = [(rule.path, rule.explain(self)) for rule in broken]
+            text = "; ".join(sentence for _, sentence in violations)
+            raise PydanticCustomError("rules", "{text}", {"text": text, "violations": violations})
+        return self
+
+    def to_document(self) -> dict[str, Any]:
+        """The model as a manifest holds it: camelCase keys, plain JSON values, unset optional fields left out."""
+        # By hand, since pydantic's exclude_none would reach into kwargs and templates, where null is the user's own.
+        fields = ((to_camel(name), getattr(self, name)) for name in type(self).model_fields)
+        document = {key: _plain(value) for key, value in fields if value is not None}
+        return document | (self.model_extra or {})
+
+
+def keyed_by(key: str) -> dict[str, JsonValue]:
+    """Schema of a list whose items are merged by one field, which the API server keeps unique."""
+    return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, Contract):
+        return value.to_document()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return deepcopy(value)
+
+
+def _whole(value: object) -> object:
+    # YAML and JSON know one kind of number: 64.0 and 1e3 are whole, and the API server takes them for integers.
+    if isinstance(value, float) and math.isfinite(value) and value.is_integer():
+        return int(value)
+    return value
+
+
+def _refuse_lossy(value: JsonValue) -> JsonValue:
+    # What would not reach a worker as it was written: JSON has no NaN, and the API server keeps 64-bit integers.
+    if isinstance(value, float) and not math.isfinite(value):
+        raise PydanticCustomError("lossy", "{value} is not a finite number", {"value": str(value)})
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise PydanticCustomError("lossy", "an integer in it does not fit 64 bits; write it as a string")
+    if isinstance(value, dict):
+        for item in value.values():
+            _refuse_lossy(item)
+    elif isinstance(value, list):
+        for item in value:
+            _refuse_lossy(item)
+    return value
+
+
+def _finite_object(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    _refuse_lossy(value)
+    return value
+
+
+def _timestamp(value: object) -> object:
+    # pydantic would take a number for seconds since 1970; the API server takes RFC 3339 text only.
+    if isinstance(value, (str, datetime)):
+        return value
+    raise PydanticCustomError("time_type", "not a time")
+
+
+Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
+"""An integer; a quoted number and a boolean are none. Fields add their bounds."""
+
+Count32 = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
+Count64 = Annotated[Whole, Field(ge=0, le=COUNT_MAX)]
+Flag = Annotated[bool, Field(strict=True)]
+Text = Annotated[str, Field(strict=True, max_length=1024)]
+Time = Annotated[AwareDatetime, BeforeValidator(_timestamp)]
+
+# Patterns are read by three engines (Rust's for pydantic, Go's for the API server, Python's in tests): no \\w, whose
+# meaning differs, and no look-around. PATTERN_WORDS says each in words, for messages.
+LABEL_PATTERN = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_DOTTED = "[A-Za-z_][A-Za-z0-9_]*([.][A-Za-z_][A-Za-z0-9_]*)*"
+ENTRYPOINT_PATTERN = f"^{_DOTTED}:{_DOTTED}$"
+SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
+OPTIONAL_LABEL_PATTERN = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
+OPTIONAL_NAME_PATTERN = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
+REASON_PATTERN = "^[A-Za-z][A-Za-z0-9_]*$"
+
+PATTERN_WORDS = {
+    LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
+    OPTIONAL_LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
+    OPTIONAL_NAME_PATTERN: "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit",
+    SERVICE_NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter and not ending with a dash",
+    ENTRYPOINT_PATTERN: "package.module:attribute",
+    REASON_PATTERN: "one CamelCase word",
+}
+
+Label = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_PATTERN)]
+"""A DNS-1123 label: what Kubernetes takes as a part of a name."""
+
+Entrypoint = Annotated[str, Field(strict=True, max_length=253, pattern=ENTRYPOINT_PATTERN)]
+"""Where to import something from: `package.module:attribute`."""
+
+JsonObject = Annotated[
+    dict[str, JsonValue],
+    AfterValidator(_finite_object),
+    WithJsonSchema({"type": "object", "x-kubernetes-preserve-unknown-fields": True}),
+]
+"""An object whose fields this contract does not know."""

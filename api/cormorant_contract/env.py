@@ -1,0 +1,162 @@
+"""`spec.env`: which environment a job steps, and with what vectorisation."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
+from cormorant_contract.rule import Rule, Transition, Value
+
+MAX_NUM_ENVS = 65536
+NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]
+EnvId = Annotated[str, Field(strict=True, min_length=1, max_length=253)]
+Timeout = Annotated[Whole, Field(ge=1, le=86400)]
+
+
+class EnvPoolEnv(Contract):
+    """Environments that EnvPool ships, stepped by its thread pool in one process."""
+
+    task_id: EnvId
+    """EnvPool's name of the environment, for example Pong-v5."""
+
+    num_envs: NumEnvs = 1
+    """Environments that one worker steps."""
+
+    batch_size: Annotated[Whole, Field(ge=0, le=MAX_NUM_ENVS)] = 0
+    """Environments that answer one receive; numEnvs is a multiple of it. 0 means all of numEnvs: the pool steps in
+    lockstep."""
+
+    num_threads: Annotated[Whole, Field(ge=0, le=1024)] = 0
+    """EnvPool's threads in one worker. 0 means as many as pay, found by a short calibration at the start, at most the
+    CPU limit."""
+
+    kwargs: JsonObject = Field(default={})
+    """Further options of the environment, passed to EnvPool as they are."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[EnvPoolEnv], ...]":
+        """The pool can be received in equal parts."""
+        return (
+            Rule(
+                cel="self.batchSize == 0 || (self.batchSize <= self.numEnvs && self.numEnvs % self.batchSize == 0)",
+                holds=lambda pool: (
+                    pool.batch_size == 0 or (pool.batch_size <= pool.num_envs and pool.num_envs % pool.batch_size == 0)
+                ),
+                sentence="batchSize {batch} does not divide numEnvs {envs}; write a divisor of numEnvs, or 0 for all",
+                values={
+                    "batch": Value(cel="self.batchSize", get=lambda pool: pool.batch_size),
+                    "envs": Value(cel="self.numEnvs", get=lambda pool: pool.num_envs),
+                },
+                path=("batchSize",),
+            ),
+        )
+
+
+class Wrapper(Contract):
+    """A gymnasium wrapper around each environment."""
+
+    entrypoint: Entrypoint
+    """Where the wrapper is imported from, for example gymnasium.wrappers:FlattenObservation. It is called with the
+    environment and kwargs."""
+
+    kwargs: JsonObject = Field(default={})
+    """Keyword arguments of the wrapper."""
+
+
+class GymnasiumEnv(Contract):
+    """Environments with gymnasium's interface, each in a process of its own or all in the worker's."""
+
+    id: EnvId | None = None
+    """Registered name of the environment, for example CartPole-v1 or ALE/Pong-v5. Exactly one of id and entrypoint."""
+
+    entrypoint: Entrypoint | None = None
+    """Factory of one environment, for example my_pkg.envs:make, called with kwargs. Exactly one of id and
+    entrypoint."""
+
+    vectorization: Literal["subprocess", "inline"] = "subprocess"
+    """subprocess: each environment in a process of its own, restarted alone when it crashes or hangs. inline: all in
+    the worker's process, for environments cheaper than a message to another process."""
+
+    num_envs: NumEnvs = 1
+    """Environments that one worker steps."""
+
+    kwargs: JsonObject = Field(default={})
+    """Keyword arguments of the environment."""
+
+    wrappers: Annotated[tuple[Wrapper, ...], Field(max_length=16)] = ()
+    """Wrappers around each environment, the innermost first."""
+
+    step_timeout_seconds: Timeout = 60
+    """An environment in a subprocess that takes longer for a step counts as hung and is restarted alone."""
+
+    reset_timeout_seconds: Timeout = 60
+    """An environment in a subprocess that takes longer to be built or reset counts as hung and is restarted alone."""
+
+    max_restarts: Annotated[Whole, Field(ge=0, le=INT32_MAX)] = 100
+    """Restarts of crashed or hung environments that one worker makes before it gives up."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
+        """Either registered or made by a factory."""
+        return (
+            Rule(
+                cel="has(self.id) != has(self.entrypoint)",
+                holds=lambda env: (env.id is None) != (env.entrypoint is None),
+                sentence="exactly one of id and entrypoint is needed, found {found}; "
+                "write id for a registered environment, or entrypoint for a factory of your own",
+                values={
+                    "found": Value(
+                        cel="has(self.id) ? 'id ' + self.id + ' and entrypoint ' + self.entrypoint : 'neither'",
+                        get=lambda env: "neither" if env.id is None else f"id {env.id} and entrypoint {env.entrypoint}",
+                    )
+                },
+            ),
+        )
+
+
+class Env(Contract):
+    """The environment of a job: exactly one of envpool and gymnasium. It cannot be changed."""
+
+    envpool: EnvPoolEnv | None = None
+    """An environment that EnvPool ships."""
+
+    gymnasium: GymnasiumEnv | None = None
+    """An environment with gymnasium's interface."""
+
+    max_episode_steps: Count32 = 0
+    """Steps after which an episode is truncated. 0 means the environment's own limit."""
+
+    @property
+    def num_envs(self) -> int:
+        """Environments that one worker steps, whichever kind they are."""
+        if self.envpool is not None:
+            return self.envpool.num_envs
+        return self.gymnasium.num_envs if self.gymnasium is not None else 0
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Env], ...]":
+        """One kind of environment."""
+        return (
+            Rule(
+                cel="has(self.envpool) != has(self.gymnasium)",
+                holds=lambda env: (env.envpool is None) != (env.gymnasium is None),
+                sentence="exactly one of envpool and gymnasium is needed, found {found}; write one of the two blocks",
+                values={
+                    "found": Value(
+                        cel="has(self.envpool) ? 'both' : 'neither'",
+                        get=lambda env: "neither" if env.envpool is None else "both",
+                    )
+                },
+            ),
+        )
+
+    @classmethod
+    def transitions(cls) -> "tuple[Transition[Env], ...]":
+        """Batches, datasets and policies fit one environment only."""
+        return (
+            Transition(
+                cel="self == oldSelf",
+                holds=lambda old, new: new == old,
+                sentence="env cannot be changed: what was collected fits one environment only; make a new job",
+            ),
+        )

@@ -1,0 +1,66 @@
+"""What the contract refuses.
+
+ContractError
+  ManifestError      a manifest, or one document of it, is not a CollectorJob; carries every problem found
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+class ContractError(Exception):
+    """Anything this package refuses."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Problem:
+    """One thing wrong with a manifest: where it stands, what is wrong with which value, and what to do."""
+
+    message: str
+    """The sentence, without the place: `0 is less than 1; write a number from 1 to 65536`."""
+
+    source: str = ""
+    """File name as the user wrote it; empty when the document did not come from a file."""
+
+    document: int = 0
+    """Position among the documents of the source, from 1; 0 when the problem is of the whole source."""
+
+    name: str = ""
+    """metadata.name of the document, as far as it has one."""
+
+    location: tuple[str | int, ...] = ()
+    """Keys and list positions from the document's root to the field."""
+
+    line: int = 0
+    """Line of the source, from 1; 0 when unknown."""
+
+    @property
+    def path(self) -> str:
+        """The field as people write it: `spec.workerGroups[1].name`."""
+        return dotted(self.location)
+
+    def __str__(self) -> str:
+        source = f"{self.source}:{self.line}" if self.source and self.line else self.source
+        document = f"document {self.document}" if self.document else ""
+        if document and self.name:
+            document += f" ({self.name})"
+        return ": ".join(part for part in (source, document, self.path, self.message) if part)
+
+
+class ManifestError(ContractError):
+    """A manifest is refused; `problems` has all of them, in the order of the documents."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("\n".join(str(problem) for problem in self.problems))
+
+
+def dotted(location: Sequence[str | int]) -> str:
+    """Write a location as a path: `("spec", "workerGroups", 1, "name")` is `spec.workerGroups[1].name`."""
+    path = ""
+    for part in location:
+        if isinstance(part, int):
+            path += f"[{part}]"
+        else:
+            path += f".{part}" if path else part
+    return path

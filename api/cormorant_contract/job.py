@@ -1,0 +1,68 @@
+"""CollectorJob: the one document a user writes, for a laptop and for Kubernetes alike."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from cormorant_contract.base import SERVICE_NAME_PATTERN, Contract, Label
+from cormorant_contract.spec import CollectorJobSpec
+from cormorant_contract.status import CollectorJobStatus
+
+GROUP = "cormorant.dev"
+VERSION = "v1alpha1"
+API_VERSION = "cormorant.dev/v1alpha1"
+KIND = "CollectorJob"
+
+# Services carry the job's name and begin with a letter (DNS-1035); the longest pod name, <job>-<group>-<index>-<hash5>,
+# fits 63 characters when the job's name has at most 40.
+JobName = Annotated[str, Field(strict=True, max_length=40, pattern=SERVICE_NAME_PATTERN)]
+
+
+class Metadata(Contract):
+    """Kubernetes' metadata; keys that Cormorant does not read are kept as they are."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: JobName
+    """Name of the job, unique in its namespace: lower-case letters, digits and dashes, at most 40 characters."""
+
+    namespace: Label = "default"
+    """Namespace of the job."""
+
+    labels: dict[str, Annotated[str, Field(strict=True)]] = Field(default={})
+    """Labels of the job."""
+
+    annotations: dict[str, Annotated[str, Field(strict=True)]] = Field(default={})
+    """Annotations of the job."""
+
+    def to_document(self) -> dict[str, Any]:
+        """What was written, and no more: a namespace that nobody named is the client's to choose."""
+        document = super().to_document()
+        unwritten = type(self).model_fields.keys() - self.model_fields_set
+        return {key: value for key, value in document.items() if key not in unwritten}
+
+
+class CollectorJob(Contract):
+    """Experience to collect: an environment, a policy, an amount, and the workers that do it."""
+
+    api_version: Literal["cormorant.dev/v1alpha1"] = "cormorant.dev/v1alpha1"
+    """Version of this schema."""
+
+    kind: Literal["CollectorJob"] = "CollectorJob"
+    """Always CollectorJob."""
+
+    metadata: Metadata
+    """Name, namespace, labels."""
+
+    spec: CollectorJobSpec
+    """What to collect, with which pods."""
+
+    status: CollectorJobStatus = CollectorJobStatus()
+    """What the operator last saw of the job."""
+
+    def to_document(self) -> dict[str, Any]:
+        """The job as a manifest holds it; a status that says nothing is left out."""
+        document = super().to_document()
+        if self.status == CollectorJobStatus():
+            del document["status"]
+        return document

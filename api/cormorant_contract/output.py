@@ -1,0 +1,49 @@
+"""`spec.output`: where batches go: a queue for learners, a durable dataset, or both."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cormorant_contract.base import Contract, Whole
+from cormorant_contract.rule import Rule
+
+
+class QueueOutput(Contract):
+    """A bounded queue that learners read batches from."""
+
+    capacity_batches: Annotated[Whole, Field(ge=1, le=65536)] = 16
+    """Batches that wait for a learner at most."""
+
+    on_full: Literal["wait", "drop_oldest"] = "wait"
+    """wait: workers stop stepping until a learner takes a batch. drop_oldest: the oldest batch is thrown away."""
+
+
+class DatasetOutput(Contract):
+    """A durable dataset of immutable shards."""
+
+    uri: Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
+    """Folder of the dataset: file:// or any URI that fsspec opens. Each worker writes its own part below it."""
+
+    format: Literal["shards"] = "shards"
+    """Layout on disk; `cormorant dataset export` makes others of it."""
+
+
+class Output(Contract):
+    """Where batches go; at least one of queue and dataset."""
+
+    queue: QueueOutput | None = None
+    """A bounded queue for learners; {} for its defaults."""
+
+    dataset: DatasetOutput | None = None
+    """A durable dataset."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Output], ...]":
+        """Frames go somewhere."""
+        return (
+            Rule(
+                cel="has(self.queue) || has(self.dataset)",
+                holds=lambda output: output.queue is not None or output.dataset is not None,
+                sentence="queue and dataset are both missing; write at least one of them, for example queue: {}",
+            ),
+        )

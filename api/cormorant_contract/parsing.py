@@ -1,0 +1,161 @@
+"""A loaded document becomes a CollectorJob, or a list of all that is wrong with it, in sentences.
+
+Called by whoever reads a manifest: the command line, the worker's front door, the operator. The verdict is the one of
+the API server with the CRD: strict types, unknown fields refused, a null counted as an absent field.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+
+from pydantic import JsonValue, ValidationError
+from pydantic.alias_generators import to_camel
+
+from cormorant_contract.base import Contract
+from cormorant_contract.errors import ManifestError, Problem
+from cormorant_contract.job import API_VERSION, KIND, CollectorJob
+from cormorant_contract.schema import Schema, structural_schema
+from cormorant_contract.sentences import brief, kind_of, nearest, sentences
+
+Location = tuple[str | int, ...]
+Finding = tuple[Location, str]
+
+_METADATA_FIELDS = (
+    "name",
+    "namespace",
+    "labels",
+    "annotations",
+    "generateName",
+    "uid",
+    "resourceVersion",
+    "generation",
+    "creationTimestamp",
+    "deletionTimestamp",
+    "deletionGracePeriodSeconds",
+    "finalizers",
+    "ownerReferences",
+    "managedFields",
+    "selfLink",
+)
+
+
+def parse_job(document: object, source: str = "", *, position: int = 1) -> CollectorJob:
+    """Make a CollectorJob of what a YAML or JSON reader returned.
+
+    Args:
+        document: Dicts, lists and scalars; it is not changed.
+        source: Where it came from, as the user wrote it; problems begin with it.
+        position: Which document of the source it is, from 1.
+
+    Raises:
+        ManifestError: With every problem found, not only the first.
+    """
+    findings = list(_refuse_kind(document))
+    if not findings:
+        assert isinstance(document, dict)
+        findings = list(_refuse_values(document, ()))
+        pruned = _prune_fields(document, structural_schema())
+        findings += _refuse_metadata(pruned)
+        try:
+            job = CollectorJob.model_validate(pruned, by_alias=True, by_name=False)
+        except ValidationError as error:
+            known = [location for location, _ in findings]
+            findings += [
+                (location, sentence)
+                for location, sentence in sentences(error, structural_schema())
+                if not any(reported[: len(location)] == location for reported in known)
+            ]
+        else:
+            if not findings:
+                return job
+    name = name_of(document)
+    raise ManifestError(
+        [
+            Problem(message=sentence, source=source, document=position, name=name, location=location)
+            for location, sentence in findings
+        ]
+    )
+
+
+def refuse_update(old: CollectorJob, new: CollectorJob) -> tuple[Problem, ...]:
+    """What of `new` an update of `old` may not say; the API server's own rules, for whoever sees both offline."""
+    return tuple(
+        Problem(message=sentence, name=new.metadata.name, location=location)
+        for location, sentence in _refuse_changes(old, new, ())
+    )
+
+
+def name_of(document: object) -> str:
+    """metadata.name of a document, as far as it has one, for messages."""
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    name = metadata.get("name") if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def _refuse_kind(document: object) -> Iterator[Finding]:
+    """A document that is no CollectorJob at all: nothing below it is worth a word."""
+    if document is None:
+        yield (), f"the document is empty; a manifest begins with apiVersion: {API_VERSION} and kind: {KIND}"
+    elif not isinstance(document, dict):
+        yield (), f"the document is {kind_of(document)}, not a manifest; write apiVersion: {API_VERSION}, kind: {KIND}"
+    elif document.get("kind") is None:
+        yield ("kind",), f"is missing; add kind: {KIND}"
+    elif document["kind"] != KIND:
+        near = " (upper and lower case matter)" if str(document["kind"]).lower() == KIND.lower() else ""
+        yield ("kind",), f"{brief(document['kind'])} is not {KIND}{near}; this command reads CollectorJobs only"
+    elif document.get("apiVersion") is None:
+        yield ("apiVersion",), f"is missing; add apiVersion: {API_VERSION}"
+    elif document["apiVersion"] != API_VERSION:
+        yield ("apiVersion",), f"{brief(document['apiVersion'])} is not known; write apiVersion: {API_VERSION}"
+
+
+def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
+    """What no JSON document can hold, wherever it stands."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if isinstance(key, str):
+                yield from _refuse_values(item, (*location, key))
+            else:
+                yield (*location, str(key)), f"the key is {kind_of(key)}, not a string; quote it"
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _refuse_values(item, (*location, index))
+    elif isinstance(value, float) and not math.isfinite(value):
+        yield location, f"{value} is not a finite number; write a finite one"
+    elif not isinstance(value, (str, int, float, type(None))):
+        yield location, f"{type(value).__name__} cannot stand in a manifest; quote it to make it a string"
+
+
+def _refuse_metadata(document: Mapping[str, object]) -> Iterator[Finding]:
+    """Kubernetes' metadata has a fixed set of fields, though the model keeps what newer servers add."""
+    metadata = document.get("metadata")
+    for key in metadata if isinstance(metadata, dict) else ():
+        if isinstance(key, str) and key not in _METADATA_FIELDS:
+            yield ("metadata", key), f"unknown field{nearest(key, _METADATA_FIELDS)}"
+
+
+def _refuse_changes(old: Contract, new: Contract, location: Location) -> Iterator[Finding]:
+    for transition in new.transitions():
+        if not transition.holds(old, new):
+            yield (*location, *transition.path), transition.sentence
+    for name in type(new).model_fields:
+        before, after = getattr(old, name), getattr(new, name)
+        if isinstance(before, Contract) and isinstance(after, Contract):
+            yield from _refuse_changes(before, after, (*location, to_camel(name)))
+
+
+def _prune_fields(document: Mapping[str, JsonValue], schema: Schema) -> dict[str, JsonValue]:
+    """Drop null fields that the schema knows, as the API server does: `dataset:` with nothing after it is absent."""
+    known: Schema = schema["properties"]
+    return {
+        key: _prune(item, known.get(key, {})) for key, item in document.items() if item is not None or key not in known
+    }
+
+
+def _prune(value: JsonValue, schema: Schema) -> JsonValue:
+    match value:
+        case dict() if "properties" in schema:
+            return _prune_fields(value, schema)
+        case list() if "items" in schema:
+            return [_prune(item, schema["items"]) for item in value]
+        case _:
+            return value

@@ -1,0 +1,82 @@
+"""`spec.policy` and `spec.code`: what acts in the environments, and where its code comes from."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from cormorant_contract.base import Contract, Entrypoint, JsonObject, Label, Text
+from cormorant_contract.rule import Rule, Transition, Value
+
+
+class RandomPolicy(Contract):
+    """Actions drawn uniformly from the action space. Has no options."""
+
+
+class Policy(Contract):
+    """The policy of a job: exactly one of random and entrypoint."""
+
+    random: RandomPolicy | None = None
+    """Actions drawn uniformly from the action space, written as an empty block: {}."""
+
+    entrypoint: Entrypoint | None = None
+    """Factory called with the observation space, the action space and kwargs; it returns a TensorDictModule, a torch
+    module or a callable. For example my_pkg.policies:make_policy, or cormorant_worker.policies:mlp. Cannot be
+    changed."""
+
+    kwargs: JsonObject = Field(default={})
+    """Keyword arguments of the factory. Cannot be changed."""
+
+    exploration_type: Literal["random", "mode", "mean", "deterministic"] = "random"
+    """How an action is taken from the policy's distribution."""
+
+    initial_weights: Text = ""
+    """URI of a safetensors file that the policy starts with: file:// or any that fsspec opens. Empty means the weights
+    that the factory made."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Policy], ...]":
+        """One kind of policy."""
+        return (
+            Rule(
+                cel="has(self.random) != has(self.entrypoint)",
+                holds=lambda policy: (policy.random is None) != (policy.entrypoint is None),
+                sentence="exactly one of random and entrypoint is needed, found {found}; "
+                "write random: {} for random actions, or the entrypoint of a factory",
+                values={
+                    "found": Value(
+                        cel="has(self.random) ? 'random and entrypoint ' + self.entrypoint : 'neither'",
+                        get=lambda policy: (
+                            "neither" if policy.random is None else f"random and entrypoint {policy.entrypoint}"
+                        ),
+                    )
+                },
+            ),
+        )
+
+    @classmethod
+    def transitions(cls) -> "tuple[Transition[Policy], ...]":
+        """Published weights and the keys of a batch belong to one policy."""
+        return (
+            Transition(
+                cel="has(self.entrypoint) == has(oldSelf.entrypoint) && "
+                "(!has(self.entrypoint) || self.entrypoint == oldSelf.entrypoint)",
+                holds=lambda old, new: new.entrypoint == old.entrypoint,
+                sentence="random and entrypoint cannot be changed: published weights and collected batches belong to "
+                "one policy; make a new job",
+            ),
+            Transition(
+                cel="self.kwargs == oldSelf.kwargs",
+                holds=lambda old, new: new.kwargs == old.kwargs,
+                sentence="kwargs cannot be changed: published weights and collected batches belong to one policy; "
+                "make a new job",
+                path=("kwargs",),
+            ),
+        )
+
+
+class Code(Contract):
+    """The user's code for environments and policies."""
+
+    config_map: Label
+    """ConfigMap of the job's namespace whose files are on PYTHONPATH of head and workers. `cormorant run` puts the
+    manifest's folder there instead."""

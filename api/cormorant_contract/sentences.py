@@ -1,0 +1,143 @@
+"""pydantic's errors as sentences for users: what was found, why it does not do, what to write instead."""
+
+import json
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any
+
+from pydantic import ValidationError
+
+from cormorant_contract.base import PATTERN_WORDS
+from cormorant_contract.schema import Schema
+
+_BRIEF_LENGTH = 60
+_WANTED = {
+    "int": "an integer",
+    "bool": "true or false",
+    "string": "a string",
+    "float": "a number",
+    "model": "an object",
+    "dict": "an object",
+    "tuple": "a list",
+    "time": "a time like 2026-01-31T12:00:00Z",
+}
+
+
+def sentences(error: ValidationError, schema: Schema) -> Iterator[tuple[tuple[str | int, ...], str]]:
+    """Turn a validation error into places and sentences, the broken rules of one model each by itself.
+
+    Args:
+        error: What pydantic raised for a document with the manifest's spelling.
+        schema: The structural schema of the same document; it gives known names, bounds and descriptions.
+    """
+    for details in error.errors(include_url=False):
+        location = details["loc"]
+        context: dict[str, Any] = details.get("ctx", {})
+        if _is_echo(details["type"], details["input"], location, context):
+            continue
+        if details["type"] == "rules":
+            for path, sentence in context["violations"]:
+                yield (*location, *path), sentence
+        else:
+            yield location, _sentence(details["type"], details["input"], location, context, schema, details["msg"])
+
+
+def brief(value: object) -> str:
+    """Write a value as the manifest would, short enough for one line."""
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except ValueError:  # an integer of more digits than Python prints
+        return "a number of thousands of digits"
+    return text if len(text) <= _BRIEF_LENGTH else f"{text[: _BRIEF_LENGTH - 3]}..."
+
+
+def kind_of(value: object) -> str:
+    """Say what kind of value it is, in the words of JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "a boolean"
+    for types, words in (((int, float), "a number"), (str, "a string"), (list, "a list"), (dict, "an object")):
+        if isinstance(value, types):
+            return words
+    return f"a {type(value).__name__}"
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Write the remedy for an unknown name: the nearest known one, or all there are."""
+    folded = {candidate.lower(): candidate for candidate in known}
+    match = get_close_matches(name.lower().replace("_", "").replace("-", ""), folded, n=1, cutoff=0.6)
+    if match:
+        return f"; did you mean {folded[match[0]]}?"
+    return f"; known here: {', '.join(known)}" if known else "; nothing is known here, write {}"
+
+
+def _is_echo(kind: str, value: object, location: Sequence[str | int], context: dict[str, Any]) -> bool:
+    """Whether pydantic says again what was said better: lists count only valid items, keys are checked by parsing."""
+    is_short_of_valid = kind == "too_short" and isinstance(value, list) and len(value) >= context["min_length"]
+    return is_short_of_valid or location[-1:] == ("[key]",)
+
+
+def _sentence(
+    kind: str, value: object, location: tuple[Any, ...], context: dict[str, Any], schema: Schema, msg: str
+) -> str:
+    field = _find(schema, location)
+    if kind == "missing":
+        return ": ".join(["is missing; add it", *_first_sentence(field)])
+    if kind == "extra_forbidden":
+        siblings = list(_find(schema, location[:-1]).get("properties", {}))
+        return f"unknown field{nearest(str(location[-1]), siblings)}"
+    if kind in ("greater_than_equal", "less_than_equal"):
+        bound, word = (context["ge"], "less") if kind == "greater_than_equal" else (context["le"], "greater")
+        return f"{brief(value)} is {word} than {bound}; write a number from {field['minimum']}{_upper(field)}"
+    if kind == "literal_error":
+        known = [str(name) for name in field.get("enum", ())]
+        match = get_close_matches(str(value).lower(), known, n=1)
+        return f"{brief(value)} is not one of {', '.join(known)}" + (f"; did you mean {match[0]}?" if match else "")
+    if kind == "string_pattern_mismatch":
+        return f"{brief(value)} does not fit; write {PATTERN_WORDS[context['pattern']]}"
+    if kind in ("string_too_long", "string_too_short"):
+        return _length(kind, value, context)
+    if kind == "lossy":
+        return msg
+    if kind in ("too_long", "too_short"):
+        limit = f"at most {context['max_length']}" if kind == "too_long" else f"at least {context['min_length']}"
+        return f"has {context['actual_length']} items; write {limit}"
+    return _wrong_type(kind, value) or f"{brief(value)}: {msg}"
+
+
+def _wrong_type(kind: str, value: object) -> str:
+    if kind == "int_from_float" or (kind == "int_type" and isinstance(value, float)):
+        return f"{brief(value)} is not an integer; write a whole number"
+    wanted = _WANTED.get(kind.removesuffix("_type").removesuffix("_parsing"))
+    if wanted is None:
+        return f"{brief(value)} is not {_WANTED['time']}; quote it" if "datetime" in kind or "timezone" in kind else ""
+    sentence = f"{brief(value)} is {kind_of(value)}, not {wanted}"
+    if wanted == "a string" and not isinstance(value, (list, dict)):
+        return f"{sentence}; quote it"
+    if isinstance(value, str) and wanted in ("an integer", "a number", "true or false"):
+        return f"{sentence}; write it without quotes"
+    return f"{sentence}; write {wanted}"
+
+
+def _length(kind: str, value: object, context: dict[str, Any]) -> str:
+    if kind == "string_too_short":
+        return "is empty; write something or leave the field out" if value == "" else f"{brief(value)} is too short"
+    length = len(value) if isinstance(value, str) else 0
+    return f"{brief(value)} has {length} characters; write at most {context['max_length']}"
+
+
+def _upper(field: Schema) -> str:
+    return f" to {field['maximum']}" if "maximum" in field else " up"
+
+
+def _first_sentence(field: Schema) -> list[str]:
+    return [field["description"].split(". ")[0].rstrip(".")] if "description" in field else []
+
+
+def _find(schema: Schema, location: Sequence[str | int]) -> Schema:
+    """The schema of a field, or nothing where the schema does not reach."""
+    for part in location:
+        child = schema.get("items") if isinstance(part, int) else schema.get("properties", {}).get(part)
+        schema = child if child is not None else {}
+    return schema

@@ -1,0 +1,230 @@
+"""`spec`: what to collect, with which pods, and the rules between its parts."""
+
+import json
+from typing import Annotated
+
+from pydantic import Field
+
+from cormorant_contract.base import OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
+from cormorant_contract.collection import Collection
+from cormorant_contract.env import Env
+from cormorant_contract.output import Output, QueueOutput
+from cormorant_contract.policy import Code, Policy
+from cormorant_contract.rule import Rule, Value
+from cormorant_contract.run_policy import RunPolicy
+from cormorant_contract.workers import Head, Replicas, WorkerGroup
+
+MAX_WORKER_GROUPS = 8
+WorkerGroups = Annotated[
+    tuple[WorkerGroup, ...], Field(min_length=1, max_length=MAX_WORKER_GROUPS, json_schema_extra=keyed_by("name"))
+]
+
+
+class CollectorJobSpec(Contract):
+    """What to collect, with which pods."""
+
+    env: Env
+    """The environment: exactly one of envpool and gymnasium. Cannot be changed."""
+
+    policy: Policy
+    """What acts: exactly one of random and entrypoint."""
+
+    code: Code | None = None
+    """The user's code for environments and policies. Unset means that the image has all of it."""
+
+    collection: Collection
+    """How much to collect, in what portions."""
+
+    output: Output = Output(queue=QueueOutput())
+    """Where batches go."""
+
+    image: Text = ""
+    """Image of head and workers. Empty means the operator's own."""
+
+    head: Head = Head()
+    """The head pod."""
+
+    worker_groups: WorkerGroups = (WorkerGroup(name="cpu"),)
+    """Groups of worker pods, by name."""
+
+    elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
+    """The group that spec.replicas sizes. Empty means the first."""
+
+    replicas: Replicas = 1
+    """Workers of the elastic group; what `kubectl scale` and autoscalers write."""
+
+    suspend: Flag = False
+    """Delete the pods and keep the job; false resumes it."""
+
+    paused: Flag = False
+    """Keep the pods and stop stepping."""
+
+    run_policy: RunPolicy = RunPolicy()
+    """Deadlines, restarts and what is left of a job that ended."""
+
+    @property
+    def elastic(self) -> WorkerGroup:
+        """The group that spec.replicas sizes: the named one, else the first."""
+        return next(group for group in self.worker_groups if group.name == (self.elastic_group or group.name))
+
+    def size_of(self, group: WorkerGroup) -> int:
+        """Workers that a group of this spec should have."""
+        return group.replicas if group.replicas is not None else self.replicas
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
+        """What must hold between env, collection and worker groups."""
+        return (*_BATCH_RULES, *_GROUP_RULES)
+
+
+_NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
+
+_BATCH_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        # The first half leaves an env of both or neither kind to env's own rule.
+        cel=f"has(self.env.envpool) == has(self.env.gymnasium) || self.collection.framesPerBatch % {_NUM_ENVS} == 0",
+        holds=lambda spec: spec.collection.frames_per_batch % spec.env.num_envs == 0,
+        sentence="framesPerBatch {frames} is not a multiple of numEnvs {envs}; write a multiple of it, "
+        "for example {example}",
+        values={
+            "frames": Value(cel="self.collection.framesPerBatch", get=lambda spec: spec.collection.frames_per_batch),
+            "envs": Value(cel=_NUM_ENVS, get=lambda spec: spec.env.num_envs),
+            "example": Value(
+                cel=f"(self.collection.framesPerBatch / {_NUM_ENVS} + 1) * {_NUM_ENVS}",
+                get=lambda spec: (spec.collection.frames_per_batch // spec.env.num_envs + 1) * spec.env.num_envs,
+            ),
+        },
+        path=("collection", "framesPerBatch"),
+    ),
+)
+
+_ELASTIC = "(self.elasticGroup == '' ? self.workerGroups[0].name : self.elasticGroup)"
+_NO_ELASTIC = f"!self.workerGroups.exists(g, g.name == {_ELASTIC})"
+
+
+def _elastic(spec: CollectorJobSpec) -> WorkerGroup | None:
+    """The elastic group, or nothing where elasticGroup names none, which has a rule of its own."""
+    name = spec.elastic_group or spec.worker_groups[0].name
+    return next((group for group in spec.worker_groups if group.name == name), None)
+
+
+def _fixed(spec: CollectorJobSpec) -> list[WorkerGroup]:
+    elastic = _elastic(spec)
+    return [group for group in spec.worker_groups if elastic is not None and group.name != elastic.name]
+
+
+def _has_bounds(group: WorkerGroup) -> bool:
+    return group.min_replicas is not None or group.max_replicas is not None
+
+
+def _is_above_min(spec: CollectorJobSpec) -> bool:
+    elastic = _elastic(spec)
+    return elastic is None or elastic.min_replicas is None or elastic.min_replicas <= spec.replicas
+
+
+def _is_below_max(spec: CollectorJobSpec) -> bool:
+    elastic = _elastic(spec)
+    return elastic is None or elastic.max_replicas is None or spec.replicas <= elastic.max_replicas
+
+
+_ELASTIC_NAME: Value[CollectorJobSpec] = Value(
+    cel=_ELASTIC, get=lambda spec: spec.elastic_group or spec.worker_groups[0].name
+)
+_GROUP_NAMES: Value[CollectorJobSpec] = Value(
+    # The list itself: the API server's cost estimate takes join() for a string without end.
+    cel="self.workerGroups.map(g, g.name)",
+    get=lambda spec: json.dumps([group.name for group in spec.worker_groups]),
+)
+_REPLICAS: Value[CollectorJobSpec] = Value(cel="self.replicas", get=lambda spec: spec.replicas)
+
+_GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel="",  # the list is keyed by name: the API server refuses a second item itself
+        holds=lambda spec: len({group.name for group in spec.worker_groups}) == len(spec.worker_groups),
+        sentence="the names {names} are not unique; give each group a name of its own",
+        values={"names": _GROUP_NAMES},
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel=f"self.elasticGroup == '' || !({_NO_ELASTIC})",
+        holds=lambda spec: _elastic(spec) is not None,
+        sentence="elasticGroup {name} names no worker group; write one of {names}, or leave it out for the first",
+        values={
+            "name": _ELASTIC_NAME,
+            "names": _GROUP_NAMES,
+        },
+        path=("elasticGroup",),
+    ),
+    Rule(
+        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.replicas))",
+        holds=lambda spec: all(
+            group.replicas is None
+            for group in spec.worker_groups
+            if group.name == (spec.elastic_group or spec.worker_groups[0].name)
+        ),
+        sentence="replicas of the elastic group {name} is refused, since spec.replicas {replicas} sizes it; "
+        "leave it out of the group and write spec.replicas",
+        values={"name": _ELASTIC_NAME, "replicas": _REPLICAS},
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel=f"{_NO_ELASTIC} || self.workerGroups.all(g, g.name == {_ELASTIC} || has(g.replicas))",
+        holds=lambda spec: all(group.replicas is not None for group in _fixed(spec)),
+        sentence="replicas is missing in group {group}, and spec.replicas sizes the elastic group {name} only; "
+        "write replicas in the group",
+        values={
+            "group": Value(
+                cel=f"self.workerGroups.filter(g, g.name != {_ELASTIC} && !has(g.replicas))[0].name",
+                get=lambda spec: next(group.name for group in _fixed(spec) if group.replicas is None),
+            ),
+            "name": _ELASTIC_NAME,
+        },
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel=f"{_NO_ELASTIC} || self.workerGroups.all(g, g.name == {_ELASTIC} || "
+        "(!has(g.minReplicas) && !has(g.maxReplicas)))",
+        holds=lambda spec: not any(_has_bounds(group) for group in _fixed(spec)),
+        sentence="minReplicas and maxReplicas of group {group} are refused, since {name} is the elastic group; "
+        "leave them out, or name the group in elasticGroup",
+        values={
+            "group": Value(
+                cel=f"self.workerGroups.filter(g, g.name != {_ELASTIC} && (has(g.minReplicas) || has(g.maxReplicas)))"
+                "[0].name",
+                get=lambda spec: next(group.name for group in _fixed(spec) if _has_bounds(group)),
+            ),
+            "name": _ELASTIC_NAME,
+        },
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.minReplicas) || g.minReplicas <= self.replicas)",
+        holds=_is_above_min,
+        sentence="replicas {replicas} is less than minReplicas {bound} of the elastic group {name}; "
+        "raise replicas or lower minReplicas",
+        values={
+            "replicas": _REPLICAS,
+            "bound": Value(
+                cel=f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].minReplicas",
+                get=lambda spec: spec.elastic.min_replicas,
+            ),
+            "name": _ELASTIC_NAME,
+        },
+        path=("replicas",),
+    ),
+    Rule(
+        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || !has(g.maxReplicas) || self.replicas <= g.maxReplicas)",
+        holds=_is_below_max,
+        sentence="replicas {replicas} is greater than maxReplicas {bound} of the elastic group {name}; "
+        "lower replicas or raise maxReplicas",
+        values={
+            "replicas": _REPLICAS,
+            "bound": Value(
+                cel=f"self.workerGroups.filter(g, g.name == {_ELASTIC})[0].maxReplicas",
+                get=lambda spec: spec.elastic.max_replicas,
+            ),
+            "name": _ELASTIC_NAME,
+        },
+        path=("replicas",),
+    ),
+)

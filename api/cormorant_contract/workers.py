@@ -1,0 +1,78 @@
+"""`spec.head` and `spec.workerGroups`: the pods of a job."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cormorant_contract.base import LABEL_PATTERN, OPTIONAL_NAME_PATTERN, Contract, JsonObject, Whole
+from cormorant_contract.rule import Rule, Value
+
+MAX_REPLICAS = 9999
+"""A worker's index has at most four digits, so that pod names fit 63 characters."""
+
+Replicas = Annotated[Whole, Field(ge=0, le=MAX_REPLICAS)]
+GroupName = Annotated[str, Field(strict=True, max_length=10, pattern=LABEL_PATTERN)]
+ClaimName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
+
+
+class Persistence(Contract):
+    """A volume that the head keeps its state on."""
+
+    claim_name: ClaimName = ""
+    """PersistentVolumeClaim of the job's namespace. Empty means none: a new head goes on from the status."""
+
+
+class Head(Contract):
+    """The head pod: Ray head and control plane."""
+
+    resources: JsonObject = Field(default={})
+    """Requests and limits of the head's container, as in a pod."""
+
+    template: JsonObject = Field(default={})
+    """Overlay of the pod template, merged by the names of its lists. The API server checks it by a dry run."""
+
+    persistence: Persistence = Persistence()
+    """A volume that the head keeps its state on."""
+
+
+class WorkerGroup(Contract):
+    """Worker pods made from one template."""
+
+    name: GroupName
+    """Name of the group, unique in the job; it enters pod names, so at most 10 characters."""
+
+    device: Literal["cpu", "gpu"] = "cpu"
+    """Where the policy runs. A gpu worker that finds no device exits."""
+
+    replicas: Replicas | None = None
+    """Workers of the group. Needed in every group but the elastic one, which spec.replicas sizes."""
+
+    min_replicas: Replicas | None = None
+    """Lower bound of spec.replicas; for the elastic group only. Unset means no bound."""
+
+    max_replicas: Replicas | None = None
+    """Upper bound of spec.replicas; for the elastic group only. Unset means no bound."""
+
+    resources: JsonObject = Field(default={})
+    """Requests and limits of the worker's container, as in a pod."""
+
+    template: JsonObject = Field(default={})
+    """Overlay of the pod template, merged by the names of its lists. The API server checks it by a dry run."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[WorkerGroup], ...]":
+        """Bounds in order."""
+        return (
+            Rule(
+                cel="!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",
+                holds=lambda group: (
+                    group.min_replicas is None or group.max_replicas is None or group.min_replicas <= group.max_replicas
+                ),
+                sentence="minReplicas {low} is greater than maxReplicas {high}; lower one or raise the other",
+                values={
+                    "low": Value(cel="self.minReplicas", get=lambda group: group.min_replicas),
+                    "high": Value(cel="self.maxReplicas", get=lambda group: group.max_replicas),
+                },
+                path=("minReplicas",),
+            ),
+        )

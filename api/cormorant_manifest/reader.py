@@ -1,0 +1,247 @@
+"""Manifests in YAML, from a file or standard input, as CollectorJobs with the lines that problems stand on.
+
+YAML is read as kubectl reads it (go-yaml): no timestamps, no base 60, `1e3` is a number; a key may stand once.
+"""
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from cormorant_contract.errors import ManifestError, Problem
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+
+STDIN = "-"
+MAX_BYTES = 1024 * 1024
+"""More than the API server stores of one object."""
+
+_MAX_DIGITS = 4300  # Python reads and prints integers of so many digits
+_HUGE: int = 10**4300
+
+MAX_NODES = 100_000
+"""Values of one document once its aliases are written out."""
+
+
+def load_jobs(path: str | Path) -> list[CollectorJob]:
+    """Read every CollectorJob of a file.
+
+    Args:
+        path: The file; `-` is standard input.
+
+    Raises:
+        ManifestError: With all problems of all documents, also when the file cannot be read.
+    """
+    source = "standard input" if str(path) == STDIN else str(path)
+    return parse_jobs(_text_of(path, source), source)
+
+
+def parse_jobs(text: str, source: str = "") -> list[CollectorJob]:
+    """Read every CollectorJob of a YAML text; empty documents between `---` count for nothing.
+
+    Raises:
+        ManifestError: With all problems of all documents.
+    """
+    jobs: list[CollectorJob] = []
+    problems: list[Problem] = []
+    for position, root in enumerate(_documents(text, source), start=1):
+        if root is None:
+            continue
+        try:
+            jobs.append(_job(root, source, position))
+        except ManifestError as error:
+            placed = [
+                replace(problem, line=problem.line or _line(root, problem.location)) for problem in error.problems
+            ]
+            problems += sorted(placed, key=lambda problem: problem.line)
+    if problems:
+        raise ManifestError(problems)
+    if not jobs:
+        raise _refusal(source, "holds no document; a manifest begins with apiVersion and kind: CollectorJob")
+    return jobs
+
+
+def _text_of(path: str | Path, source: str) -> str:
+    try:
+        if str(path) == STDIN:
+            data = sys.stdin.buffer.read(MAX_BYTES + 1)
+        else:
+            with Path(path).open("rb") as file:
+                data = file.read(MAX_BYTES + 1)
+    except IsADirectoryError:
+        raise _refusal(source, "is a directory; name the manifests in it") from None
+    except FileNotFoundError:
+        raise _refusal(source, "no such file; check the path") from None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise _refusal(source, f"cannot be read: {reason}; check the path and its permissions") from error
+    if len(data) > MAX_BYTES:
+        raise _refusal(source, f"has more than {MAX_BYTES} bytes, which no manifest has; check the path")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        place = f"byte 0x{data[error.start]:02x} at position {error.start}"
+        raise _refusal(source, f"is not UTF-8 text: {place}; save it as UTF-8") from error
+
+
+def _documents(text: str, source: str) -> list[yaml.Node | None]:
+    try:
+        return list(_roots(_without_tabs(text)))
+    except yaml.MarkedYAMLError as error:
+        what = " ".join(part for part in (error.context, error.problem) if part)
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise _refusal(source, f"is not YAML: {what}; mind indentation, colons and quotes", line=line) from error
+    except yaml.reader.ReaderError as error:
+        code = int(error.character)  # typed as text, which it is for bytes only
+        raise _refusal(
+            source, f"is not YAML: character #x{code:04x} at position {error.position}; remove it"
+        ) from error
+    except RecursionError:
+        raise _refusal(source, "is nested too deeply for a manifest; check what wrote it") from None
+
+
+def _roots(text: str) -> Iterator[yaml.Node | None]:
+    loader = _Loader(text)
+    try:
+        while loader.check_node():
+            root = loader.get_node()
+            yield None if _is_empty(root) else root
+    finally:
+        loader.dispose()
+
+
+def _without_tabs(text: str) -> str:
+    """JSON indented with tabs, which YAML forbids; inside of a JSON string no tab can stand."""
+    if "\t" not in text or not text.lstrip().startswith("{"):
+        return text
+    try:
+        json.loads(text)
+    except ValueError:
+        return text
+    return text.replace("\t", " ")
+
+
+def _job(root: yaml.Node, source: str, position: int) -> CollectorJob:
+    """Construct one document and parse it; refuses what a reader of YAML could misunderstand."""
+    problems = list(_oversize(root)) or list(_duplicates(root, ()))
+    if problems:
+        raise ManifestError([replace(problem, source=source, document=position) for problem in problems])
+    loader = _Loader("")
+    try:
+        document = loader.construct_document(root)
+    except yaml.constructor.ConstructorError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 0
+        raise _refusal(
+            source, f"{error.problem}; write plain keys and values, without tags", line=line, document=position
+        ) from error
+    except (ValueError, LookupError, AttributeError, TypeError) as error:
+        # What PyYAML's constructors raise on `!!float x` and its like; nothing else of ours runs in there.
+        raise _refusal(
+            source, "a value does not fit its tag; write plain values, without tags", document=position
+        ) from error
+    finally:
+        loader.dispose()
+    return parse_job(document, source, position=position)
+
+
+def _refusal(source: str, sentence: str, *, line: int = 0, document: int = 0) -> ManifestError:
+    return ManifestError([Problem(message=sentence, source=source, line=line, document=document)])
+
+
+def _is_empty(root: yaml.Node | None) -> bool:
+    return isinstance(root, yaml.ScalarNode) and root.tag == "tag:yaml.org,2002:null"
+
+
+def _oversize(root: yaml.Node) -> Iterator[Problem]:
+    """Aliases that contain themselves, or write out to more than any manifest."""
+    sizes: dict[int, int] = {}
+
+    def size(node: yaml.Node) -> int:
+        key = id(node)
+        if key not in sizes:
+            sizes[key] = MAX_NODES + 1  # what a node counts for inside itself
+            sizes[key] = 1 + sum(size(child) for child in _children(node))
+        return sizes[key]
+
+    if size(root) > MAX_NODES:
+        yield Problem(message=f"its aliases write out to more than {MAX_NODES} values; write it without aliases")
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []
+
+
+def _duplicates(node: yaml.Node, location: tuple[str | int, ...]) -> Iterator[Problem]:
+    if isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            yield from _duplicates(item, (*location, index))
+    elif isinstance(node, yaml.MappingNode):
+        first: dict[str, int] = {}
+        for key, value in node.value:
+            here = (*location, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
+            line = key.start_mark.line + 1
+            if isinstance(key, yaml.ScalarNode) and key.value in first:
+                yield Problem(message=f"stands twice, on lines {first[key.value]} and {line}; keep one", location=here)
+            elif isinstance(key, yaml.ScalarNode):
+                first[key.value] = line
+            yield from _duplicates(value, here)
+
+
+def _line(root: yaml.Node, location: Sequence[str | int]) -> int:
+    """The line of a field, or of the nearest thing above it that exists."""
+    line: int = root.start_mark.line
+    node = root
+    for part in location:
+        if isinstance(part, int) and isinstance(node, yaml.SequenceNode) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line
+        elif isinstance(node, yaml.MappingNode):
+            found = [(key, value) for key, value in node.value if key.value == part]
+            if not found:
+                break
+            key, node = found[-1]
+            line = key.start_mark.line
+        else:
+            break
+    return line + 1
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML's scalars as go-yaml reads them."""
+
+    # A copy without timestamps and numbers: the class attribute is shared with every other user of PyYAML.
+    yaml_implicit_resolvers = {  # noqa: RUF012 -- PyYAML's own declaration
+        first: [
+            (tag, pattern)
+            for tag, pattern in resolvers
+            if tag.rpartition(":")[2] not in ("timestamp", "int", "float", "value")
+        ]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        """Read what a resolver below took for a number."""
+        text = str(self.construct_scalar(node)).replace("_", "").lower()
+        sign, digits = (-1 if text[0] == "-" else 1), text.lstrip("+-")
+        if digits in (".inf", ".nan"):
+            return sign * float(digits[1:])
+        if digits.isdigit() and len(digits) > _MAX_DIGITS:
+            return sign * _HUGE  # as far out of range as the number that stands there
+        try:
+            return sign * int(digits, 8 if re.fullmatch("0[0-7]+", digits) else 0)
+        except ValueError:  # a fraction, an exponent, or 08
+            return sign * float(digits)
+
+
+for _tag, _pattern in (
+    ("int", r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-fA-F_]+|0|[1-9][0-9_]*)"),
+    ("float", r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)"),
+):
+    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), list("-+.0123456789"))
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_tag}", _Loader.construct_number)
