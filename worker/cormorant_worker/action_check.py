@@ -1,0 +1,89 @@
+"""Refuses actions that environments must not see, once a vector step. EnvPool takes NaN and any number silently."""
+
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+
+from cormorant_worker.errors import InvalidAction, PolicyMismatch
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, leaf_spaces, leaves
+
+_Check = Callable[[Array], bool]
+
+
+class ActionCheck:
+    """Checks a batch of actions against one action space: dtype and shape once, values at every step."""
+
+    def __init__(self, space: Space) -> None:
+        self.leaves = leaves(space, ("action",))
+        self._parts = leaf_spaces(space)
+        self._checks = tuple(_value_check(part) for part in self._parts)
+
+    def fit(self, actions: Arrays, num_envs: int) -> None:
+        """Refuse actions whose shape or dtype cannot be those of this space.
+
+        Raises:
+            PolicyMismatch: naming the leaf, what the policy gave and what the space wants.
+        """
+        if len(actions) != len(self.leaves):
+            raise PolicyMismatch(
+                f"the policy returned {len(actions)} action arrays, the action space has {len(self.leaves)}: "
+                f"{', '.join('.'.join(leaf.key) for leaf in self.leaves)}"
+            )
+        for leaf, action in zip(self.leaves, actions, strict=True):
+            _fit_leaf(leaf, action, num_envs)
+
+    def values(self, actions: Arrays) -> None:
+        """Refuse NaN, infinite and out-of-range values.
+
+        A Box action outside its bounds is left to the environment (most clip), but it must be finite.
+
+        Raises:
+            InvalidAction: naming the environments, the values and the space.
+        """
+        for check, action, leaf, part in zip(self._checks, actions, self.leaves, self._parts, strict=True):
+            if not check(action):
+                raise InvalidAction(_describe_bad(action, leaf, part, check))
+
+
+def _fit_leaf(leaf: Leaf, action: Array, num_envs: int) -> None:
+    name, wanted = ".".join(leaf.key), (num_envs, *leaf.shape)
+    if action.shape != wanted:
+        raise PolicyMismatch(
+            f"the policy's {name} has shape {action.shape}, the environment wants {wanted}; "
+            + ("return class indices, not one value a class" if not leaf.shape else "check the policy's last layer")
+        )
+    if leaf.dtype.kind in "iub" and action.dtype.kind not in "iub":
+        raise PolicyMismatch(
+            f"the policy's {name} is {action.dtype.name}, the environment wants whole numbers ({leaf.dtype.name}); "
+            "return class indices"
+        )
+    if leaf.dtype.kind == "f" and action.dtype.kind not in "fiu":
+        raise PolicyMismatch(f"the policy's {name} is {action.dtype.name}, the environment wants {leaf.dtype.name}")
+
+
+def _value_check(space: Space) -> _Check:
+    match space:
+        case gymnasium.spaces.Discrete():
+            first, count = int(space.start), int(space.n)
+            # Below `first` wraps to a huge unsigned number: one comparison serves both bounds.
+            return lambda a: bool((a - first).view(np.uint64).max() < count)
+        case gymnasium.spaces.MultiDiscrete():
+            start, nvec = np.asarray(space.start), np.asarray(space.nvec)
+            return lambda a: bool(((a >= start) & (a < start + nvec)).all())
+        case gymnasium.spaces.MultiBinary():
+            return lambda a: bool(((a == 0) | (a == 1)).all())
+        case gymnasium.spaces.Box() if np.dtype(space.dtype).kind in "iu":
+            return lambda a: bool(((a >= space.low) & (a <= space.high)).all())
+        case gymnasium.spaces.Box() if np.dtype(space.dtype).kind == "f":
+            # A sum is finite unless a term is not, or it overflows: only then look at each value.
+            return lambda a: bool(np.isfinite(a.sum())) or bool(np.isfinite(a).all())
+    return lambda a: True
+
+
+def _describe_bad(action: Array, leaf: Leaf, space: Space, check: _Check) -> str:
+    bad = [row for row in range(len(action)) if not check(action[row : row + 1])]
+    return (
+        f"the policy's {'.'.join(leaf.key)} for environment {bad[0]} is {action[bad[0]].tolist()} "
+        f"({len(bad)} of {len(action)} environments), outside {space}; no environment was stepped"
+    )

@@ -1,0 +1,157 @@
+"""One batch's memory: preallocated, time-major, one array a key, all in one buffer that processes can share.
+
+Who writes: the collector, row by row. Who reads: the dataset writer and `batch.py`, after the block was sealed.
+
+# T rows (steps), B columns (environments), K ends of trajectories
+
+Observations and recurrent states are *carried*: row t is what step t acted on and, at the same time, what step t-1
+led to; so they have T+1 rows and nothing is stored twice. Where a trajectory ends, the row after it belongs to the
+next trajectory, and the true last value is kept apart in `final`:
+
+    T=3, B=2, column 1 ends at step 1        obs       next          final
+                                        t=0  a0  b0    a1  b1
+                                        t=1  a1  b1    a2  END   <-  END at (t=1, b=1)
+                                        t=2  a2  c0    a3  c1
+                                        t=3  a3  c1
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cormorant_worker.spaces import Array, Arrays, Leaf
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What a block holds. Equal layouts give equal bytes: workers of one fleet must agree on it."""
+
+    num_rows: int
+    """T: steps of every environment in a full batch."""
+    num_envs: int
+    """B."""
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...] = ()
+    """What the policy computes beside the action, e.g. `("action_log_prob",)`."""
+    states: tuple[Leaf, ...] = ()
+    """Recurrent states, stored as they were when the step began."""
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of a full batch, T * B."""
+        return self.num_rows * self.num_envs
+
+    def fields(self) -> Iterator[tuple[str, tuple[int, ...], np.dtype[Any]]]:
+        """Name, shape and dtype of every array, in the order in which they lie in memory."""
+        rows, envs, ends = self.num_rows, self.num_envs, self.num_frames
+        for i, leaf in enumerate(self.observation):
+            yield f"observation.{i}", (rows + 1, envs, *leaf.shape), leaf.dtype
+        for i, leaf in enumerate(self.action):
+            yield f"action.{i}", (rows, envs, *leaf.shape), leaf.dtype
+        for i, leaf in enumerate(self.outputs):
+            yield f"output.{i}", (rows, envs, *leaf.shape), leaf.dtype
+        for i, leaf in enumerate(self.states):
+            yield f"state.{i}", (rows + 1, envs, *leaf.shape), leaf.dtype
+        yield "reward", (rows, envs), np.dtype(np.float32)
+        yield "terminated", (rows, envs), np.dtype(np.bool_)
+        yield "truncated", (rows, envs), np.dtype(np.bool_)
+        yield "is_init", (rows, envs), np.dtype(np.bool_)
+        yield "traj_ids", (rows, envs), np.dtype(np.int64)
+        yield "policy_version", (rows, envs), np.dtype(np.int64)
+        yield "lengths", (envs,), np.dtype(np.int64)
+        # Room for an end at every frame. Pages that are never written take no memory.
+        yield "end_rows", (ends,), np.dtype(np.int64)
+        yield "end_columns", (ends,), np.dtype(np.int64)
+        for i, leaf in enumerate(self.observation):
+            yield f"final.{i}", (ends, *leaf.shape), leaf.dtype
+        for i, leaf in enumerate(self.states):
+            yield f"final_state.{i}", (ends, *leaf.shape), leaf.dtype
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of address space that one block takes."""
+        return sum(_aligned(_nbytes(shape, dtype)) for _, shape, dtype in self.fields())
+
+
+class Block:
+    """The arrays of one batch over one buffer. Written by one collector, then sealed, then read."""
+
+    def __init__(self, layout: Layout, buffer: memoryview | bytearray | None = None) -> None:
+        """Lay the arrays over a buffer.
+
+        Args:
+            layout: what the block holds.
+            buffer: at least `layout.size_bytes` writable bytes, for example shared memory; a block of this process
+                allocates its own.
+        """
+        self.layout = layout
+        owned = np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
+        arrays: dict[str, Array] = {}
+        offset = 0
+        for name, shape, dtype in layout.fields():
+            size = _nbytes(shape, dtype)
+            arrays[name] = owned[offset : offset + size].view(dtype).reshape(shape)
+            offset += _aligned(size)
+        self.observation = _series(arrays, "observation")
+        self.action = _series(arrays, "action")
+        self.outputs = _series(arrays, "output")
+        self.states = _series(arrays, "state")
+        self.final = _series(arrays, "final")
+        self.final_states = _series(arrays, "final_state")
+        self.reward = arrays["reward"]
+        self.terminated = arrays["terminated"]
+        self.truncated = arrays["truncated"]
+        self.is_init = arrays["is_init"]
+        self.traj_ids = arrays["traj_ids"]
+        self.policy_version = arrays["policy_version"]
+        self.lengths = arrays["lengths"]
+        self.end_rows = arrays["end_rows"]
+        self.end_columns = arrays["end_columns"]
+        self.num_rows = 0
+        self.num_ends = 0
+
+    def begin(self, num_rows: int) -> None:
+        """Forget the last batch and make room for one of `num_rows` <= T steps."""
+        self.num_rows = num_rows
+        self.num_ends = 0
+
+    def end(self, rows: Array | int, columns: Array, final: Arrays, final_states: Arrays) -> None:
+        """Note that trajectories ended: k columns at their rows, with their true last values [k, ...] a leaf."""
+        start, stop = self.num_ends, self.num_ends + len(columns)
+        self.end_rows[start:stop] = rows
+        self.end_columns[start:stop] = columns
+        for kept, value in zip(self.final, final, strict=True):
+            kept[start:stop] = value
+        for kept, value in zip(self.final_states, final_states, strict=True):
+            kept[start:stop] = value
+        self.num_ends = stop
+
+    @property
+    def num_frames(self) -> int:
+        """Frames in this batch; fewer than rows * B when columns have different lengths."""
+        return int(self.lengths.sum())
+
+    @property
+    def is_full(self) -> bool:
+        """True when every column has all rows: then the batch needs no mask."""
+        return bool((self.lengths == self.num_rows).all())
+
+
+def _series(arrays: dict[str, Array], name: str) -> Arrays:
+    found: list[Array] = []
+    while (array := arrays.get(f"{name}.{len(found)}")) is not None:
+        found.append(array)
+    return tuple(found)
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def _aligned(size: int) -> int:
+    return -(-size // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,1 @@
+"""Who runs collectors: processes of this machine, later actors on Ray."""

@@ -1,0 +1,458 @@
+"""The workers of a local fleet: started, listened to, watched, buried and replaced. Not thread-safe.
+
+The fleet's thread calls it with the fleet's condition held; it never waits.
+"""
+
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING
+
+import structlog
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.engine.deliveries import Deliveries, Part
+from cormorant_worker.engine.member import Member, TicketOut, new_member
+from cormorant_worker.engine.messages import (
+    Applied,
+    Begin,
+    Failed,
+    Finish,
+    Finished,
+    Logged,
+    Ready,
+    Reply,
+    Request,
+    Sealed,
+    Start,
+    Ticket,
+)
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.process import WorkerProcess
+from cormorant_worker.engine.schedule import Grant, Schedule, Slot
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.engine.slots import SlotPool
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.errors import CormorantError, WorkerFailed
+from cormorant_worker.place import WorkerPlace
+from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
+
+if TYPE_CHECKING:
+    from cormorant_worker.engine.store import DatasetRoot
+
+log = structlog.get_logger()
+
+_RECENT = 100
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 30.0
+
+
+class Crew:
+    """Every worker of one fleet, by place."""
+
+    def __init__(self, job: CollectorJob, options: FleetOptions, schedule: Schedule, deliveries: Deliveries) -> None:
+        self.job = job
+        self.members: dict[Slot, Member] = {}
+        self.places: list[Slot] = []
+        """Places that are to be filled."""
+        self.ready: Ready | None = None
+        """What the first worker said of itself; all others must agree."""
+        self.error: CormorantError | None = None
+        """Why the fleet cannot go on."""
+        self.is_closing = False
+        self.is_paused = False
+        self.weights = b""
+        """Safetensors of everything published so far."""
+        self.version = INITIAL_VERSION
+        self.requests: dict[int, Reply | None] = {}
+        """Requests under way, and their replies once they came."""
+        self.restarts: dict[Slot, int] = {}
+        self.found_frames = 0
+        """Frames that the dataset had when it was opened."""
+        self.gone_frames = 0
+        """Frames stepped by workers that are gone."""
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=_RECENT)
+        self.lengths: deque[int] = deque(maxlen=_RECENT)
+        self._options = options
+        self._hang_limit_s = options.hang_limit_s(job)
+        self._schedule = schedule
+        self._deliveries = deliveries
+        self.store: DatasetRoot | None = _dataset_root(job)
+        self._respawn_at: dict[Slot, float] = {}
+        self.attempts: dict[Slot, int] = {}
+        """The last attempt at each place, of this fleet or of the one whose state was restored."""
+        self._num_threads = 0
+        self._numbers = 0
+
+    # -- places ------------------------------------------------------------------------------------------------
+
+    def resize(self, workers: int) -> None:
+        """Say how many places there are. Workers of places that vanish finish what they hold."""
+        wanted = [self._place_of(i) for i in range(workers)]
+        for slot in set(self.places) - set(wanted):
+            if (member := self.members.get(slot)) is not None:
+                member.is_leaving = True
+            self._respawn_at.pop(slot, None)
+            self._deliveries.complete(self._schedule.forget_member(slot))
+        self.places = wanted
+        if self._deliveries.slots is not None:
+            self._deliveries.slots.limit = self._slot_limit()
+
+    def _place_of(self, number: int) -> Slot:
+        """The place of the n-th worker: the manifest's fixed groups first, then the elastic one."""
+        elastic = self.job.spec.elastic
+        for group in self.job.spec.worker_groups:
+            if group.name == elastic.name:
+                continue
+            size = self.job.spec.size_of(group)
+            if number < size:
+                return (group.name, number)
+            number -= size
+        return (elastic.name, number)
+
+    def _slot_limit(self) -> int:
+        """Two blocks a worker, and the queue."""
+        queue = self.job.spec.output.queue
+        per_round = len(self.places) if self._schedule.mode == "sync" else 1
+        return 2 * len(self.places) + (queue.capacity_batches * per_round if queue else 0)
+
+    def is_serving(self, slot: Slot) -> bool:
+        """True when a place's worker may hold tickets."""
+        member = self.members.get(slot)
+        return member is not None and member.is_synced
+
+    def serving(self) -> list[Member]:
+        """Workers that take weights."""
+        return [member for member in self.members.values() if member.is_ready and not member.is_leaving]
+
+    @property
+    def is_complete(self) -> bool:
+        """True when every place has a worker that may hold tickets, and nobody else is left."""
+        return set(self.members) == set(self.places) and all(map(self.is_serving, self.places))
+
+    @property
+    def is_idle(self) -> bool:
+        """True when no worker holds a ticket."""
+        return not any(member.tickets for member in self.members.values())
+
+    def describe(self) -> str:
+        """Who does what, for messages."""
+        found = [f"{m.name} is {m.process.pulse.phase.name.lower()}" for _, m in sorted(self.members.items())]
+        return ", ".join(found) or "there are no workers"
+
+    # -- starting ----------------------------------------------------------------------------------------------
+
+    def start_missing(self, now: float) -> None:
+        """Start a worker in every place that has none and need not wait."""
+        if self.error is not None or self.is_closing or self._schedule.is_done:
+            return
+        for slot in self.places:
+            if slot not in self.members and now >= self._respawn_at.get(slot, 0.0):
+                self._respawn_at.pop(slot, None)
+                self._spawn(slot)
+
+    def _spawn(self, slot: Slot) -> None:
+        group, index = slot
+        names = [known.name for known in self.job.spec.worker_groups]
+        first_free = self.store.next_attempt(slot) if self.store is not None else 0
+        attempt = self.attempts[slot] = max(self.attempts.get(slot, -1) + 1, first_free)
+        place = WorkerPlace(
+            group=group,
+            index=index,
+            attempt=attempt,
+            group_number=names.index(group),
+            num_groups=len(names),
+            num_workers=len(self.places),
+            max_threads=max(1, available_cpus() // len(self.places)),
+            num_threads=self._num_threads,
+            device=self._options.device or _device_of(self.job, group),
+        )
+        member = self.members[slot] = new_member(WorkerProcess(place))
+        num_rows = -(-self._schedule.frames_per_batch // self.job.spec.env.num_envs)
+        member.send(Start(job=self.job, place=place, num_rows=num_rows))
+
+    def _welcome(self, member: Member, ready: Ready) -> None:
+        if self.ready is None:
+            self._learn(ready)
+            if self.error is not None:
+                return
+        elif ready.layout != self.ready.layout:
+            self.error = WorkerFailed(
+                f"worker {member.name} makes batches of another layout than the first one: {ready.layout} instead of "
+                f"{self.ready.layout}; environments and policies must not differ between workers"
+            )
+            return
+        member.is_ready = True
+        # From here on it is held to the hang limit, which its start may have exceeded.
+        member.last_progress = time.monotonic()
+        if self._schedule.is_done:
+            return  # the dataset had all frames already: `finish_idle` sends it home
+        member.send(Begin(dataset_uri=self.store.uri if self.store is not None else ""))
+        # The reply comes when the worker has opened its dataset and has the weights.
+        member.sync_request = self.offer([member]) if self.version > INITIAL_VERSION else self.request(member, "resume")
+        if self.is_paused:
+            self._tell(member, "pause")
+        log.info("worker_ready", worker=member.name, seconds=round(time.monotonic() - member.started, 2))
+
+    def _learn(self, ready: Ready) -> None:
+        """The first worker has started: memory and dataset can be laid out."""
+        self.ready = ready
+        self._num_threads = ready.num_threads
+        self._deliveries.slots = SlotPool(ready.layout, self._slot_limit())
+        if self.store is not None:
+            try:
+                self.store.open(self.job, ready)
+            except CormorantError as error:
+                self.error = error
+                return
+            self.found_frames = self._schedule.accepted_frames = self.store.frames
+
+    # -- listening ---------------------------------------------------------------------------------------------
+
+    def sources(self) -> Iterator[Connection]:
+        """What to wait on."""
+        for member in self.members.values():
+            yield member.process.data
+            yield member.process.control
+
+    def listen(self, ready: Sequence[object]) -> None:
+        """Read whatever has come on these connections."""
+        for slot, member in list(self.members.items()):
+            for connection in (member.process.control, member.process.data):
+                if connection in ready and self.members.get(slot) is member:
+                    self._receive(slot, member, connection)
+
+    def _receive(self, slot: Slot, member: Member, connection: Connection) -> None:
+        try:
+            while self.members.get(slot) is member and connection.poll():
+                self._handle(slot, member, connection.recv())
+        except (EOFError, OSError):
+            if connection is member.process.data:
+                self._bury(slot, member)
+
+    def _handle(self, slot: Slot, member: Member, message: object) -> None:
+        match message:
+            case Sealed():
+                self._seal(slot, member, message)
+            case Ready():
+                self._welcome(member, message)
+            case Reply():
+                self._note_reply(member, message)
+            case Applied():
+                member.version = PolicyVersion(message.version)
+            case Logged():
+                getattr(log, message.level, log.info)(message.event, worker=member.name, **message.fields)
+            case Finished():
+                member.has_finished = True
+                member.durable_frames = message.durable_frames
+            case Failed():
+                self._fail(slot, member, message)
+
+    def _seal(self, slot: Slot, member: Member, sealed: Sealed) -> None:
+        out = member.tickets.pop(sealed.number)
+        member.landed_frames += sealed.num_frames
+        member.durable_frames = sealed.durable_frames
+        member.env_restarts = sealed.env_restarts
+        self.episodes += len(sealed.returns)
+        self.returns.extend(sealed.returns)
+        self.lengths.extend(sealed.lengths)
+        self._deliveries.land(out.round, slot, Part(sealed, out.slot))
+
+    def _note_reply(self, member: Member, reply: Reply) -> None:
+        if reply.number in self.requests:
+            self.requests[reply.number] = reply
+        elif reply.error:
+            log.warning("request_refused", worker=member.name, reason=reply.error)
+        if reply.number == member.pending_offer:
+            member.pending_offer = 0
+        if reply.number == member.sync_request:
+            member.is_synced = True
+            self.requests.pop(reply.number, None)
+            if reply.error:
+                self.error = WorkerFailed(f"worker {member.name} refused the current weights: {reply.error}")
+
+    # -- talking -----------------------------------------------------------------------------------------------
+
+    def hand_out(self, grant: Grant) -> None:
+        """Give a worker a ticket and a slot."""
+        self._deliveries.make_slot()
+        assert self._deliveries.slots is not None
+        member = self.members[grant.slot]
+        slot, memory = self._deliveries.slots.lend(member.process.pid)
+        number = self._next_number()
+        member.tickets[number] = TicketOut(grant.round, slot, grant.num_frames)
+        ticket = Ticket(
+            number=number,
+            slot=slot,
+            slot_is_new=memory is not None,
+            num_frames=grant.num_frames,
+            version=self.version,
+        )
+        member.send(ticket, memory)
+
+    def request(self, member: Member, action: str, *, state: bytes = b"") -> int:
+        """Ask a worker for something; the reply will be in `requests` under the number that is returned."""
+        number = self._next_number()
+        self.requests[number] = None
+        memory = shared_copy(state) if state else None
+        # A worker that is dying hears nothing and answers nothing: whoever waits sees that it is no member any more.
+        member.request(Request(number=number, action=action, size_bytes=len(state)), memory)
+        if memory is not None:
+            memory.close()
+        return number
+
+    def offer(self, members: list[Member]) -> int:
+        """Offer the published weights, one copy in memory for all. Returns the last request's number."""
+        memory = shared_copy(self.weights)
+        number = 0
+        for member in members:
+            number = member.pending_offer = self._next_number()
+            member.request(
+                Request(number=number, action="offer", version=self.version, size_bytes=len(self.weights)), memory
+            )
+        memory.close()
+        return number
+
+    def may_collect(self) -> dict[Slot, int]:
+        """Workers that may get tickets, and how many they hold.
+
+        With a bound on staleness a ticket must not overtake weights: it travels on another socket.
+        """
+        is_bound = self._schedule.max_staleness is not None
+        return {
+            slot: len(member.tickets)
+            for slot, member in self.members.items()
+            if member.is_synced and not member.is_leaving and not (is_bound and member.pending_offer)
+        }
+
+    def kill_starting(self) -> None:
+        """End workers that have nothing to lose yet."""
+        for member in self.members.values():
+            if not member.is_ready:
+                member.process.kill()
+
+    def open_gates(self) -> None:
+        """Let every worker go on."""
+        for member in self.members.values():
+            if member.is_ready:
+                self._tell(member, "resume")
+
+    def shut_gates(self) -> None:
+        """Make every worker stop at its next vector step, without waiting for it."""
+        for member in self.members.values():
+            if member.is_ready:
+                self._tell(member, "pause")
+
+    def stop_stepping(self) -> None:
+        """Make every worker give its batch up and finish."""
+        for member in self.members.values():
+            self._tell(member, "stop")
+
+    def _tell(self, member: Member, action: str) -> None:
+        self.requests.pop(self.request(member, action), None)
+
+    def finish_idle(self) -> None:
+        """Tell workers without a ticket to finish, when they leave or nothing is left to do."""
+        over = self._schedule.is_done or self.is_closing or self.error is not None
+        for member in self.members.values():
+            if (member.is_leaving or over) and not member.tickets and not member.was_told_to_finish:
+                member.was_told_to_finish = True
+                member.send(Finish())
+
+    def _next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    # -- losing ------------------------------------------------------------------------------------------------
+
+    def watch(self, now: float) -> None:
+        """Kill workers that make no progress."""
+        for slot, member in list(self.members.items()):
+            limit = self._hang_limit_s if member.is_ready else self._options.startup_timeout_s
+            if (silent := member.silent_for_s(now, is_paused=self.is_paused)) > limit:
+                log.warning("worker_hung", worker=member.name, seconds=round(silent, 1))
+                member.process.kill()
+                self._bury(slot, member, reason=f"made no progress for {limit:.0f} s and was killed")
+
+    def _fail(self, slot: Slot, member: Member, failed: Failed) -> None:
+        log.debug("worker_traceback", worker=member.name, traceback=failed.traceback)
+        if failed.is_final or self.ready is None:
+            self.error = WorkerFailed(f"worker {member.name}: {failed.message}")
+            self.error.add_note(failed.traceback)
+        self._bury(slot, member, reason=f"failed: {failed.message}")
+
+    def _bury(self, slot: Slot, member: Member, *, reason: str = "") -> None:
+        """A worker is gone: keep what it finished, take back what it did not, and have it replaced."""
+        del self.members[slot]
+        if not member.has_finished and not reason:
+            member.process.wait(1.0)
+            reason = member.process.describe_end()
+            if self.ready is None:
+                reason += f" {_describe_env(self.job)}: check its arguments"
+        stepped = member.stepped_frames
+        self.gone_frames += stepped
+        lost = self._take_back(slot, member)
+        not_durable = member.landed_frames - member.durable_frames if self.store is not None else 0
+        self._schedule.take_back(not_durable)
+        unfinished = max(0, stepped - member.landed_frames)
+        self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
+        member.process.close()
+        if slot not in self.places or self.is_closing:
+            self._deliveries.complete(self._schedule.forget_member(slot))
+        if member.has_finished and not not_durable:
+            return
+        if not self.is_closing and self.error is None:
+            log.warning("worker_lost", worker=member.name, reason=reason, frames_to_collect_again=lost + not_durable)
+            self._plan_replacement(slot, member, reason)
+
+    def _take_back(self, slot: Slot, member: Member) -> int:
+        if self._deliveries.slots is not None:
+            self._deliveries.slots.forget(member.process.pid)
+            for out in member.tickets.values():
+                self._deliveries.slots.give_back(out.slot)
+        return sum(self._schedule.lost(out.round.number, slot) for out in member.tickets.values())
+
+    def _plan_replacement(self, slot: Slot, member: Member, reason: str) -> None:
+        if self.ready is None:
+            self.error = WorkerFailed(f"worker {member.name} {reason}")
+            return
+        restarts = self.restarts[slot] = self.restarts.get(slot, 0) + 1
+        limit = self.job.spec.run_policy.max_restarts_per_slot
+        if restarts > limit:
+            self.error = WorkerFailed(
+                f"worker {member.name} {reason}; it was restarted {limit} times already "
+                "(spec.runPolicy.maxRestartsPerSlot)"
+            )
+            return
+        backoff = 0.0 if restarts == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (restarts - 1))
+        self._respawn_at[slot] = time.monotonic() + backoff
+
+
+def shared_copy(data: bytes) -> SharedMemory:
+    """Bytes in new shared memory."""
+    memory = SharedMemory.create(max(1, len(data)))
+    memory.buffer[: len(data)] = data
+    return memory
+
+
+def _dataset_root(job: CollectorJob) -> "DatasetRoot | None":
+    if job.spec.output.dataset is None:
+        return None
+    # Imported by those who have a dataset: pyarrow takes a while to load.
+    from cormorant_worker.engine.store import DatasetRoot
+
+    return DatasetRoot(job.spec.output.dataset.uri)
+
+
+def _device_of(job: CollectorJob, group: str) -> str:
+    return "cuda" if any(g.name == group and g.device == "gpu" for g in job.spec.worker_groups) else "cpu"
+
+
+def _describe_env(job: CollectorJob) -> str:
+    env = job.spec.env
+    if env.envpool is not None:
+        return f"EnvPool's {env.envpool.task_id} with kwargs {dict(env.envpool.kwargs)}"
+    assert env.gymnasium is not None
+    return f"{env.gymnasium.id or env.gymnasium.entrypoint} with kwargs {dict(env.gymnasium.kwargs)}"

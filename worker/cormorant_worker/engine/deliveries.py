@@ -1,0 +1,191 @@
+"""From sealed batches to the consumer: complete rounds, the bounded queue, what was dropped. Not thread-safe.
+
+sealed -> (round complete) -> backlog -> accepted into the queue -> taken, held by the consumer -> slots given back
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cormorant_worker.engine.messages import Sealed
+from cormorant_worker.engine.schedule import Round, Schedule, Slot
+from cormorant_worker.engine.slots import SlotPool
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One worker's share of a round."""
+
+    message: Sealed
+    slot: int
+    """Where it lies in the slot pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A complete round, on its way to the consumer."""
+
+    round: Round
+    parts: tuple[tuple[Slot, Part], ...]
+    """In the order of the workers' places."""
+
+    @property
+    def num_frames(self) -> int:
+        """Frames of all parts."""
+        return sum(part.message.num_frames for _, part in self.parts)
+
+    @property
+    def min_version(self) -> int:
+        """The oldest policy version that acted in it."""
+        return min(part.message.min_version for _, part in self.parts)
+
+
+class Deliveries:
+    """Rounds that are complete or on their way, and the frames that were dropped. Guarded by the fleet's condition."""
+
+    def __init__(self, schedule: Schedule, *, capacity: int, drops_oldest: bool, has_dataset: bool = False) -> None:
+        """Make an empty queue.
+
+        Args:
+            schedule: whose rounds these are.
+            capacity: rounds that the queue and the consumer hold at most; 0 = there is no queue, the dataset takes all.
+            drops_oldest: a full queue drops its oldest round instead of making workers wait.
+            has_dataset: frames are durable, and count, whatever becomes of them in the queue.
+        """
+        self.slots: SlotPool | None = None
+        """Set when the first worker has told the layout."""
+        self.dropped: dict[str, int] = {}
+        """Frames that were stepped and never delivered, by reason."""
+        self._schedule = schedule
+        self._capacity = capacity
+        self._drops_oldest = drops_oldest
+        self._has_dataset = has_dataset
+        self._landed: dict[int, dict[Slot, Part]] = {}
+        self._backlog: deque[Delivery] = deque()
+        self._queue: deque[Delivery] = deque()
+        self._held: Delivery | None = None
+        self._consumer_works = False
+        """The consumer has a round and has not asked for the next: it may still publish for it."""
+
+    # -- in ----------------------------------------------------------------------------------------------------
+
+    def land(self, landed: Round, worker: Slot, part: Part) -> None:
+        """A worker sealed its part of a round."""
+        self._landed.setdefault(landed.number, {})[worker] = part
+        if self._schedule.landed(landed.number, worker).is_complete:
+            self.complete([landed])
+
+    def complete(self, rounds: Iterable[Round]) -> None:
+        """These rounds wait for nobody any more."""
+        for found in rounds:
+            self._backlog.append(Delivery(found, tuple(sorted(self._landed.pop(found.number).items()))))
+
+    def accept(self) -> None:
+        """Move complete rounds into the queue as far as it has room; their frames count from now on."""
+        while self._backlog:
+            if self._capacity and not self._has_room and not self._make_room():
+                return
+            delivery = self._backlog.popleft()
+            self._schedule.accepted(delivery.round.number)
+            if self._capacity:
+                self._queue.append(delivery)
+            else:
+                self._give_back(delivery)
+
+    # -- out ---------------------------------------------------------------------------------------------------
+
+    def demand(self) -> None:
+        """The consumer is done with what it held, and wants the next one."""
+        self.release()
+        self._consumer_works = False
+
+    def take(self, *, min_version: int | None) -> Delivery | None:
+        """The oldest round in the queue, which the consumer now holds; None when the queue is empty.
+
+        Rounds in which an older version than `min_version` acted are dropped, counted as stale, and collected again
+        unless a dataset has them.
+        """
+        while self._queue:
+            delivery = self._queue.popleft()
+            if min_version is not None and 0 <= delivery.min_version < min_version:
+                self._drop(delivery, "stale")
+                if not self._has_dataset:
+                    self._schedule.take_back(delivery.num_frames)
+                continue
+            self._held, self._consumer_works = delivery, True
+            return delivery
+        return None
+
+    def release(self) -> None:
+        """The consumer has copied what it holds."""
+        if self._held is not None:
+            self._give_back(self._held)
+            self._held = None
+
+    def discard(self, reason: str) -> None:
+        """Drop every round that the consumer does not hold. No ticket may be out."""
+        for delivery in (*self._queue, *self._backlog):
+            self._drop(delivery, reason)
+        for landed, parts in self._landed.items():
+            self._drop(Delivery(Round(number=landed, frames={}), tuple(parts.items())), reason)
+        self._queue.clear()
+        self._backlog.clear()
+        self._landed.clear()
+        self._schedule.forget_open()
+
+    # -- room --------------------------------------------------------------------------------------------------
+
+    @property
+    def num_waiting(self) -> int:
+        """Rounds that are complete and not taken."""
+        return len(self._queue) + len(self._backlog)
+
+    @property
+    def is_drained(self) -> bool:
+        """True when every complete round has been accepted."""
+        return not self._backlog
+
+    @property
+    def ahead_of_consumer(self) -> int:
+        """Rounds that the consumer will see before one that begins now: the queue, and what it still works on."""
+        return len(self._queue) + self._consumer_works
+
+    @property
+    def room(self) -> int:
+        """Slots that can be lent now, those that dropping would free among them."""
+        if self.slots is None:
+            return 0
+        droppable = sum(len(delivery.parts) for delivery in self._queue) if self._drops_oldest else 0
+        return self.slots.room + droppable
+
+    @property
+    def _has_room(self) -> bool:
+        # A consumer at work does not make workers wait where the oldest may be dropped.
+        is_held = self._held is not None and not self._drops_oldest
+        return len(self._queue) + is_held < self._capacity
+
+    def make_slot(self) -> None:
+        """Drop rounds, if need be, until a slot can be lent."""
+        assert self.slots is not None
+        while not self.slots.room and self._make_room():
+            pass  # each turn drops one round
+
+    def count_dropped(self, reason: str, num_frames: int) -> None:
+        """Frames were stepped and will not be delivered."""
+        if num_frames > 0:
+            self.dropped[reason] = self.dropped.get(reason, 0) + num_frames
+
+    def _make_room(self) -> bool:
+        if not self._drops_oldest or not self._queue:
+            return False
+        self._drop(self._queue.popleft(), "drop_oldest")
+        return True
+
+    def _drop(self, delivery: Delivery, reason: str) -> None:
+        self._give_back(delivery)
+        self.count_dropped(reason, delivery.num_frames)
+
+    def _give_back(self, delivery: Delivery) -> None:
+        assert self.slots is not None
+        for _, part in delivery.parts:
+            self.slots.give_back(part.slot)

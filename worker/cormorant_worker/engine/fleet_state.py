@@ -1,0 +1,65 @@
+"""The state of a whole fleet as bytes: what `fleet.state()` gives and `fleet.restore()` takes."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from cormorant_worker.errors import StateError
+from cormorant_worker.weights import PolicyVersion
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetState:
+    """Every collector's state, the published weights, the count of frames."""
+
+    frames: int
+    version: PolicyVersion
+    weights: bytes
+    """Safetensors; empty when nothing was published."""
+    attempts: Mapping[str, int]
+    """Processes that each place has seen, by worker name: their seeds and trajectory ids must not come again."""
+    workers: Mapping[str, bytes]
+    """`state.py`'s bytes by worker name."""
+
+    def to_bytes(self) -> bytes:
+        """Safetensors: one uint8 array a part, JSON in the metadata."""
+        parts = {"weights": self.weights, **{f"worker/{name}": data for name, data in self.workers.items()}}
+        arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
+        metadata = {
+            "format": FORMAT,
+            "frames": self.frames,
+            "version": self.version,
+            "attempts": dict(self.attempts),
+        }
+        data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
+        return data
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "FleetState":
+        """Read what `to_bytes` wrote.
+
+        Raises:
+            StateError: these are not such bytes, or of another format.
+        """
+        try:
+            size = int.from_bytes(data[:8], "little")
+            metadata = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["cormorant_fleet"])
+            arrays = safetensors.numpy.load(data)
+        except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            raise StateError(f"these {len(data)} bytes are not a fleet's state: {error!r}") from error
+        if metadata["format"] != FORMAT:
+            raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
+        weights = arrays.pop("weights", None)
+        return cls(
+            frames=metadata["frames"],
+            version=PolicyVersion(metadata["version"]),
+            attempts=metadata["attempts"],
+            weights=b"" if weights is None else weights.tobytes(),
+            workers={name.removeprefix("worker/"): array.tobytes() for name, array in arrays.items()},
+        )

@@ -1,0 +1,590 @@
+"""The local fleet: worker processes of this machine, batches in shared memory. What `cormorant run` uses.
+
+One thread owns the workers: it reads their sockets, hands out tickets, replaces the dead. Everything it knows is
+guarded by one condition, on which callers (the consumer of batches, control calls) wait with a limit.
+
+    consumer ---- take ----> queue <--- accept --- rounds <--- Sealed --- workers
+                               |                                             ^
+                               +--- slots given back ---> tickets -----------+
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from typing import TYPE_CHECKING
+
+import structlog
+import torch
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.block import Layout
+from cormorant_worker.engine.crew import Crew
+from cormorant_worker.engine.deliveries import Deliveries, Delivery
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.member import Member
+from cormorant_worker.engine.messages import Ready, Reply
+from cormorant_worker.engine.options import FleetOptions, default_workers
+from cormorant_worker.engine.protocol import FleetStats, Receipt
+from cormorant_worker.engine.schedule import Schedule, Slot
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, StateError, WeightsError
+from cormorant_worker.place import find_device
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, verify
+from cormorant_worker.weights_file import by_model, from_bytes, to_bytes
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+log = structlog.get_logger()
+
+_POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the consumer takes at once."""
+
+    tensordict: "TensorDict"
+    num_frames: int
+    min_version: int
+    """The oldest policy version that acted in it; -1 where only random actions did."""
+
+
+class LocalFleet:
+    """Collectors in processes of this machine. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(self, job: CollectorJob, options: FleetOptions | None = None) -> None:
+        """Start the workers and wait until all of them stand at their first observation.
+
+        Raises:
+            WorkerFailed: a worker cannot start; the message is the environment's, the policy's or the weights'.
+            DatasetError: the manifest's dataset cannot be opened or belongs to another job.
+            DeviceUnavailable: a gpu group, and no CUDA device.
+        """
+        self.job = job
+        self.options = options or FleetOptions()
+        spec = job.spec
+        if self.options.device:
+            find_device(self.options.device)
+        elif any(group.device == "gpu" for group in spec.worker_groups):
+            find_device("cuda")
+        self._schedule = Schedule(
+            mode=spec.collection.mode,
+            frames_per_batch=spec.collection.frames_per_batch,
+            total_frames=spec.collection.total_frames,
+            max_staleness=spec.collection.weights.max_staleness,
+        )
+        queue = spec.output.queue
+        self._deliveries = Deliveries(
+            self._schedule,
+            capacity=queue.capacity_batches if queue else 0,
+            drops_oldest=queue is not None and queue.on_full == "drop_oldest",
+            has_dataset=spec.output.dataset is not None,
+        )
+        self._changed = threading.Condition()
+        """Guards everything here, in the crew, the schedule and the deliveries; notified whenever it changes."""
+        self._crew = Crew(job, self.options, self._schedule, self._deliveries)
+        self._quiesced = 0
+        self._is_done = False
+        self._is_closed = False
+        self._wake_read, self._wake_write = Pipe(duplex=False)
+        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
+        self._crew.resize(self.options.workers or default_workers(job))
+        self._thread.start()
+        try:
+            self._await_crew("to start")
+        except BaseException:
+            self.close()
+            raise
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Let batches under way land, close the datasets, end the workers: at most `drain_timeout_s`, then kill.
+
+        What was queued and not taken is given up. May be called twice.
+        """
+        crew = self._crew
+        with self._changed:
+            if self._is_closed:
+                return
+            crew.is_closing = True
+            began = time.monotonic()
+            crew.open_gates()
+            crew.kill_starting()
+            self._wake()
+            if not self._wait_until(lambda: crew.is_idle, began + self.options.drain_timeout_s * 0.5):
+                crew.stop_stepping()
+            self._wait_until(lambda: not crew.members, began + self.options.drain_timeout_s * 0.9)
+            self._is_closed = True
+            self._wake()
+            self._changed.notify_all()
+        self._thread.join(timeout=10)
+        self._wake_read.close()
+        self._wake_write.close()
+        for member in crew.members.values():
+            log.warning("worker_killed", worker=member.name, reason="it did not end in time")
+            member.process.close()
+        crew.members.clear()
+        if self._deliveries.slots is not None:
+            self._deliveries.slots.close()
+
+    def kill(self) -> None:
+        """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
+        for member in tuple(self._crew.members.values()):
+            member.process.kill()
+
+    def __enter__(self) -> "LocalFleet":
+        """Use as a context manager to close the fleet."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the fleet."""
+        self.close()
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def batches(self, *, copy: bool = False) -> Iterator["TensorDict"]:
+        """Batches until `totalFrames` are delivered, or for ever.
+
+        Args:
+            copy: by default the tensors are views of shared memory, valid until the next batch is taken; True makes
+                them yours.
+
+        Yields:
+            TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`.
+
+        Raises:
+            WorkerFailed: a worker failed for good.
+            FleetClosed: the fleet was closed meanwhile.
+        """
+        while (batch := self.take(copy=copy)) is not None:
+            yield batch.tensordict
+
+    def take(self, *, copy: bool = False, timeout_s: float | None = None) -> Batch | None:
+        """Take the next batch, giving the last one's memory back.
+
+        Args:
+            copy: make the tensors yours instead of views that the next `take` invalidates.
+            timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
+
+        Returns:
+            The batch, or None when `totalFrames` have been delivered.
+
+        Raises:
+            ControlTimeout: no batch came in time.
+            WorkerFailed: a worker failed for good.
+            FleetClosed: the fleet was closed meanwhile.
+        """
+        delivery = self._next_delivery(timeout_s)
+        if delivery is None:
+            return None
+        tensordict = self._decode(delivery, copy=copy)
+        if copy:
+            with self._changed:
+                self._deliveries.release()
+                self._wake()
+        return Batch(tensordict=tensordict, num_frames=delivery.num_frames, min_version=delivery.min_version)
+
+    def skip(self, *, timeout_s: float | None = None) -> int:
+        """Take the next batch without looking at it: its number of frames, or 0 when all have been delivered.
+
+        Raises:
+            ControlTimeout, WorkerFailed, FleetClosed: as `take`.
+        """
+        delivery = self._next_delivery(timeout_s)
+        return 0 if delivery is None else delivery.num_frames
+
+    def _next_delivery(self, timeout_s: float | None) -> Delivery | None:
+        if self.job.spec.output.queue is None:
+            raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        bound = self._schedule.max_staleness
+        with self._changed:
+            self._deliveries.demand()
+            self._wake()
+            while True:
+                self._raise_error()
+                waiting = self._deliveries.num_waiting
+                delivery = self._deliveries.take(min_version=None if bound is None else self._crew.version - bound)
+                # Only for news: the fleet's thread notifies this one at every turn.
+                if self._deliveries.num_waiting != waiting:
+                    self._wake()
+                if delivery is not None:
+                    return delivery
+                if self._is_done and self._schedule.is_done:
+                    return None
+                if self._crew.is_closing:
+                    raise FleetClosed("the fleet was closed")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise ControlTimeout(f"no batch came within {timeout_s} s; {self._crew.describe()}")
+                self._changed.wait(left)
+
+    def _decode(self, delivery: Delivery, *, copy: bool) -> "TensorDict":
+        # Whoever reads batches pays for tensordict's import, some seconds; `cormorant run` only counts them.
+        from cormorant_worker.batch import stack_workers, to_tensordict
+
+        assert self._deliveries.slots is not None
+        parts = []
+        for _, part in delivery.parts:
+            block = self._deliveries.slots.block(part.slot)
+            block.num_rows, block.num_ends = part.message.num_rows, part.message.num_ends
+            parts.append(to_tensordict(block, copy=copy and self._schedule.mode == "async"))
+        whole = stack_workers(parts) if self._schedule.mode == "sync" else parts[0]
+        return whole if self.options.storing_device == "cpu" else whole.to(self.options.storing_device)
+
+    # -- control -----------------------------------------------------------------------------------------------
+
+    def publish(
+        self, weights: Mapping[str, torch.Tensor] | Weights, *, version: int | None = None, wait_s: float = 0.0
+    ) -> Receipt:
+        """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
+
+        Args:
+            weights: a state dict of the policy, or state dicts by model name.
+            version: higher than any before; by default the next number.
+            wait_s: how long to wait for every worker to act with them; 0 returns at once.
+
+        Returns:
+            Who acts with this version already, and who has it staged.
+
+        Raises:
+            WeightsMismatch: the tensors do not fit the policy; nothing was published.
+            StaleWeights: the version is not higher than the published one.
+        """
+        by_name = _by_model(weights)
+        crew = self._crew
+        with self._changed:
+            self._raise_error()
+            verify(by_name, self._known.specs)
+            number = PolicyVersion(crew.version + 1 if version is None else version)
+            if number <= crew.version:
+                raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
+            earlier = from_bytes(crew.weights) if crew.weights else {}
+            crew.weights, crew.version = to_bytes({**earlier, **by_name}), number
+            crew.offer([member for member in crew.members.values() if member.is_ready])
+            self._wake()
+            if wait_s > 0:
+                self._wait_until(lambda: all(m.version >= number for m in crew.serving()), time.monotonic() + wait_s)
+            return self._receipt(number)
+
+    def receipt(self, version: int) -> Receipt:
+        """Who acts with a published version by now."""
+        with self._changed:
+            return self._receipt(PolicyVersion(version))
+
+    def pause(self) -> None:
+        """Stop stepping at the next vector step of every worker; batches under way are kept and go on at `resume`.
+
+        Raises:
+            ControlTimeout: a worker did not stop in time; the others stay paused.
+        """
+        with self._changed:
+            self._raise_error()
+            self._crew.is_paused = True
+            # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
+            self._await_replies(self._ask_all("pause"), "pause")
+
+    def resume(self) -> None:
+        """Go on after `pause`. Does nothing when the fleet runs."""
+        with self._changed:
+            self._crew.is_paused = False
+            self._crew.open_gates()
+            self._wake()
+
+    def state(self) -> bytes:
+        """Save every collector, the weights and the count of frames at a batch boundary. Batches that are not taken yet
+        are counted and not saved: pause before, and take them afterwards.
+
+        Raises:
+            ControlTimeout: batches under way did not end in time.
+        """
+        with self._changed, self._between_batches():
+            replies = self._await_all(self._ask_all("save"), "save its state")
+            crew = self._crew
+            return FleetState(
+                frames=self._schedule.landed_frames,
+                attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
+                version=self._crew.version,
+                weights=self._crew.weights,
+                workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
+            ).to_bytes()
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a `state()` of a fleet of the same job and as many workers.
+
+        What this fleet has collected and nobody has taken is dropped. With a dataset, the count of frames stays that of
+        the dataset.
+
+        Raises:
+            StateError: it does not fit; nothing is changed unless a worker refuses, which its message names.
+        """
+        saved = FleetState.from_bytes(state)
+        crew = self._crew
+        with self._changed, self._between_batches():
+            names = {f"{group}-{index}": (group, index) for group, index in crew.places}
+            if set(saved.workers) != set(names):
+                raise StateError(
+                    f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
+                    "use the same job and number of workers"
+                )
+            if not crew.is_complete:
+                raise StateError("this fleet has collected all its frames; restore the state into a new one")
+            collected = self._schedule.landed_frames
+            self._deliveries.discard("restore")
+            for name, slot in names.items():
+                crew.attempts[slot] = max(crew.attempts[slot], saved.attempts[name])
+            if saved.weights and saved.version > crew.version:
+                self.publish(from_bytes(saved.weights), version=saved.version)
+            numbers = {
+                crew.request(crew.members[slot], "restore", state=saved.workers[name]): crew.members[slot]
+                for name, slot in names.items()
+            }
+            self._await_all(numbers, "restore its state")
+            self._schedule.accepted_frames = saved.frames if crew.store is None else collected
+
+    def resize(self, workers: int) -> None:
+        """Start workers, or retire those with the highest index: they finish what they hold first.
+
+        Raises:
+            FleetError: fewer than one worker.
+            WorkerFailed, ControlTimeout: new workers did not start.
+        """
+        if workers < 1:
+            raise FleetError(f"{workers} workers: a fleet needs at least 1; pause it instead")
+        with self._changed:
+            self._raise_error()
+            self._crew.resize(workers)
+            self._wake()
+            self._await_crew("to start or retire")
+
+    def stats(self) -> FleetStats:
+        """What is going on."""
+        crew = self._crew
+        with self._changed:
+            workers = tuple(member.stats(is_paused=crew.is_paused) for _, member in sorted(crew.members.items()))
+            return FleetStats(
+                frames=self._schedule.accepted_frames,
+                stepped_frames=crew.gone_frames + sum(worker.frames for worker in workers),
+                total_frames=self._schedule.total_frames,
+                episodes=crew.episodes,
+                recent_returns=tuple(crew.returns),
+                recent_lengths=tuple(crew.lengths),
+                version=crew.version,
+                dropped=dict(self._deliveries.dropped),
+                restarts=sum(crew.restarts.values()),
+                queued_batches=self._deliveries.num_waiting,
+                paused=crew.is_paused,
+                workers=workers,
+            )
+
+    @property
+    def is_done(self) -> bool:
+        """True when `totalFrames` have been accepted (and made durable, with a dataset).
+
+        Raises:
+            WorkerFailed: a worker failed for good.
+        """
+        with self._changed:
+            self._raise_error()
+            return self._is_done
+
+    def wait_until_done(self, timeout_s: float) -> bool:
+        """For jobs with a dataset and no queue: wait for the end. False after `timeout_s`.
+
+        Raises:
+            WorkerFailed: a worker failed for good.
+        """
+        with self._changed:
+            self._wait_until(lambda: self._is_done or self._crew.error is not None, time.monotonic() + timeout_s)
+            self._raise_error()
+            return self._is_done
+
+    @property
+    def found_frames(self) -> int:
+        """Frames that the dataset had when this fleet opened it."""
+        return self._crew.found_frames
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        """Observation and action space of one environment."""
+        return self._known.observation_space, self._known.action_space
+
+    @property
+    def specs(self) -> WeightSpecs:
+        """What published weights must look like."""
+        return self._known.specs
+
+    @property
+    def layout(self) -> Layout:
+        """What a full batch of one worker holds."""
+        return self._known.layout
+
+    # -- the fleet's thread ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    if self._is_closed:
+                        return
+                    self._turn()
+                    sources = [self._wake_read, *self._crew.sources()]
+                ready = wait(sources, timeout=_POLL_S)
+                with self._changed:
+                    while self._wake_read.poll():
+                        self._wake_read.recv_bytes()
+                    self._crew.listen(ready)
+        except Exception as error:
+            log.exception("fleet_thread_failed")
+            with self._changed:
+                self._crew.error = FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}")
+                self._changed.notify_all()
+
+    def _turn(self) -> None:
+        """Everything that may be due: new workers, the dead and hung, tickets, the end."""
+        now = time.monotonic()
+        crew = self._crew
+        crew.start_missing(now)
+        crew.watch(now)
+        self._deliveries.accept()
+        self._grant()
+        crew.finish_idle()
+        if self._schedule.is_done and self._deliveries.is_drained:
+            self._is_done = crew.store is None or not crew.members
+        self._changed.notify_all()
+
+    def _grant(self) -> None:
+        crew = self._crew
+        if crew.is_paused or crew.is_closing or self._quiesced or crew.error is not None:
+            return
+        grants = self._schedule.grants(
+            crew.may_collect(),
+            num_workers=len(crew.places),
+            ahead_of_consumer=self._deliveries.ahead_of_consumer,
+            room=self._deliveries.room,
+        )
+        for grant in grants:
+            crew.hand_out(grant)
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    @property
+    def _known(self) -> Ready:
+        if self._crew.ready is None:
+            raise FleetError("no worker has started yet")
+        return self._crew.ready
+
+    def _raise_error(self) -> None:
+        if self._crew.error is not None:
+            raise self._crew.error
+
+    def _wake(self) -> None:
+        try:
+            self._wake_write.send_bytes(b"x")
+        except OSError:
+            return  # closed
+
+    def _wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
+        while not predicate():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._changed.wait(min(left, _POLL_S))
+        return True
+
+    def _await_crew(self, what: str) -> None:
+        """Wait until every place is filled and nobody else is left."""
+        crew, timeout_s = self._crew, self.options.startup_timeout_s
+
+        def is_complete() -> bool:
+            return crew.error is not None or self._is_done or self._schedule.is_done or crew.is_complete
+
+        with self._changed:
+            in_time = self._wait_until(is_complete, time.monotonic() + timeout_s)
+            self._raise_error()
+            if not in_time:
+                late = ", ".join(
+                    f"{group}-{index}" for group, index in crew.places if not crew.is_serving((group, index))
+                )
+                raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {crew.describe()}")
+
+    def _ask_all(self, action: str) -> dict[int, Member]:
+        return {self._crew.request(m, action): m for m in self._crew.members.values() if m.is_ready}
+
+    def _await_all(self, numbers: dict[int, Member], what: str) -> dict[Slot, Reply]:
+        """As `_await_replies`, when none may be missing."""
+        replies = self._await_replies(numbers, what)
+        if lost := [member.name for member in numbers.values() if member.place not in replies]:
+            raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
+        return replies
+
+    def _await_replies(self, numbers: dict[int, Member], what: str) -> dict[Slot, Reply]:
+        """Wait for every worker's answer; a worker that died meanwhile needs none, nor does its replacement."""
+        crew, timeout_s = self._crew, self.options.control_timeout_s
+
+        def late() -> list[str]:
+            return [m.name for n, m in numbers.items() if crew.requests[n] is None and crew.members.get(m.place) is m]
+
+        self._wait_until(lambda: not late(), time.monotonic() + timeout_s)
+        names = ", ".join(late())
+        replies = {m.place: reply for n, m in numbers.items() if (reply := crew.requests.pop(n)) is not None}
+        if names:
+            raise ControlTimeout(
+                f"{names} did not {what} within {timeout_s:.0f} s (control_timeout_s); {crew.describe()}"
+            )
+        if errors := [f"{group}-{index}: {reply.error}" for (group, index), reply in replies.items() if reply.error]:
+            raise StateError(f"workers could not {what}: {'; '.join(errors)}")
+        return replies
+
+    @contextmanager
+    def _between_batches(self) -> Iterator[None]:
+        """Inside, every place is filled and no worker holds a ticket: batches under way are finished first, even in a
+        paused fleet.
+        """
+        self._raise_error()
+        self._quiesced += 1
+        try:
+            if self._crew.is_paused:
+                self._crew.open_gates()
+            timeout_s = self.options.control_timeout_s
+            is_still = self._wait_until(
+                lambda: (
+                    self._crew.error is not None
+                    or (self._crew.is_idle and (self._crew.is_complete or self._schedule.is_done))
+                ),
+                time.monotonic() + timeout_s,
+            )
+            self._raise_error()
+            if not is_still:
+                raise ControlTimeout(
+                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); "
+                    f"{self._crew.describe()}"
+                )
+            yield
+        finally:
+            self._quiesced -= 1
+            if self._crew.is_paused:
+                self._crew.shut_gates()
+            self._wake()
+
+    def _receipt(self, version: PolicyVersion) -> Receipt:
+        serving = self._crew.serving()
+        return Receipt(
+            version=version,
+            applied=tuple(sorted(m.name for m in serving if m.version >= version)),
+            waiting=tuple(sorted(m.name for m in serving if m.version < version)),
+        )
+
+
+def _by_model(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
+    if all(isinstance(value, torch.Tensor) for value in weights.values()):
+        return by_model(weights)  # type: ignore[arg-type]  # every value was just seen to be a tensor
+    if not all(isinstance(value, Mapping) for value in weights.values()):
+        raise WeightsError("weights are a state dict (tensors by name), or state dicts by model name")
+    return weights  # type: ignore[return-value]  # every value was just seen to be a mapping

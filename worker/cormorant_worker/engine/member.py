@@ -1,0 +1,108 @@
+"""One worker of a fleet, as the fleet's books know it."""
+
+import time
+from dataclasses import dataclass, field
+
+from cormorant_worker.engine.messages import Request
+from cormorant_worker.engine.process import WorkerProcess
+from cormorant_worker.engine.protocol import WorkerStats
+from cormorant_worker.engine.pulse import Phase
+from cormorant_worker.engine.schedule import Round, Slot
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
+
+
+@dataclass(frozen=True, slots=True)
+class TicketOut:
+    """A ticket that a worker holds."""
+
+    round: Round
+    slot: int
+    num_frames: int
+
+
+@dataclass(slots=True)
+class Member:
+    """One filled place. Guarded by the fleet's condition.
+
+    starting -> ready (has said its layout) -> synced (has the current weights: may hold tickets) -> leaving -> finished
+    """
+
+    process: WorkerProcess
+    started: float
+    tickets: dict[int, TicketOut] = field(default_factory=dict)
+    is_ready: bool = False
+    is_synced: bool = False
+    sync_request: int = 0
+    """The offer of weights whose reply makes it synced."""
+    pending_offer: int = 0
+    """The offer of weights that it has not answered; 0: none."""
+    is_leaving: bool = False
+    """Gets no more tickets, and is told to finish when it holds none."""
+    was_told_to_finish: bool = False
+    has_finished: bool = False
+    version: PolicyVersion = INITIAL_VERSION
+    """The version that acts."""
+    landed_frames: int = 0
+    durable_frames: int = 0
+    env_restarts: int = 0
+    last_pulse: int = -1
+    last_progress: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """`<group>-<index>`."""
+        return f"{self.process.place.group}-{self.process.place.index}"
+
+    @property
+    def place(self) -> Slot:
+        """(group, index)."""
+        return self.process.place.group, self.process.place.index
+
+    @property
+    def stepped_frames(self) -> int:
+        """Frames that this attempt has stepped."""
+        return int(self.process.pulse.frames[0])
+
+    def send(self, message: object, memory: SharedMemory | None = None) -> None:
+        """Send on the data socket. A worker that is dying hears nothing: its socket's end tells the fleet."""
+        try:
+            self.process.send_ticket(message, memory)
+        except OSError:
+            return
+
+    def request(self, request: Request, memory: SharedMemory | None = None) -> bool:
+        """Send on the control socket. False when the worker is gone."""
+        try:
+            self.process.send_request(request, memory)
+        except OSError:
+            return False
+        return True
+
+    def silent_for_s(self, now: float, *, is_paused: bool) -> float:
+        """Seconds without a sign of life, while there should be one."""
+        beat, phase = self.stepped_frames, self.process.pulse.phase
+        rests = phase in (Phase.WAITING, Phase.STORING) or is_paused
+        if beat != self.last_pulse or (rests and self.is_ready):
+            self.last_pulse, self.last_progress = beat, now
+        return now - self.last_progress
+
+    def stats(self, *, is_paused: bool) -> WorkerStats:
+        """What to tell others."""
+        phase = self.process.pulse.phase
+        is_held = is_paused and phase in (Phase.STEPPING, Phase.WAITING)
+        return WorkerStats(
+            name=self.name,
+            attempt=self.process.place.attempt,
+            phase="paused" if is_held else phase.name.lower(),
+            frames=self.stepped_frames,
+            version=self.version,
+            pid=self.process.pid,
+            env_restarts=self.env_restarts,
+        )
+
+
+def new_member(process: WorkerProcess) -> Member:
+    """A place has just been filled."""
+    now = time.monotonic()
+    return Member(process=process, started=now, last_progress=now)

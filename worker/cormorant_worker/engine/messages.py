@@ -1,0 +1,137 @@
+"""What a fleet and its worker processes say to each other. Plain data, pickled over a socket pair made for them.
+
+Two sockets a worker, so that control never waits behind data:
+
+    data     Start -> Ready -> Begin -> (Ticket -> Sealed)* -> Finish -> Finished        (or Failed, then the end)
+    control  (Request -> Reply)*, and Applied whenever new weights begin to act
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.block import Layout
+from cormorant_worker.place import WorkerPlace
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights import WeightSpecs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Fleet -> worker: who you are."""
+
+    job: CollectorJob
+    place: WorkerPlace
+    num_rows: int
+    """T of a full batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Worker -> fleet: environments stand at their first observation."""
+
+    layout: Layout
+    observation_space: Space
+    action_space: Space
+    specs: WeightSpecs
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Fleet -> worker: where your frames go, beside the tickets' slots."""
+
+    dataset_uri: str
+    """Empty: no dataset."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """Fleet -> worker: collect one batch into a slot. A slot that is new to the worker follows as a descriptor."""
+
+    number: int
+    slot: int
+    slot_is_new: bool
+    num_frames: int
+    version: int
+    """Published when this ticket was handed out: no older weights may act, even if the offer is still on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """Worker -> fleet: a ticket's batch is complete."""
+
+    number: int
+    slot: int
+    num_frames: int
+    num_rows: int
+    num_ends: int
+    min_version: int
+    """The oldest policy version that acted; RANDOM_VERSION frames do not count unless there are no others."""
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    durable_frames: int
+    """Frames of this attempt that the dataset has made durable so far."""
+    env_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Fleet -> worker: close everything and end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Worker -> fleet: the dataset is closed; nothing more will come."""
+
+    durable_frames: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Worker -> fleet: why this process ends."""
+
+    kind: str
+    """The error's class."""
+    message: str
+    traceback: str
+    is_final: bool
+    """True when a replacement would fail the same way: the user has to change something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """Worker -> fleet: an event for the log."""
+
+    level: str
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Fleet -> worker, control: do something and reply."""
+
+    number: int
+    action: str
+    """offer | pause | resume | stop | save | restore."""
+    version: int = 0
+    size_bytes: int = 0
+    """Bytes of shared memory (weights, state) whose descriptor follows; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Worker -> fleet, control: the answer to a request."""
+
+    number: int
+    state: bytes = b""
+    error: str = ""
+    """Empty: done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """Worker -> fleet, control: this version acts from the next frame on."""
+
+    version: int

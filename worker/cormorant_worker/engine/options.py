@@ -1,0 +1,44 @@
+"""How a local fleet behaves beside what the manifest says: sizes, devices, time limits."""
+
+from dataclasses import dataclass
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.envs.cpus import available_cpus
+
+_HANG_FLOOR_S = 120.0
+_HANG_MARGIN_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetOptions:
+    """Every wait of a fleet has its limit here."""
+
+    workers: int = 0
+    """Worker processes; 0 = as many as the manifest's groups say, at most one a processor."""
+    device: str = ""
+    """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others."""
+    storing_device: str = "cpu"
+    """Torch device on which batches are handed out."""
+    startup_timeout_s: float = 300.0
+    """From starting a worker to its first observation."""
+    control_timeout_s: float = 60.0
+    """For a control call (pause, state, ...) to be answered by every worker."""
+    drain_timeout_s: float = 5.0
+    """For workers to end when the fleet is closed; then they are killed."""
+    hang_timeout_s: float = 0.0
+    """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
+    and reset limits, at least 120 s."""
+
+    def hang_limit_s(self, job: CollectorJob) -> float:
+        """The hang limit in force for a job."""
+        if self.hang_timeout_s:
+            return self.hang_timeout_s
+        gym = job.spec.env.gymnasium
+        limit = gym.step_timeout_seconds + gym.reset_timeout_seconds + _HANG_MARGIN_S if gym else 0.0
+        return max(_HANG_FLOOR_S, limit)
+
+
+def default_workers(job: CollectorJob) -> int:
+    """As many workers as the manifest says, at most one a processor and at least one."""
+    wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups)
+    return max(1, min(wanted, available_cpus()))

@@ -1,0 +1,104 @@
+"""One worker process as the fleet holds it: started, talked to, killed. Owned by the fleet's thread."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import send_handle
+from typing import Any
+
+from cormorant_worker.engine.pulse import Phase, Pulse
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.place import WorkerPlace
+
+_MODULE = "cormorant_worker.engine.worker"
+
+
+class WorkerProcess:
+    """A worker and the two sockets to it."""
+
+    def __init__(self, place: WorkerPlace) -> None:
+        """Start the process. It imports, then waits for `Start` on `data`."""
+        self.place = place
+        self.data, theirs_data = _socket_pair()
+        self.control, theirs_control = _socket_pair()
+        self.pulse = Pulse.create()
+        handed = (theirs_data.fileno(), theirs_control.fileno(), self.pulse.memory.descriptor)
+        environment = dict(os.environ)
+        # The script's own import path, so that entrypoints resolve as they do here.
+        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", _MODULE, *map(str, handed)],
+            pass_fds=handed,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
+            # A session of its own: Ctrl-C in the terminal reaches the fleet alone, which then drains its workers.
+            start_new_session=True,
+        )
+        theirs_data.close()
+        theirs_control.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        return self._process.pid
+
+    def send_ticket(self, message: object, memory: SharedMemory | None) -> None:
+        """Send a message on the data socket, and a descriptor after it."""
+        self.data.send(message)
+        if memory is not None:
+            send_handle(self.data, memory.descriptor, self.pid)
+
+    def send_request(self, message: object, memory: SharedMemory | None) -> None:
+        """Send a message on the control socket, and a descriptor after it."""
+        self.control.send(message)
+        if memory is not None:
+            send_handle(self.control, memory.descriptor, self.pid)
+
+    def describe_end(self) -> str:
+        """How the process ended, as a clause: "was killed by SIGSEGV while building"."""
+        code = self._process.poll()
+        doing = f"while {Phase(self.pulse.phase).name.lower()}"
+        if code is None:
+            return f"closed its connection {doing}"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name} {doing}"
+        return f"ended with exit code {code} {doing}"
+
+    def kill(self) -> None:
+        """End the process at once and reap it. Its subprocess environments see their pipes close and end too."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait(timeout=10)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the process to end. False when it has not after `timeout_s`."""
+        try:
+            self._process.wait(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Kill what is left and close the sockets."""
+        self.kill()
+        self.data.close()
+        self.control.close()
+        self.pulse.close()
+
+
+def _socket_pair() -> tuple[Connection, Connection]:
+    ours, theirs = socket.socketpair()
+    return Connection(ours.detach()), Connection(theirs.detach())
+
+
+def _has_descriptor(stream: Any) -> bool:
+    try:
+        stream.fileno()
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True

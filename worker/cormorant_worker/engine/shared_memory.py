@@ -1,0 +1,49 @@
+"""Memory that two processes map and that no crash can leave behind: it has a descriptor and no name."""
+
+import mmap
+import os
+import tempfile
+
+from cormorant_worker.errors import FleetError
+
+
+class SharedMemory:
+    """A mapping of anonymous shared memory. Pages take memory once they are written."""
+
+    def __init__(self, descriptor: int, size_bytes: int) -> None:
+        """Map a descriptor that `create` made in this or another process; it belongs to this object from now on."""
+        self.descriptor = descriptor
+        self.size_bytes = size_bytes
+        self._map = mmap.mmap(descriptor, size_bytes)
+
+    @classmethod
+    def create(cls, size_bytes: int) -> "SharedMemory":
+        """Make new memory, zeroed.
+
+        Raises:
+            FleetError: the system refuses, e.g. for want of address space.
+        """
+        try:
+            descriptor = _anonymous_file()
+            os.ftruncate(descriptor, size_bytes)
+            return cls(descriptor, size_bytes)
+        except OSError as error:
+            raise FleetError(f"cannot make {size_bytes:,} bytes of shared memory: {error}") from error
+
+    @property
+    def buffer(self) -> memoryview:
+        """All bytes, writable."""
+        return memoryview(self._map)
+
+    def close(self) -> None:
+        """Let go of the descriptor. The mapping lives as long as arrays over it do."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _anonymous_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("cormorant", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # macOS: an unlinked file serves
+        return os.dup(file.fileno())

@@ -1,0 +1,64 @@
+"""The shared memory in which batches travel: blocks that the fleet owns and lends to workers, ticket by ticket."""
+
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.errors import FleetError
+
+
+class SlotPool:
+    """At most `limit` blocks, made when they are first needed, used again last in first out. Owned by one thread."""
+
+    def __init__(self, layout: Layout, limit: int) -> None:
+        self.layout = layout
+        self.limit = limit
+        self._memories: list[SharedMemory] = []
+        self._blocks: list[Block] = []
+        self._free: list[int] = []
+        self._known: dict[int, set[int]] = {}
+        """Slots that each worker process has mapped, by its process id."""
+
+    @property
+    def room(self) -> int:
+        """How many slots can be lent now."""
+        return len(self._free) + max(0, self.limit - len(self._blocks))
+
+    @property
+    def num_made(self) -> int:
+        """Blocks that exist."""
+        return len(self._blocks)
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        """Take a free slot for a worker. The memory comes with it when that worker has not mapped it yet."""
+        known = self._known.setdefault(pid, set())
+        # A slot that this worker has mapped already is warm in its page tables.
+        at = next((i for i in reversed(range(len(self._free))) if self._free[i] in known), len(self._free) - 1)
+        slot = self._free.pop(at) if self._free else self._make()
+        if slot in known:
+            return slot, None
+        known.add(slot)
+        return slot, self._memories[slot]
+
+    def give_back(self, slot: int) -> None:
+        """The slot's batch is not needed any more."""
+        self._free.append(slot)
+
+    def forget(self, pid: int) -> None:
+        """A worker process is gone."""
+        self._known.pop(pid, None)
+
+    def block(self, slot: int) -> Block:
+        """The arrays of a slot, in this process."""
+        return self._blocks[slot]
+
+    def close(self) -> None:
+        """Let go of all descriptors. Views of blocks stay valid."""
+        for memory in self._memories:
+            memory.close()
+
+    def _make(self) -> int:
+        if len(self._blocks) >= self.limit:
+            raise FleetError(f"all {self.limit} batch slots are in use")
+        memory = SharedMemory.create(self.layout.size_bytes)
+        self._memories.append(memory)
+        self._blocks.append(Block(self.layout, memory.buffer))
+        return len(self._blocks) - 1

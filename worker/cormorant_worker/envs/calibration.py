@@ -1,0 +1,79 @@
+"""How many EnvPool threads pay, found by timing a few steps at the start.
+
+More threads help as long as a vector step takes longer than waking them: cheap environments (CartPole) are faster on
+one, Atari on all that the CPU limit allows. What is found is told to replacements, so that they need not ask again.
+"""
+
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.protocol import EVERY_ROW
+from cormorant_worker.random_actions import RandomActor
+
+_PROBE_STEPS = 30
+_CLEARLY_CHEAP_S = 100e-6
+"""A vector step's work below which a second thread cannot win: waking it takes about as long."""
+_CLEARLY_DEAR_S = 4e-3
+"""A vector step's work above which every thread pays."""
+_WORTH = 0.93
+"""A larger number of threads must take less than this share of the time of the smaller one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """What was found."""
+
+    num_threads: int
+    step_seconds: dict[int, float]
+    """Seconds of one vector step by number of threads, where it was timed."""
+
+
+def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int) -> Calibration:
+    """Find the number of threads for `num_envs` environments, at most `max_threads`.
+
+    Takes well under a second for cheap environments; the dear ones are recognised by one environment alone.
+    """
+    if max_threads == 1 or num_envs == 1:
+        return Calibration(num_threads=1, step_seconds={})
+    work_s = _seconds_per_step(task, num_envs=1, num_threads=1) * num_envs
+    if work_s > _CLEARLY_DEAR_S:
+        return Calibration(num_threads=min(max_threads, num_envs), step_seconds={})
+    if work_s < _CLEARLY_CHEAP_S:
+        return Calibration(num_threads=1, step_seconds={})
+    timed = {1: _seconds_per_step(task, num_envs=num_envs, num_threads=1)}
+    best = 1
+    for threads in _doublings(min(max_threads, num_envs)):
+        timed[threads] = _seconds_per_step(task, num_envs=num_envs, num_threads=threads)
+        if timed[threads] > timed[best] * _WORTH:
+            break
+        best = threads
+    return Calibration(num_threads=best, step_seconds=timed)
+
+
+def _doublings(limit: int) -> list[int]:
+    found = []
+    threads = 2
+    while threads < limit:
+        found.append(threads)
+        threads *= 2
+    return [*found, limit]
+
+
+def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int) -> float:
+    """The median of a few vector steps with random actions."""
+    env = EnvPoolEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
+    actor = RandomActor(env.action_space, seed=0)
+    is_init = np.zeros(num_envs, dtype=np.bool_)
+    env.start()
+    seconds = []
+    for _ in range(_PROBE_STEPS):
+        actions = actor.act((), (), is_init).actions
+        began = time.perf_counter()
+        env.send(actions, EVERY_ROW)
+        env.recv()
+        seconds.append(time.perf_counter() - began)
+    env.close()
+    return float(np.median(seconds))

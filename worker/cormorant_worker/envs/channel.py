@@ -1,0 +1,115 @@
+"""Messages between a SubprocessVectorEnv and one child: length-prefixed pickles over the child's socket, and
+single bytes over a pipe for what happens at every step.
+
+    parent                                   child
+    Build                  ->
+                           <-                Built                (or Failed)
+    MAP                    ->                maps the shared block
+    RESET, Reset           ->                resets, clears its pending byte
+    STEP_SIDE_0 | _1       ->                steps, clears its pending byte
+    SAVE                   ->
+                           <-                Saved
+    LOAD, Saved            ->                clears its pending byte
+    CLOSE (or end of file) ->                closes its environment and exits
+
+A child that fails sends Failed instead, at any time, and exits. Both ends are ours: pickle is not exposed to others.
+"""
+
+import pickle
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.spaces import Space
+
+STEP = (b"0", b"1")
+"""Step, and write into this side."""
+MAP, RESET, SAVE, LOAD, CLOSE = b"m", b"r", b"s", b"l", b"c"
+
+_LENGTH = struct.Struct("<Q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Build:
+    """The first message to a child."""
+
+    factory: EnvFactory
+    row: int
+    num_envs: int
+    block: int
+    """Descriptor of the shared block."""
+    report: int
+    """Descriptor of the pipe that wakes the parent."""
+    wake: int
+    """Descriptor of the pipe that wakes this child: cheaper than its socket, once a step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """The environment stands."""
+
+    observation_space: Space
+    action_space: Space
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reset:
+    """Begin an episode and write its first observation into a side."""
+
+    seed: int | None
+    side: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What `save_env` returned."""
+
+    state: list[Any] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """The last message of a child."""
+
+    kind: Literal["raised", "bad_observation", "unknown_env", "build"]
+    what: str
+    """ "raised ValueError: ..." for kind raised, else a whole sentence."""
+    steps: int
+    """Steps completed."""
+    details: str
+    """The traceback."""
+
+
+Message = Build | Built | Reset | Saved | Failed
+
+
+def send_message(connection: socket.socket, message: Message) -> None:
+    """Send one message; waits while the socket is full."""
+    data = pickle.dumps(message)
+    connection.sendall(_LENGTH.pack(len(data)) + data)
+
+
+def receive_message(connection: socket.socket) -> Any:
+    """Receive one message.
+
+    Raises:
+        EOFError: the other end is gone.
+        TimeoutError: nothing came within the socket's timeout.
+    """
+    (length,) = _LENGTH.unpack(_receive(connection, _LENGTH.size))
+    return pickle.loads(_receive(connection, length))  # noqa: S301 - from our own child or parent
+
+
+def _receive(connection: socket.socket, length: int) -> bytes:
+    data = bytearray()
+    while len(data) < length:
+        try:
+            part = connection.recv(length - len(data))
+        except ConnectionError as error:
+            raise EOFError(str(error)) from error
+        if not part:
+            raise EOFError("the other end closed the connection")
+        data += part
+    return bytes(data)

@@ -1,0 +1,202 @@
+"""One gymnasium environment that reads its action from, and writes its steps into, one row of preallocated arrays.
+
+Used by InlineVectorEnv for each of its environments, and by the child processes of SubprocessVectorEnv.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.errors import EnvCrashed
+from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
+
+TakeArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""Gives out zeroed arrays: np.zeros, or pieces of shared memory."""
+
+
+SMALL = 1024
+"""Leaves of up to so many values are looked at by NanCheck."""
+
+
+class BadObservation(EnvCrashed):
+    """The environment returned NaN or something that its space does not describe: no restart would help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepArrays:
+    """What n environments write; a row each."""
+
+    obs: Arrays
+    """[n, ...] a leaf."""
+    final: Arrays
+    """[n, ...] a leaf; only rows that ended are meaningful."""
+    reward: Array
+    """[n] float32."""
+    terminated: Array
+    """[n] bool."""
+    truncated: Array
+    """[n] bool."""
+
+    @classmethod
+    def take(cls, observation_space: Space, num_envs: int, take: TakeArray) -> "StepArrays":
+        """Allocate one row for each of `num_envs` environments."""
+        parts = leaves(observation_space, ("observation",))
+        return cls(
+            obs=tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts),
+            final=tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in parts),
+            reward=take((num_envs,), np.dtype(np.float32)),
+            terminated=take((num_envs,), np.dtype(np.bool_)),
+            truncated=take((num_envs,), np.dtype(np.bool_)),
+        )
+
+
+def take_actions(action_space: Space, num_envs: int, take: TakeArray) -> Arrays:
+    """Allocate [num_envs, ...] a leaf of the action space."""
+    return tuple(take((num_envs, *leaf.shape), leaf.dtype) for leaf in leaves(action_space, ("action",)))
+
+
+class NanCheck:
+    """Looks for NaN in the small leaves of a vector of environments, one look a leaf; EnvRow looks at the large ones.
+
+    In a process that has just been woken, the first BLAS call for a row costs as much as a cheap environment's step.
+    """
+
+    def __init__(self, observation_space: Space) -> None:
+        parts = leaves(observation_space, ("observation",))
+        self._parts = [
+            (i, ".".join(leaf.key))
+            for i, leaf in enumerate(parts)
+            if leaf.dtype.kind == "f" and np.prod(leaf.shape) <= SMALL
+        ]
+
+    def look(self, arrays: Arrays, rows: slice | Array) -> None:
+        """Look at [n, ...] a leaf.
+
+        Args:
+            arrays: the observations.
+            rows: the environments' numbers, for the message; a slice stands for all.
+
+        Raises:
+            BadObservation: an environment returned NaN.
+        """
+        for i, key in self._parts:
+            flat = arrays[i].reshape(-1)
+            if _has_nan(flat):
+                position = int(np.flatnonzero(np.isnan(arrays[i]).reshape(len(arrays[i]), -1).any(axis=1))[0])
+                row = position if isinstance(rows, slice) else int(rows[position])
+                raise BadObservation(f"environment {row} returned NaN in {key}")
+
+
+class EnvRow:
+    """Steps one environment on behalf of a vector of them.
+
+    Args:
+        env: the environment; closed by `close`.
+        row: its number in the vector, for messages, and its row in all arrays.
+        actions: [n, ...] a leaf, read at every step.
+        sides: where steps are written; `step` and `reset` choose one of them by its index.
+    """
+
+    def __init__(self, env: Env, row: int, *, actions: Arrays, sides: Sequence[StepArrays]) -> None:
+        self.env = env
+        self.steps = 0
+        """Steps completed so far, over all episodes."""
+        self._row = row
+        self._read_action = _action_reader(env.action_space, actions, row)
+        self._write_obs = [self._writer(side.obs) for side in sides]
+        self._write_final = [self._writer(side.final) for side in sides]
+        self._flags = [(side.reward, side.terminated, side.truncated) for side in sides]
+
+    def reset(self, *, seed: int | None = None, side: int = 0) -> None:
+        """Begin an episode and write its first observation."""
+        obs, _ = self.env.reset(seed=seed)
+        self._write_obs[side](obs)
+
+    def step(self, side: int = 0) -> None:
+        """Step once; where that ends the episode, write the final observation and begin the next episode.
+
+        Raises:
+            BadObservation: the reward or a large leaf is NaN (for small ones see `NanCheck`), or a leaf does not fit.
+            Exception: whatever the environment raises.
+        """
+        obs, reward, terminated, truncated, _ = self.env.step(self._read_action())
+        if terminated or truncated:
+            self._write_final[side](obs)
+            obs, _ = self.env.reset()
+        self._write_obs[side](obs)
+        if isinstance(reward, np.ndarray):
+            reward = reward.item()
+        if reward != reward:
+            raise BadObservation(f"environment {self._row} returned a NaN reward in {self._when()}")
+        row = self._row
+        rewards, terminations, truncations = self._flags[side]
+        rewards[row], terminations[row], truncations[row] = reward, terminated, truncated
+        self.steps += 1
+
+    def _when(self) -> str:
+        return f"step {self.steps + 1} since it was built"
+
+    def _writer(self, arrays: Arrays) -> Callable[[Any], None]:
+        space = self.env.observation_space
+        keys = [".".join(leaf.key) for leaf in leaves(space, ("observation",))]
+        views = row_views(arrays, self._row)
+        targets = [
+            (key, view, view.reshape(-1) if _is_float(view) and view.size > SMALL else None)
+            for key, view in zip(keys, views, strict=True)
+        ]
+        simple = len(views) == 1 and isinstance(space, gymnasium.spaces.Box) and targets[0][2] is None
+
+        def write(obs: Any) -> None:
+            if simple and type(obs) is np.ndarray and obs.shape == space.shape:
+                views[0][...] = obs
+                return
+            try:
+                parts = flatten(space, obs)
+            except (TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+                raise BadObservation(
+                    f"environment {self._row} returned an observation in {self._when()} that does not fit its "
+                    f"space {space}: {type(error).__name__}: {error}"
+                ) from error
+            for (key, view, flat), part in zip(targets, parts, strict=True):
+                if part.shape != view.shape:
+                    raise BadObservation(
+                        f"environment {self._row} returned {key} of shape {part.shape} in {self._when()}; "
+                        f"its space says {view.shape}"
+                    )
+                view[...] = part
+                if flat is not None and _has_nan(flat):
+                    raise BadObservation(f"environment {self._row} returned NaN in {key} in {self._when()}")
+
+        return write
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.kind == "f"
+
+
+def _has_nan(flat: Array) -> bool:
+    # x.x is NaN only where an x is: inf * inf is inf. One BLAS call, without a mask of x's size.
+    return math.isnan(np.vdot(flat, flat))
+
+
+def row_views(arrays: Arrays, row: int) -> list[Array]:
+    """Writable views of one row, also where a leaf has the shape ()."""
+    return [array[row : row + 1].reshape(array.shape[1:]) for array in arrays]
+
+
+def _action_reader(space: Space, actions: Arrays, row: int) -> Callable[[], Any]:
+    views = row_views(actions, row)
+    build = unflattener(space)
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return views[0].item  # a Python int
+    # Copies: the environment may keep its action, and these rows are written again.
+    return lambda: build([view.copy() for view in views])

@@ -1,0 +1,364 @@
+"""EnvPool behind our protocol; the only module that imports it.
+
+What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
+
+- Its autoreset is one step late: the step after `done` drops its action and returns the next episode's first
+  observation with reward 0. That phantom step is taken here, for just the rows that ended, with a dummy action. An
+  explicit reset would do for most tasks, but restarts the whole game under `episodic_life`.
+- Too few actions abort the process, an unknown environment number is a segmentation fault, NaN is accepted: callers
+  send checked actions (`action_check.py`), rows come from `Step.rows`.
+- Environment i is seeded with `seed + i` unless a list is given: always a list here.
+- A fall on the very step of the time limit is reported as truncated only; Atari's own flag tells the truth.
+- Unbounded Boxes are declared with the smallest and largest positive float as bounds.
+"""
+
+import difflib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import envpool
+import gymnasium
+import numpy as np
+
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
+from cormorant_worker.spaces import Array, Arrays, Key, Space, leaves
+
+_OURS = {
+    "num_envs": "spec.env.envpool.numEnvs",
+    "batch_size": "spec.env.envpool.batchSize",
+    "num_threads": "spec.env.envpool.numThreads",
+    "max_episode_steps": "spec.env.maxEpisodeSteps",
+    "seed": "spec.collection.seed",
+    "env_seed": "spec.collection.seed",
+    "max_num_players": "nothing: multi-agent tasks are not supported",
+    "gym_reset_return_info": "nothing: it is always on",
+}
+"""EnvPool's arguments that the manifest sets elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvPoolTask:
+    """What to build: one EnvPool task with its own arguments."""
+
+    task_id: str
+    kwargs: Mapping[str, Any]
+    max_episode_steps: int = 0
+    """Time limit in frames; 0 = the task's own."""
+
+    def check(self) -> None:
+        """Refuse what EnvPool does not know, before anything is built.
+
+        Raises:
+            UnknownEnv: no such task, with near matches.
+            EnvBuildError: the task's runtime is missing, an argument is unknown or not its to set, or the task has
+                several players.
+        """
+        if self.task_id not in envpool.list_all_envs():
+            near = difflib.get_close_matches(self.task_id, envpool.list_all_envs(), n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else "`cormorant envs` lists them"
+            raise UnknownEnv(f'EnvPool has no task "{self.task_id}"; {hint}')
+        for name in self.kwargs:
+            if name in _OURS:
+                raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: it is set by {_OURS[name]}; remove it here")
+        known = self._make_spec({})._config_keys
+        for name in self.kwargs:
+            if name not in known and name not in _RENDER_OPTIONS:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(set(known) - set(_OURS)))}"
+                raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument; {hint}")
+        spec = self._make_spec(dict(self.kwargs))
+        config = dict(zip(spec._config_keys, spec._config_values, strict=True))
+        if config.get("max_num_players", 1) != 1:
+            raise EnvBuildError(
+                f"{self.task_id} has {config['max_num_players']} players; multi-agent tasks are not supported: "
+                "use a single-agent task"
+            )
+
+    def spaces(self) -> tuple[Space, Space]:
+        """Observation and action space of one environment, without building it."""
+        spec = self._make_spec(dict(self.kwargs))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
+            try:
+                return _repair(spec.observation_space), _repair(spec.action_space)
+            except (AssertionError, ValueError) as error:
+                raise EnvBuildError(
+                    f"{self.task_id} with {dict(self.kwargs)} has no valid spaces: {error}; check its arguments"
+                ) from error
+
+    @property
+    def loses_lives(self) -> bool:
+        """True when an episode ends with a life instead of the game."""
+        return bool(self.kwargs.get("episodic_life", False))
+
+    def make(self, *, num_envs: int, batch_size: int, num_threads: int, seeds: Sequence[int]) -> Any:
+        """Build a pool. Takes seconds for Atari.
+
+        Raises:
+            EnvBuildError: EnvPool refused.
+        """
+        limit = {"max_episode_steps": self.max_episode_steps} if self.max_episode_steps else {}
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
+            try:
+                return envpool.make(
+                    self.task_id,
+                    env_type="gymnasium",
+                    num_envs=num_envs,
+                    batch_size=batch_size,
+                    num_threads=num_threads,
+                    seed=list(seeds),
+                    **limit,
+                    **self.kwargs,
+                )
+            except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
+                raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {dict(self.kwargs)}: {error}") from error
+
+    def _make_spec(self, kwargs: dict[str, Any]) -> Any:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            try:
+                return envpool.make_spec(self.task_id, **kwargs)
+            except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
+                raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {kwargs}: {error}") from error
+
+
+_RENDER_OPTIONS = ("from_pixels", "render_mode", "render_env_id", "render_width", "render_height", "render_camera_id")
+
+
+def task_ids() -> list[str]:
+    """All tasks that this install of EnvPool names, sorted."""
+    return sorted(envpool.list_all_envs())
+
+
+class _Pool:
+    """One built pool and the translation of its arrays. Shared by the two ways of stepping it."""
+
+    def __init__(self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> None:
+        self.observation_space, self.action_space = task.spaces()
+        self.num_envs = len(seeds)
+        self._task = task
+        self._pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
+        self._send, self._recv = self._pool._send, self._pool._recv
+        names = list(self._pool._state_keys)
+        self._obs_at = [names.index(_state_name(leaf.key)) for leaf in leaves(self.observation_space, ())]
+        self.id_at, self.done_at, self._trunc_at = (names.index(k) for k in ("info:env_id", "done", "trunc"))
+        self.reward_at = names.index("reward")
+        self._terminated_at = names.index("info:terminated") if "info:terminated" in names else None
+        specs = self._pool.spec.action_array_spec
+        self._action_dtypes = [np.dtype(spec.dtype) for name, spec in specs.items() if name not in _ID_KEYS]
+        self.dummy_actions = tuple(
+            np.zeros((len(seeds), *leaf.shape), dtype) + _lowest(self.action_space)
+            for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
+        )
+        self._kept: list[Array] = []
+        """What was sent last: EnvPool reads these arrays while it steps."""
+
+    def send(self, actions: Arrays, ids: Array) -> None:
+        sent = [np.ascontiguousarray(a, dtype) for a, dtype in zip(actions, self._action_dtypes, strict=True)]
+        self._kept = [ids, *sent]
+        self._send([ids, ids, *sent])
+
+    def send_dummies(self, ids: Array) -> None:
+        """Take the phantom step of ended environments."""
+        self.send(tuple([a[: len(ids)] for a in self.dummy_actions]), ids)
+
+    def reset(self, ids: Array) -> None:
+        self._kept = [ids]
+        self._pool._reset(ids)
+
+    def recv(self) -> list[Array]:
+        """Every array of EnvPool's state."""
+        try:
+            state: list[Array] = self._recv()
+        except RuntimeError as error:
+            raise EnvCrashed(f"EnvPool's {self._task.task_id} failed: {error}") from error
+        return state
+
+    def obs(self, state: list[Array]) -> Arrays:
+        return tuple([state[i] for i in self._obs_at])
+
+    def ends(self, state: list[Array]) -> tuple[Array, Array]:
+        """[n] terminated and truncated."""
+        done = state[self.done_at]
+        truncated = state[self._trunc_at] & done
+        terminated = done & ~truncated
+        if self._terminated_at is not None:
+            terminated |= (state[self._terminated_at] != 0) & done
+        return terminated, truncated
+
+    def close(self) -> None:
+        self._pool = self._send = self._recv = None  # collected, it stops its threads; its own close() does not
+
+
+class EnvPoolEnv:
+    """All environments of a pool, in lockstep."""
+
+    lockstep = True
+    min_in_flight = 1
+    restarts = 0
+
+    def __init__(self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int]) -> None:
+        """Build a pool of one environment a seed."""
+        self._pool = _Pool(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds)
+        self.num_envs = len(seeds)
+        self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
+        self._all = np.arange(self.num_envs, dtype=np.int32)
+        self._rows: slice | Rows = EVERY_ROW
+        self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
+
+    @property
+    def dummy_actions(self) -> Arrays:
+        """[num_envs, ...] a leaf: actions that are valid and mean nothing."""
+        return self._pool.dummy_actions
+
+    def start(self) -> Arrays:
+        """Begin the first episode everywhere."""
+        return self.restart(np.arange(self.num_envs))
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Begin to step rows. Returns at once; EnvPool's threads step."""
+        self._rows = rows
+        self._pool.send(actions, self._all if isinstance(rows, slice) else rows.astype(np.int32))
+
+    def recv(self) -> Step:
+        """Wait for the rows that were sent, and past the phantom step of those that ended."""
+        pool = self._pool
+        state = pool.recv()
+        obs, done = pool.obs(state), state[pool.done_at]
+        ended = done.nonzero()[0]
+        if not len(ended):
+            return Step(self._rows, obs, state[pool.reward_at], done, done, NO_ROWS, self._no_final)
+        # The first observations of the next episodes are under way while the rest is sorted out.
+        pool.send_dummies(state[pool.id_at][ended])
+        terminated, truncated = pool.ends(state)
+        final = tuple([a[ended] for a in obs])
+        for stored, first in zip(obs, pool.obs(pool.recv()), strict=True):
+            stored[ended] = first
+        return Step(self._rows, obs, state[pool.reward_at], terminated, truncated, ended, final)
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Begin new episodes; under `episodic_life`, new games."""
+        self._pool.reset(rows.astype(np.int32))
+        return self._pool.obs(self._pool.recv())
+
+    def state(self) -> bytes | None:
+        """EnvPool can neither save nor read an environment's state or generator."""
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """Never called: `state` is None."""
+        raise EnvCrashed("EnvPool environments cannot be restored")
+
+    def close(self) -> None:
+        """Let go of the pool."""
+        self._pool.close()
+
+
+class AsyncEnvPoolEnv:
+    """A pool that returns `batch_size` environments as soon as they are ready, whoever they are."""
+
+    lockstep = False
+    restarts = 0
+
+    def __init__(self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> None:
+        """Build a pool of one environment a seed that hands out `batch_size` of them at a time."""
+        self._pool = _Pool(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds)
+        self.num_envs = len(seeds)
+        self.min_in_flight = batch_size
+        self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
+        # The transition of an ended row waits here until its next episode's first observation is known.
+        self._waits: Array = np.zeros(self.num_envs, dtype=np.bool_)
+        shape = [(self.num_envs, *leaf.shape) for leaf in leaves(self.observation_space, ())]
+        dtypes = [leaf.dtype for leaf in leaves(self.observation_space, ())]
+        self._final = tuple(np.zeros(s, d) for s, d in zip(shape, dtypes, strict=True))
+        self._reward: Array = np.zeros(self.num_envs, dtype=np.float32)
+        self._terminated: Array = np.zeros(self.num_envs, dtype=np.bool_)
+        self._truncated: Array = np.zeros(self.num_envs, dtype=np.bool_)
+
+    def start(self) -> Arrays:
+        """Begin the first episode everywhere and wait for all of them."""
+        self._pool.reset(np.arange(self.num_envs, dtype=np.int32))
+        first = tuple(np.zeros_like(a) for a in self._final)
+        for _ in range(self.num_envs // self.min_in_flight):
+            state = self._pool.recv()
+            for stored, obs in zip(first, self._pool.obs(state), strict=True):
+                stored[state[self._pool.id_at]] = obs
+        return first
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Begin to step rows. Returns at once."""
+        ids = np.arange(self.num_envs, dtype=np.int32) if isinstance(rows, slice) else rows.astype(np.int32)
+        self._pool.send(actions, ids)
+
+    def recv(self) -> Step:
+        """Wait for some rows. May return none of them: those whose next episode is not under way yet."""
+        pool = self._pool
+        state = pool.recv()
+        ids, received, reward = state[pool.id_at], pool.obs(state), state[pool.reward_at]
+        terminated, truncated = pool.ends(state)
+        begins = self._waits[ids]
+        ended_now = state[pool.done_at] & ~begins
+        if ended_now.any():
+            which = ids[ended_now]
+            pool.send_dummies(which)
+            for kept, obs in zip(self._final, received, strict=True):
+                kept[which] = obs[ended_now]
+            self._reward[which] = reward[ended_now]
+            self._terminated[which] = terminated[ended_now]
+            self._truncated[which] = truncated[ended_now]
+            self._waits[which] = True
+        ready = ~ended_now
+        rows = ids[ready].astype(np.int64)
+        begun = begins[ready]
+        self._waits[rows] = False
+        return Step(
+            rows,
+            tuple(obs[ready] for obs in received),
+            np.where(begun, self._reward[rows], reward[ready]),
+            np.where(begun, self._terminated[rows], terminated[ready]),
+            np.where(begun, self._truncated[rows], truncated[ready]),
+            np.flatnonzero(begun),
+            tuple(kept[rows[begun]] for kept in self._final),
+        )
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Not possible while other rows are under way; `build.py` refuses the settings that would need it."""
+        raise EnvCrashed("environments of an asynchronous EnvPool cannot be restarted one by one")
+
+    def state(self) -> bytes | None:
+        """EnvPool can neither save nor read an environment's state or generator."""
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """Never called: `state` is None."""
+        raise EnvCrashed("EnvPool environments cannot be restored")
+
+    def close(self) -> None:
+        """Let go of the pool."""
+        self._pool.close()
+
+
+_ID_KEYS = ("env_id", "players.env_id")
+
+
+def _state_name(key: Key) -> str:
+    return f"obs:{'.'.join(key)}" if key else "obs"
+
+
+def _lowest(space: Space) -> int:
+    return int(space.start) if isinstance(space, gymnasium.spaces.Discrete) else 0
+
+
+def _repair(space: Space) -> Space:
+    """Give unbounded Boxes their infinite bounds back: EnvPool declares the smallest and largest positive double."""
+    if isinstance(space, gymnasium.spaces.Dict):
+        return gymnasium.spaces.Dict({name: _repair(part) for name, part in space.spaces.items()})
+    if not isinstance(space, gymnasium.spaces.Box) or np.dtype(space.dtype).kind != "f":
+        return space
+    low = np.where(space.low == np.finfo(np.float64).tiny, -np.inf, space.low)
+    high = np.where(space.high == np.finfo(np.float64).max, np.inf, space.high)
+    return gymnasium.spaces.Box(low.astype(space.dtype), high.astype(space.dtype), dtype=space.dtype.type)

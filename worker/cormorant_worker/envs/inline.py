@@ -1,0 +1,203 @@
+"""Gymnasium environments stepped one after another in this process: for debugging, and for very cheap environments."""
+
+import time
+import traceback
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+
+from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions
+from cormorant_worker.envs.gymnasium_env import Env, EnvFactory
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
+from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
+from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.spaces import Arrays
+
+log = structlog.get_logger(__name__)
+
+
+class InlineVectorEnv:
+    """num_envs gymnasium environments in this thread; implements VectorEnv, in lockstep.
+
+    An environment that raises is built anew, alone, and its row comes back fresh. One that never returns, or that
+    takes the process down, cannot be helped here: use SubprocessVectorEnv.
+
+    Args:
+        factory: builds each environment.
+        num_envs: how many.
+        seeds: one for each; environment i is first reset with `seeds[i]`, later without a seed.
+        limits: how many restarts are too many.
+
+    Raises:
+        UnknownEnv, EnvBuildError: the first environment could not be built.
+    """
+
+    lockstep = True
+    min_in_flight = 1
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        *,
+        num_envs: int,
+        seeds: Sequence[int],
+        limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        if num_envs < 1 or len(seeds) != num_envs:
+            raise EnvBuildError(f"{num_envs} environments need as many seeds, at least one; found {len(seeds)}")
+        self.num_envs = num_envs
+        self.restarts = 0
+        self._factory = factory
+        self._restarts = Restarts(seeds, limits)
+        first = factory.build()
+        self.observation_space = first.observation_space
+        self.action_space = first.action_space
+        self._nan = NanCheck(self.observation_space)
+        self._actions = take_actions(self.action_space, num_envs, np.zeros)
+        self._arrays = StepArrays.take(self.observation_space, num_envs, np.zeros)
+        self._envs = [self._row(first if row == 0 else factory.build(), row) for row in range(num_envs)]
+        self._numbers = np.arange(num_envs)
+        self._under_way: slice | Rows | None = None
+        self._closed = False
+
+    def start(self) -> Arrays:
+        """Reset every environment with its seed. Returns [num_envs, ...] a leaf.
+
+        Raises:
+            EnvBuildError: a first reset failed.
+        """
+        for row, env in enumerate(self._envs):
+            try:
+                env.reset(seed=self._restarts.seed(row))
+            except BadObservation:
+                raise
+            except Exception as error:
+                raise EnvBuildError(
+                    f"environment {row} ({self._factory.name}) failed in its first reset: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+        self._under_way = None
+        self._nan.look(self._arrays.obs, EVERY_ROW)
+        return tuple(obs.copy() for obs in self._arrays.obs)
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Take the actions; `recv` steps."""
+        if self._under_way is not None:
+            raise RuntimeError("send was called twice without recv; these environments step in lockstep")
+        for target, values in zip(self._actions, actions, strict=True):
+            target[rows] = values
+        self._under_way = rows
+
+    def recv(self) -> Step:
+        """Step what was sent.
+
+        Raises:
+            EnvCrashed: an observation is NaN or misshapen, or an environment crashed too often.
+        """
+        rows = self._under_way
+        if rows is None:
+            raise RuntimeError("recv was called without send")
+        self._under_way = None
+        fresh = []
+        for position, row in enumerate(range(*rows.indices(self.num_envs)) if isinstance(rows, slice) else rows):
+            try:
+                self._envs[row].step()
+            except BadObservation:
+                raise
+            except Exception as error:  # noqa: BLE001 - the environment's edge: whatever it raises, it is restarted
+                self._replace(int(row), error)
+                fresh.append(position)
+        return self._result(rows, fresh)
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Begin a new episode in `rows`. Returns [n, ...] first observations."""
+        for row in rows:
+            try:
+                self._envs[row].reset()
+            except BadObservation:
+                raise
+            except Exception as error:  # noqa: BLE001 - as in recv
+                self._replace(int(row), error)
+        obs = tuple(obs[rows] for obs in self._arrays.obs)
+        self._nan.look(obs, rows)
+        return obs
+
+    def state(self) -> bytes | None:
+        """The environments' own states and the seeds, or None when one of them cannot be saved."""
+        states = [state for env in self._envs if (state := save_env(env.env)) is not None]
+        if len(states) < self.num_envs:
+            return None
+        return pack(Vectors(envs=states, restarts=self._restarts.state()))
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state()`.
+
+        Raises:
+            StateError: it comes from other environments.
+        """
+        saved = unpack(state, num_envs=self.num_envs)
+        for env, part in zip(self._envs, saved.envs, strict=True):
+            load_env(env.env, part)
+        self._restarts.restore(**saved.restarts)
+        self.restarts = self._restarts.count
+        self._under_way = None
+
+    def close(self) -> None:
+        """Close every environment. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        for env in self._envs:
+            env.close()
+
+    def _row(self, env: Env, row: int) -> EnvRow:
+        return EnvRow(env, row, actions=self._actions, sides=(self._arrays,))
+
+    def _result(self, rows: slice | Rows, fresh: list[int]) -> Step:
+        whole = isinstance(rows, slice) and rows == EVERY_ROW
+        arrays = self._arrays
+        reward, terminated, truncated = arrays.reward[rows], arrays.terminated[rows], arrays.truncated[rows]
+        ended = np.flatnonzero(terminated | truncated)
+        numbers = self._numbers[rows]
+        obs = tuple(obs[rows] for obs in arrays.obs)
+        final = tuple(final[numbers[ended]] for final in arrays.final)
+        self._nan.look(obs, numbers)
+        if ended.size:
+            self._nan.look(final, numbers[ended])
+        return Step(
+            rows=EVERY_ROW if whole else rows,
+            obs=obs,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            ended=ended,
+            final=final,
+            fresh=np.array(fresh, dtype=np.int64) if fresh else NO_ROWS,
+        )
+
+    def _replace(self, row: int, error: Exception) -> None:
+        """Build environment `row` anew until it has a first observation, or until it was tried too often."""
+        began = time.monotonic()
+        cause = error
+        while True:
+            old = self._envs[row]
+            details = "".join(traceback.format_exception(cause))
+            crash = Crash(row=row, what=f"raised {type(cause).__name__}: {cause}", steps=old.steps, details=details)
+            seed = self._restarts.record(crash)
+            self.restarts = self._restarts.count
+            try:
+                old.close()
+            except Exception as closing:  # noqa: BLE001 - it is broken already
+                log.debug("env_close_failed", env=row, error=repr(closing))
+            try:
+                self._envs[row] = self._row(self._factory.build(), row)
+                self._envs[row].reset(seed=seed)
+                break
+            except Exception as again:  # noqa: BLE001 - as in recv
+                cause = again
+        for flags in (self._arrays.terminated, self._arrays.truncated):
+            flags[row] = False
+        self._arrays.reward[row] = 0.0
+        log.warning("env_restarted", env=row, reason=crash.what, steps=crash.steps, seconds=time.monotonic() - began)

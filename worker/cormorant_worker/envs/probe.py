@@ -1,0 +1,55 @@
+"""Builds and steps an EnvPool task in a process that may die: some arguments abort or end the process that uses them.
+
+A fleet needs no probe, because its workers are such processes. Who collects in his own process calls `probe` first.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+
+from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.protocol import EVERY_ROW
+from cormorant_worker.errors import CormorantError, EnvBuildError
+
+_NUM_ENVS, _STEPS = 2, 4
+_TIMEOUT_S = 120.0
+
+
+def probe(task: EnvPoolTask) -> None:
+    """Refuse arguments that kill the process that builds or steps with them. Takes some seconds.
+
+    Raises:
+        EnvBuildError: how the process ended, or that it did not.
+    """
+    told = json.dumps([task.task_id, dict(task.kwargs), task.max_episode_steps])
+    named = f"EnvPool's {task.task_id} with kwargs {dict(task.kwargs)}"
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", __name__, told], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise EnvBuildError(
+            f"{named} does not take {_STEPS} steps in {_TIMEOUT_S:.0f} s; check its arguments"
+        ) from error
+    if done.returncode:
+        code = done.returncode
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        last = (done.stderr or done.stdout).strip().splitlines()
+        raise EnvBuildError(f"a process that built {named} {how}; check its arguments{f': {last[-1]}' if last else ''}")
+
+
+def _step_a_little(task: EnvPoolTask) -> None:
+    env = EnvPoolEnv(task, num_threads=1, seeds=list(range(_NUM_ENVS)))
+    env.start()
+    for _ in range(_STEPS):
+        env.send(env.dummy_actions, EVERY_ROW)
+        env.recv()
+
+
+if __name__ == "__main__":
+    try:
+        task_id, kwargs, limit = json.loads(sys.argv[1])
+        _step_a_little(EnvPoolTask(task_id=task_id, kwargs=kwargs, max_episode_steps=limit))
+    except CormorantError as refused:
+        sys.exit(str(refused))

@@ -1,0 +1,101 @@
+"""What the hot loop sees of environments, whoever steps them (EnvPool, subprocesses, this process).
+
+Autoreset is *same-step with the true final observation*: a row that ended carries its final observation in `final`
+and the first observation of the next episode in `obs`. No phantom step ever leaves an implementation.
+
+Life of one environment:
+
+    start() -> IDLE -> send -> STEPPING -> recv -> IDLE -> ...          (lockstep: every sent row comes back at once)
+    start() -> send -> STEPPING -> recv (whoever is ready) -> send ...  (not lockstep)
+"""
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from cormorant_worker.spaces import Array, Arrays, Space
+
+Rows = npt.NDArray[np.int64]
+"""Numbers of environments within one VectorEnv, 0 <= row < num_envs, without duplicates."""
+
+EVERY_ROW = slice(None)
+"""Stands for rows 0..num_envs-1 in order: lets the hot loop write with a slice instead of an index."""
+
+NO_ROWS: Rows = np.empty(0, dtype=np.int64)
+
+
+class Step(NamedTuple):
+    """What happened to some rows since they were sent. n rows; k of them ended; f of them are fresh.
+
+    Arrays belong to the receiver until the next `recv` of the same environment; it copies what it keeps.
+    """
+
+    rows: slice | Rows
+    """Whose rows these are: EVERY_ROW, or [n] numbers."""
+    obs: Arrays
+    """[n, ...] a leaf: what to act on next. For an ended row, the first observation of its next episode."""
+    reward: Array
+    """[n] float32."""
+    terminated: Array
+    """[n] bool."""
+    truncated: Array
+    """[n] bool."""
+    ended: Rows
+    """[k] positions (0 <= p < n, ascending) where terminated or truncated."""
+    final: Arrays
+    """[k, ...] a leaf: the last observation of the episodes that ended, in the order of `ended`."""
+    fresh: Rows = NO_ROWS
+    """[f] positions that carry no transition, only a first observation in `obs`: the environment was restarted
+    after a crash or a hang. Its open trajectory ends truncated at its last stored frame; nothing else is stored."""
+
+
+class VectorEnv(Protocol):
+    """num_envs environments of one kind, stepped together. Used by one thread."""
+
+    num_envs: int
+    observation_space: Space
+    """Of one environment."""
+    action_space: Space
+    """Of one environment."""
+    lockstep: bool
+    """True when `recv` returns exactly the rows of the last `send`, in that order."""
+    min_in_flight: int
+    """`recv` may wait for ever with fewer rows under way than this; 1 when lockstep."""
+    restarts: int
+    """How many environments were restarted after a crash or a hang, so far."""
+
+    def start(self) -> Arrays:
+        """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] a leaf."""
+        ...
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Begin to step `rows` with `actions` ([n, ...] a leaf, in the order of rows). Returns at once.
+
+        A row that is under way must not be sent again.
+        """
+        ...
+
+    def recv(self) -> Step:
+        """Wait for rows that were sent. Bounded by the implementation's own time limit.
+
+        Raises:
+            EnvCrashed: the environments cannot go on.
+        """
+        ...
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
+        ...
+
+    def state(self) -> bytes | None:
+        """What is needed to go on from here bit by bit, or None when these environments cannot be saved."""
+        ...
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a `state()` of an equal VectorEnv. Nothing may be under way."""
+        ...
+
+    def close(self) -> None:
+        """Stop everything that was started. May be called twice."""
+        ...

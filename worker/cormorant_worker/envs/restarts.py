@@ -1,0 +1,87 @@
+"""How often environments may be restarted, and the seeds of those that are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from cormorant_worker.errors import EnvCrashed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartLimits:
+    """When to give up on environments that crash or hang."""
+
+    total: int = 100
+    """Restarts over all environments of one VectorEnv, in its life."""
+    barren: int = 3
+    """Restarts in a row of one environment that does not complete a step in between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Crash:
+    """Why one environment has to be restarted."""
+
+    row: int
+    what: str
+    """A sentence's end: "raised ValueError: ...", "gave no answer within 5 s", "was killed by SIGKILL"."""
+    steps: int
+    """Steps that it had completed since it was built; it failed in the next one, or in a reset."""
+    details: str = ""
+    """The traceback, where there is one."""
+
+    def sentence(self) -> str:
+        """One sentence that names the environment, the cause and the step."""
+        return f"environment {self.row} {self.what} (after {self.steps} completed steps since it was built)"
+
+
+class Restarts:
+    """Counts the restarts of one VectorEnv and hands out seeds that none of its environments had before."""
+
+    def __init__(self, seeds: Sequence[int], limits: RestartLimits) -> None:
+        self.count = 0
+        self._limits = limits
+        self._seeds = list(seeds)
+        self._used = set(seeds)
+        self._barren = [0] * len(seeds)
+
+    def seed(self, row: int) -> int:
+        """The seed of the environment that is now in `row`."""
+        return self._seeds[row]
+
+    def record(self, crash: Crash) -> int:
+        """Count a restart and return the seed for it: derived from the row's last one, never one used before.
+
+        Raises:
+            EnvCrashed: one restart too many.
+        """
+        row = crash.row
+        self._barren[row] = 1 if crash.steps else self._barren[row] + 1
+        if self._barren[row] > self._limits.barren:
+            raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")
+        if self.count >= self._limits.total:
+            raise self._give_up(crash, f"{self.count} restarts were used up, the limit")
+        self.count += 1
+        self._seeds[row] = self._next_seed(self._seeds[row])
+        return self._seeds[row]
+
+    def state(self) -> dict[str, object]:
+        """Plain data for `restore`."""
+        return {"count": self.count, "seeds": list(self._seeds), "used": sorted(self._used)}
+
+    def restore(self, *, count: int, seeds: Sequence[int], used: Sequence[int]) -> None:
+        """Go on from `state`."""
+        self.count, self._seeds, self._used = count, list(seeds), set(used)
+        self._barren = [0] * len(self._seeds)
+
+    def _give_up(self, crash: Crash, reason: str) -> EnvCrashed:
+        details = f"\n\n{crash.details.rstrip()}" if crash.details else ""
+        return EnvCrashed(f"{crash.sentence()}; {reason}: fix the environment{details}")
+
+    def _next_seed(self, seed: int) -> int:
+        for attempt in range(1, 1 << 16):
+            derived = int(np.random.SeedSequence(seed, spawn_key=(attempt,)).generate_state(1)[0] >> 1)  # 31 bits
+            if derived not in self._used:
+                self._used.add(derived)
+                return derived
+        raise AssertionError("65,535 draws from 2^31 numbers all hit used ones")

@@ -1,0 +1,134 @@
+"""The states of environments as bytes: JSON, since they may come from a network, and never pickle.
+
+An environment can be saved when it has `get_state() -> Mapping` and `set_state(mapping)`, of plain data and numpy
+arrays, and when each of its wrappers has them too or is known to keep nothing but a step count.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+
+from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.errors import StateError
+
+EnvState = list[Any]
+"""One entry a layer, from the outermost wrapper to the environment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vectors:
+    """The state of a whole vector of environments."""
+
+    envs: Sequence[EnvState]
+    """One for each environment."""
+    restarts: dict[str, Any]
+    """Of `Restarts`."""
+
+
+def save_env(env: Env) -> EnvState | None:
+    """The states of all layers of one environment; None when one of them cannot be saved."""
+    states: EnvState = []
+    for layer in _layers(env):
+        if hasattr(layer, "get_state") and hasattr(layer, "set_state"):
+            states.append(_plain(layer.get_state()))
+        elif isinstance(layer, TimeLimit):
+            states.append(layer._elapsed_steps)
+        elif isinstance(layer, OrderEnforcing | PassiveEnvChecker):
+            states.append(None)
+        else:
+            return None
+    return states
+
+
+def load_env(env: Env, states: EnvState) -> None:
+    """Put `save_env`'s result into an equal environment.
+
+    Raises:
+        StateError: the layers differ.
+    """
+    layers = _layers(env)
+    if len(layers) != len(states):
+        raise StateError(f"a state of {len(states)} layers does not fit an environment of {len(layers)} layers: {env}")
+    for layer, state in zip(layers, states, strict=True):
+        if hasattr(layer, "set_state"):
+            layer.set_state(_rich(state))
+        elif isinstance(layer, TimeLimit):
+            layer._elapsed_steps = state
+        elif isinstance(layer, OrderEnforcing):
+            layer._has_reset = True
+        elif not isinstance(layer, PassiveEnvChecker):
+            raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
+
+
+def pack(vectors: Vectors) -> bytes:
+    """Encode as JSON."""
+    return json.dumps({"envs": vectors.envs, "restarts": vectors.restarts}).encode()
+
+
+def unpack(state: bytes, *, num_envs: int) -> Vectors:
+    """Decode what `pack` made.
+
+    Raises:
+        StateError: it is something else, or of another number of environments.
+    """
+    try:
+        decoded = json.loads(state)
+        vectors = Vectors(envs=decoded["envs"], restarts=decoded["restarts"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"this is no state of gymnasium environments: {error}") from error
+    if len(vectors.envs) != num_envs:
+        raise StateError(f"the state is of {len(vectors.envs)} environments, here are {num_envs}")
+    return vectors
+
+
+def _layers(env: Env) -> list[Any]:
+    layers: list[Any] = [env]
+    while isinstance(layers[-1], gymnasium.Wrapper):
+        layers.append(layers[-1].env)
+    return layers
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case Mapping():
+            return {"map": [[_plain(key), _plain(item)] for key, item in value.items()]}
+        case np.ndarray():
+            array = np.ascontiguousarray(value).reshape(value.shape)
+            return {"array": [array.dtype.str, list(array.shape), base64.b64encode(array.tobytes()).decode()]}
+        case np.generic():
+            return {"scalar": _plain(np.asarray(value))}
+        case tuple():
+            return {"tuple": [_plain(item) for item in value]}
+        case list():
+            return [_plain(item) for item in value]
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode()}
+        case None | bool() | int() | float() | str():
+            return value
+    raise StateError(
+        f"get_state returned a {type(value).__name__}; plain data (numbers, text, lists, mappings) and numpy arrays "
+        "can be saved"
+    )
+
+
+def _rich(value: Any) -> Any:
+    match value:
+        case {"map": items}:
+            return {_rich(key): _rich(item) for key, item in items}
+        case {"array": [dtype, shape, data]}:
+            return np.frombuffer(base64.b64decode(data), dtype=np.dtype(dtype)).reshape(shape).copy()
+        case {"scalar": data}:
+            return _rich(data)[()]
+        case {"tuple": items}:
+            return tuple(_rich(item) for item in items)
+        case {"bytes": data}:
+            return base64.b64decode(data)
+        case list():
+            return [_rich(item) for item in value]
+    return value

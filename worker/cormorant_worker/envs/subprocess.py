@@ -1,0 +1,462 @@
+"""Gymnasium environments in processes of their own: parallel, and each one crashes, hangs and restarts alone.
+
+Life of one process:
+
+    BUILDING -> Built -> IDLE -> (send | reset) -> PENDING -> settles -> IDLE
+    anywhere -> crash or time limit -> killed -> a new process, BUILDING, with a new seed -> reset -> IDLE, row fresh
+"""
+
+import contextlib
+import math
+import os
+import selectors
+import time
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
+
+import numpy as np
+import structlog
+
+from cormorant_worker.envs.channel import LOAD, SAVE, STEP, Build, Built, Failed, Saved
+from cormorant_worker.envs.env_process import EnvProcess
+from cormorant_worker.envs.env_row import NanCheck
+from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
+from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
+from cormorant_worker.envs.saved import Vectors, pack, unpack
+from cormorant_worker.envs.shared_memory import SharedSteps, open_block
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
+from cormorant_worker.spaces import Arrays, Space, describe
+
+log = structlog.get_logger(__name__)
+
+_LOOK_AGAIN_S = 0.05
+"""How long a missed wake-up may go unnoticed: see `SharedSteps.settle`."""
+_CLOSE_TIMEOUT_S = 3.0
+_NOWHERE = -1
+"""Stands for the descriptor of a process that is gone; writing to it is an OSError."""
+
+
+class SubprocessVectorEnv:
+    """num_envs gymnasium environments, a process each; implements VectorEnv, in lockstep.
+
+    Used by one thread. A process that crashes, exits, is killed or does not answer in time is replaced alone, with a
+    new seed; the others' steps are kept, and its row comes back fresh. Ctrl-C reaches this process only, and the
+    children die with it, however it ends.
+
+    Args:
+        factory: builds each environment, in its own process.
+        num_envs: how many.
+        seeds: one for each; environment i is first reset with `seeds[i]`, later without a seed.
+        step_timeout_s: how long one vector step may take, resets at ends of episodes included.
+        reset_timeout_s: how long building and first resetting one environment may take. At the start all are built
+            at once: then the limit holds for as many environments as there are processors.
+        limits: how many restarts are too many.
+
+    Raises:
+        UnknownEnv, EnvBuildError: the environment could not be built; with the child's traceback.
+    """
+
+    lockstep = True
+    min_in_flight = 1
+
+    def __init__(
+        self,
+        factory: EnvFactory,
+        *,
+        num_envs: int,
+        seeds: Sequence[int],
+        step_timeout_s: float = 60.0,
+        reset_timeout_s: float = 60.0,
+        limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
+    ) -> None:
+        if num_envs < 1 or len(seeds) != num_envs:
+            raise EnvBuildError(f"{num_envs} environments need as many seeds, at least one; found {len(seeds)}")
+        self.num_envs = num_envs
+        self.restarts = 0
+        self._factory = factory
+        self._step_timeout_s = step_timeout_s
+        self._reset_timeout_s = reset_timeout_s
+        self._restarts = Restarts(seeds, limits)
+        self._steps = np.zeros(num_envs, dtype=np.int64)
+        """[n] completed by the process that is now in the row."""
+        self._numbers = np.arange(num_envs)
+        self._side = 0
+        self._under_way: slice | Rows | None = None
+        self._dead: dict[int, Crash] = {}
+        """Rows whose process died while it was idle; replaced when they are next wanted."""
+        self._replaced: dict[int, tuple[float, Crash]] = {}
+        """Rows that are being replaced: when that began, and why."""
+        self._starting = True
+        self._closed = False
+        self._processes: list[EnvProcess] = []
+        self._selector = selectors.DefaultSelector()
+        self._block = open_block()
+        self._report, self._report_end = os.pipe()
+        self._life, self._life_end = os.pipe()
+        os.set_blocking(self._report, False)
+        self._selector.register(self._report, selectors.EVENT_READ, -1)
+        try:
+            self._build()
+        except BaseException:
+            self.close()
+            raise
+
+    def start(self) -> Arrays:
+        """Reset every environment with its seed. Returns [num_envs, ...] a leaf.
+
+        Raises:
+            EnvBuildError: a first reset failed or took too long.
+        """
+        self._check_open()
+        self._starting = True
+        self._under_way = None
+        self._replace_dead(EVERY_ROW)  # where this is not the first start
+        alive = [row for row in range(self.num_envs) if row not in self._replaced]
+        self._reset(alive, [self._restarts.seed(row) for row in alive])
+        self._settle(self._start_timeout_s())
+        self._finish_replacing()
+        self._starting = False
+        obs = tuple(obs.copy() for obs in self._memory.sides[self._side].obs)
+        self._nan.look(obs, EVERY_ROW)
+        return obs
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Wake the processes of `rows`. Returns at once.
+
+        Raises:
+            TypeError: an action's dtype does not fit its space.
+        """
+        self._check_open()
+        if self._under_way is not None:
+            raise RuntimeError("send was called twice without recv; these environments step in lockstep")
+        memory = self._memory
+        for target, values in zip(memory.actions, actions, strict=True):
+            if values.dtype != target.dtype and not np.can_cast(values.dtype, target.dtype, "same_kind"):
+                raise TypeError(f"actions of dtype {values.dtype} do not fit {target.dtype}: {self.action_space}")
+            target[rows] = values
+        self._side = 1 - self._side
+        self._under_way = rows
+        memory.pending[rows] = 1
+        command = STEP[self._side]
+        write = os.write
+        try:
+            for descriptor in self._descriptors_of(rows):
+                write(descriptor, command)
+        except OSError:  # a child that is gone is found by `recv`; wake the others
+            self._wake_again(rows, descriptor, command)
+
+    def recv(self) -> Step:
+        """Wait for what was sent; replaces environments that crash or do not answer meanwhile.
+
+        Raises:
+            EnvCrashed: an observation is NaN or misshapen, or environments crashed too often.
+        """
+        rows = self._under_way
+        if rows is None:
+            raise RuntimeError("recv was called without send")
+        self._under_way = None
+        self._replace_dead(rows)
+        self._settle(self._step_timeout_s)
+        self._steps[rows] += 1
+        return self._result(rows, self._finish_replacing())
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Begin a new episode in idle `rows`. Returns [n, ...] first observations."""
+        self._check_open()
+        self._side = 1 - self._side
+        self._replace_dead(rows)
+        alive = [int(row) for row in rows if int(row) not in self._replaced]
+        self._reset(alive, [None] * len(alive))
+        self._settle(self._reset_timeout_s)
+        self._finish_replacing()
+        obs = tuple(obs[rows] for obs in self._memory.sides[self._side].obs)
+        self._nan.look(obs, rows)
+        return obs
+
+    def state(self) -> bytes | None:
+        """The environments' own states and the seeds, or None when one of them cannot be saved.
+
+        Raises:
+            EnvCrashed: an environment did not answer, or its get_state raised.
+        """
+        self._check_open()
+        self._check_idle("state")
+        for process in self._processes:
+            process.wake(SAVE)
+        answers = [self._answer(process) for process in self._processes]
+        states = [answer.state for answer in answers if answer.state is not None]
+        if len(states) < self.num_envs:
+            return None
+        return pack(Vectors(envs=states, restarts=self._restarts.state()))
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state()`.
+
+        Raises:
+            StateError: it comes from other environments, or an environment refused it.
+        """
+        self._check_open()
+        self._check_idle("restore")
+        saved = unpack(state, num_envs=self.num_envs)
+        self._starting = True
+        self._memory.pending[:] = 1
+        for process, part in zip(self._processes, saved.envs, strict=True):
+            process.command(LOAD, Saved(state=part))
+        try:
+            self._settle(self._reset_timeout_s)
+        except EnvBuildError as error:
+            raise StateError(f"an environment could not take its state: {error}") from error
+        self._starting = False
+        self._restarts.restore(**saved.restarts)
+        self.restarts = self._restarts.count
+
+    def close(self) -> None:
+        """End every process, within seconds. May be called twice."""
+        if self._closed:
+            return
+        self._closed = True
+        self._under_way = None
+        busy = set(self._pending_rows())
+        for process in self._processes:
+            if process.row in busy:
+                process.kill()
+            else:
+                process.close()
+        deadline = time.monotonic() + _CLOSE_TIMEOUT_S
+        for process in self._processes:
+            process.join(deadline=deadline)
+        self._selector.close()
+        for descriptor in (self._block, self._report, self._report_end, self._life, self._life_end):
+            os.close(descriptor)
+        if hasattr(self, "_memory"):
+            del self._memory  # mapped until the receiver drops its last view
+
+    # Starting and replacing
+
+    def _build(self) -> None:
+        self._processes = [self._spawn(row) for row in range(self.num_envs)]
+        self._descriptors = [process.wake_descriptor for process in self._processes]
+        timeout_s = self._start_timeout_s()
+        deadline = time.monotonic() + timeout_s
+        waiting = set(range(self.num_envs))
+        while waiting:
+            events = self._selector.select(max(0.0, deadline - time.monotonic()))
+            if not events:
+                self._fail_to_start(
+                    Crash(row=min(waiting), what=f"was not built within {timeout_s:g} s (reset_timeout_s)", steps=0)
+                )
+            for key, _ in events:
+                built = self._hear(key.data)
+                if isinstance(built, Built):
+                    self._map(self._processes[key.data], built)
+                    waiting.discard(key.data)
+
+    def _spawn(self, row: int) -> EnvProcess:
+        build = Build(
+            factory=self._factory,
+            row=row,
+            num_envs=self.num_envs,
+            block=self._block,
+            report=self._report_end,
+            wake=_NOWHERE,
+        )
+        process = EnvProcess(build, life=self._life)
+        self._selector.register(process.connection, selectors.EVENT_READ, row)
+        return process
+
+    def _map(self, process: EnvProcess, built: Built) -> None:
+        if not hasattr(self, "observation_space"):
+            self.observation_space: Space = built.observation_space
+            self.action_space: Space = built.action_space
+            self._nan = NanCheck(self.observation_space)
+            self._memory = SharedSteps(
+                self._block, self.observation_space, self.action_space, self.num_envs, create=True
+            )
+        ours = f"observations {describe(self.observation_space)}, actions {describe(self.action_space)}"
+        theirs = f"observations {describe(built.observation_space)}, actions {describe(built.action_space)}"
+        if ours != theirs:
+            raise EnvBuildError(
+                f"the environments of {self._factory.name} differ in their spaces: environment {process.row} has "
+                f"{theirs}; the first has {ours}"
+            )
+        process.map()
+
+    def _reset(self, rows: Iterable[int], seeds: Sequence[int | None]) -> None:
+        for row, seed in zip(rows, seeds, strict=True):
+            self._memory.pending[row] = 1
+            self._processes[row].reset(seed=seed, side=self._side)
+
+    def _replace_dead(self, rows: slice | Rows) -> None:
+        if self._dead:
+            for row in self._numbers[rows]:
+                crash = self._dead.pop(int(row), None)
+                if crash is not None:
+                    self._replace(crash)
+
+    def _replace(self, crash: Crash) -> None:
+        """Kill the process of a row and start another; `_settle` waits for its first observation."""
+        row = crash.row
+        self._drop(row)
+        self._memory.pending[row] = 1
+        self._restarts.record(crash)
+        self.restarts = self._restarts.count
+        self._steps[row] = 0
+        self._processes[row] = process = self._spawn(row)
+        self._descriptors[row] = process.wake_descriptor
+        self._replaced[row] = (time.monotonic(), crash)
+
+    def _drop(self, row: int) -> None:
+        process = self._processes[row]
+        if process.is_running:
+            self._selector.unregister(process.connection)
+            process.kill()
+            self._descriptors[row] = _NOWHERE  # the number may soon stand for another file
+
+    def _finish_replacing(self) -> list[int]:
+        """Returns the rows that were replaced since the last call."""
+        if not self._replaced:
+            return []
+        now = time.monotonic()
+        arrays = self._memory.sides[self._side]
+        rows = sorted(self._replaced)
+        for row in rows:
+            began, crash = self._replaced.pop(row)
+            self._steps[row] = 0
+            arrays.reward[row] = 0.0
+            arrays.terminated[row] = arrays.truncated[row] = False
+            log.warning("env_restarted", env=row, reason=crash.what, steps=crash.steps, seconds=round(now - began, 3))
+        return rows
+
+    # Waiting
+
+    def _settle(self, timeout_s: float) -> None:
+        """Wait until no row is pending, replacing what fails; each wait is bounded by a time limit."""
+        memory = self._memory
+        deadline = time.monotonic() + timeout_s
+        while not memory.is_settled():
+            for key, _ in self._selector.select(_LOOK_AGAIN_S):
+                if key.data < 0:
+                    with contextlib.suppress(BlockingIOError):
+                        os.read(self._report, 4096)
+                else:
+                    answer = self._hear(key.data)
+                    if isinstance(answer, Built):
+                        process = self._processes[key.data]
+                        self._map(process, answer)
+                        process.reset(seed=self._restarts.seed(key.data), side=self._side)
+            if not memory.is_settled():
+                self._expire(deadline, timeout_s)
+
+    def _expire(self, deadline: float, timeout_s: float) -> None:
+        now = time.monotonic()
+        if now < deadline and not self._replaced:
+            return
+        for row in self._pending_rows():
+            began = self._replaced[row][0] if row in self._replaced else math.inf
+            if row in self._replaced and now > began + self._reset_timeout_s:
+                limit = f"gave no first observation within {self._reset_timeout_s:g} s (reset_timeout_s)"
+            elif row not in self._replaced and now > deadline:
+                limit = f"gave no answer within {timeout_s:g} s"
+            else:
+                continue
+            self._handle(Crash(row=row, what=limit, steps=int(self._steps[row])))
+
+    def _hear(self, row: int) -> object:
+        """Receive what a child says between steps: Built, or how it failed."""
+        process = self._processes[row]
+        try:
+            message = process.receive()
+        except EOFError:
+            self._handle(Crash(row=row, what=process.ending(), steps=int(self._steps[row])))
+            return None
+        if not isinstance(message, Failed):
+            return message
+        match message.kind:
+            case "unknown_env":
+                raise UnknownEnv(message.what)
+            case "bad_observation":
+                raise EnvCrashed(f"{message.what}\n\n{message.details.rstrip()}")
+            case "build" if self._starting:
+                raise EnvBuildError(f"{message.what}\n\n{message.details.rstrip()}")
+        what = message.what if message.kind == "raised" else f"could not be built again: {message.what}"
+        self._handle(Crash(row=row, what=what, steps=message.steps, details=message.details))
+        return None
+
+    def _handle(self, crash: Crash) -> None:
+        if self._starting:
+            self._fail_to_start(crash)
+        if self._memory.pending[crash.row]:
+            self._replace(crash)
+        else:
+            self._drop(crash.row)
+            self._dead[crash.row] = crash
+
+    def _fail_to_start(self, crash: Crash) -> NoReturn:
+        details = f"\n\n{crash.details.rstrip()}" if crash.details else ""
+        raise EnvBuildError(
+            f"environment {crash.row} ({self._factory.name}) {crash.what} before its first step{details}"
+        )
+
+    def _start_timeout_s(self) -> float:
+        processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return self._reset_timeout_s * math.ceil(self.num_envs / processors)
+
+    def _pending_rows(self) -> list[int]:
+        return [int(row) for row in np.flatnonzero(self._memory.pending)] if hasattr(self, "_memory") else []
+
+    # Stepping
+
+    def _result(self, rows: slice | Rows, replaced: list[int]) -> Step:
+        arrays = self._memory.sides[self._side]
+        terminated, truncated = arrays.terminated[rows], arrays.truncated[rows]
+        ended = np.flatnonzero(terminated | truncated)
+        numbers = self._numbers[rows]
+        obs = tuple([obs[rows] for obs in arrays.obs])
+        final = tuple([final[numbers[ended]] for final in arrays.final])
+        self._nan.look(obs, numbers)
+        if ended.size:
+            self._nan.look(final, numbers[ended])
+        return Step(
+            rows=rows,
+            obs=obs,
+            reward=arrays.reward[rows],
+            terminated=terminated,
+            truncated=truncated,
+            ended=ended,
+            final=final,
+            fresh=np.flatnonzero(np.isin(numbers, replaced)) if replaced else NO_ROWS,
+        )
+
+    def _descriptors_of(self, rows: slice | Rows) -> list[int]:
+        if isinstance(rows, slice):
+            return self._descriptors[rows]
+        return [self._descriptors[row] for row in rows]
+
+    def _wake_again(self, rows: slice | Rows, broken: int, command: bytes) -> None:
+        descriptors = self._descriptors_of(rows)
+        for descriptor in descriptors[descriptors.index(broken) + 1 :]:
+            with contextlib.suppress(OSError):
+                os.write(descriptor, command)
+
+    def _answer(self, process: EnvProcess) -> Saved:
+        try:
+            answer = process.receive()
+        except EOFError:
+            raise EnvCrashed(f"environment {process.row} {process.ending()} while its state was saved") from None
+        if isinstance(answer, Saved):
+            return answer
+        details = f": it {answer.what}\n\n{answer.details}" if isinstance(answer, Failed) else ""
+        raise EnvCrashed(f"environment {process.row} could not be saved{details}")
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("these environments are closed")
+
+    def _check_idle(self, what: str) -> None:
+        if self._under_way is not None:
+            raise RuntimeError(f"{what} was called while rows are under way; recv first")
+        self._replace_dead(EVERY_ROW)
+        if self._replaced:
+            self._settle(self._reset_timeout_s)
+            self._finish_replacing()

@@ -1,0 +1,115 @@
+"""Everything that the worker raises on purpose, by cause.
+
+    CormorantError
+    ├── ManifestError            a manifest that cannot be run (exit code 2)
+    │   └── DeviceUnavailable    a GPU is asked for and there is none
+    ├── EnvError
+    │   ├── UnknownEnv           no environment of that name, with near matches
+    │   ├── EnvBuildError        the environment's constructor or first reset failed
+    │   ├── EnvCrashed           a running environment raised or its process died
+    │   └── InvalidAction        NaN, wrong shape, wrong dtype, out of the space
+    ├── PolicyError
+    │   ├── PolicyLoadError      the factory is missing, raised, or returned the wrong type
+    │   └── PolicyMismatch       the policy's outputs do not fit the action space
+    ├── WeightsError
+    │   ├── WeightsMismatch      missing, extra or misshapen tensors; nothing was applied
+    │   └── StaleWeights         a version that is not newer than the published one
+    ├── StateError               a state dict of another job, layout or version
+    ├── DatasetError
+    │   ├── DatasetMismatch      another environment or schema is stored at the URI
+    │   └── DatasetCorrupt       a shard is missing or its digest differs
+    └── FleetError
+        ├── WorkerFailed         a worker could not start, or failed too often
+        ├── ControlTimeout       a control call was not answered in time
+        └── FleetClosed          the fleet was closed while somebody waited
+
+A message says what happened, the values, and what to do.
+"""
+
+
+class CormorantError(Exception):
+    """Root of the errors that a user can do something about: shown as one sentence, without a traceback."""
+
+
+class ManifestError(CormorantError):
+    """The manifest is valid on paper and cannot be run here."""
+
+
+class DeviceUnavailable(ManifestError):
+    """The manifest asks for a device that this machine does not have."""
+
+
+class EnvError(CormorantError):
+    """An environment cannot be built or stepped."""
+
+
+class UnknownEnv(EnvError):
+    """No environment of that name can be built here."""
+
+
+class EnvBuildError(EnvError):
+    """The environment's constructor or its first reset failed."""
+
+
+class EnvCrashed(EnvError):
+    """A running environment raised, hung or died."""
+
+
+class InvalidAction(EnvError):
+    """An action that the environment must not see."""
+
+
+class PolicyError(CormorantError):
+    """A policy cannot be loaded or run."""
+
+
+class PolicyLoadError(PolicyError):
+    """The policy's factory is missing, raised, or returned something that is not a policy."""
+
+
+class PolicyMismatch(PolicyError):
+    """What the policy computes does not fit the environment's action space."""
+
+
+class WeightsError(CormorantError):
+    """Published weights were refused."""
+
+
+class WeightsMismatch(WeightsError):
+    """The tensors differ from the policy's in name, shape or dtype. Nothing was applied."""
+
+
+class StaleWeights(WeightsError):
+    """The version is not newer than what is already published."""
+
+
+class StateError(CormorantError):
+    """A state dict that this fleet cannot restore."""
+
+
+class DatasetError(CormorantError):
+    """A dataset cannot be written or read."""
+
+
+class DatasetMismatch(DatasetError):
+    """What is stored at the URI comes from another environment or schema."""
+
+
+class DatasetCorrupt(DatasetError):
+    """A shard is missing, cut short, or differs from its digest."""
+
+
+class FleetError(CormorantError):
+    """The fleet cannot do what was asked."""
+
+
+class WorkerFailed(FleetError):
+    """A worker could not be started, or was restarted too often."""
+
+
+class ControlTimeout(FleetError):
+    """A control call was not answered in time; its message names the worker and the limit."""
+
+
+class FleetClosed(FleetError):
+    """The fleet was closed while somebody waited on it."""

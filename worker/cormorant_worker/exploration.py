@@ -1,0 +1,62 @@
+"""How a policy explores: TorchRL's exploration types, in force around a batch.
+
+TorchRL's and tensordict's modules ask tensordict for the type; the policies that ship ask here. tensordict is told only
+where something has imported it: importing it takes seconds, and a worker whose policy is a plain module needs none.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import StrEnum
+from typing import Any
+
+
+class ExplorationType(StrEnum):
+    """What a policy does with its distribution."""
+
+    RANDOM = "random"
+    """Draw from it."""
+    MODE = "mode"
+    """Its most likely action."""
+    MEAN = "mean"
+    """Its mean; the mode where the action is discrete."""
+    DETERMINISTIC = "deterministic"
+    """The distribution's own choice of a best action."""
+
+
+_in_force = ExplorationType.RANDOM
+
+
+def is_greedy() -> bool:
+    """True when the type in force asks for the best action instead of a random one.
+
+    A type that the caller set with TorchRL's `set_exploration_type` counts, too.
+    """
+    theirs = _tensordict_nn()
+    if theirs is not None:
+        asked = theirs.interaction_type()
+        return asked is not None and asked.name.lower() in _GREEDY
+    return _in_force is not ExplorationType.RANDOM
+
+
+@contextmanager
+def exploring(exploration: ExplorationType) -> Iterator[None]:
+    """Put a type in force, here and for tensordict's modules. Not for use from several threads."""
+    global _in_force
+    before, _in_force = _in_force, exploration
+    theirs = _tensordict_nn()
+    try:
+        if theirs is None:
+            yield
+        else:
+            with theirs.set_interaction_type(theirs.InteractionType[exploration.name]):
+                yield
+    finally:
+        _in_force = before
+
+
+_GREEDY = {ExplorationType.MODE.value, ExplorationType.MEAN.value, ExplorationType.DETERMINISTIC.value}
+
+
+def _tensordict_nn() -> Any:
+    return sys.modules.get("tensordict.nn")

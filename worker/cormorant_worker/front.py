@@ -1,0 +1,177 @@
+"""The Python front door: from a manifest to a running fleet, or to one collector in this process.
+
+    from cormorant_worker import open_fleet
+
+    with open_fleet("job.yaml", workers=2) as fleet:
+        for batch in fleet.batches():                  # TensorDict [B, T]
+            learn(batch)
+            fleet.publish(policy.state_dict())
+
+A script that opens a fleet needs no `if __name__ == "__main__"`: worker processes never import it.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cormorant_contract import errors as contract
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+from cormorant_manifest.reader import STDIN, load_jobs
+from cormorant_worker.errors import ManifestError
+
+if TYPE_CHECKING:
+    from cormorant_worker.collector import Collector
+    from cormorant_worker.engine.local import LocalFleet
+
+Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
+"""A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
+
+
+def open_fleet(
+    manifest: Manifest,
+    *,
+    name: str = "",
+    workers: int = 0,
+    device: str = "",
+    storing_device: str = "cpu",
+    startup_timeout_s: float = 300.0,
+) -> "LocalFleet":
+    """Start the workers of a job on this machine and wait until each stands at its first observation.
+
+        with open_fleet("examples/cartpole-ppo.yaml") as fleet:
+            policy = mlp(*fleet.spaces)
+            for batch in fleet.batches():
+                update(policy, batch)
+                fleet.publish(policy.state_dict())
+
+    Args:
+        manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
+            entrypoints find the modules beside it.
+        name: metadata.name of the job, for files with several.
+        workers: worker processes; 0 = as many as the manifest says, at most one a processor.
+        device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
+        storing_device: torch device on which batches are handed out.
+        startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
+            `LocalFleet(load_job("job.yaml"), FleetOptions(...))` takes all of them.
+
+    Returns:
+        The running fleet; close it, or use it as a context manager.
+
+    Raises:
+        ManifestError: the manifest is refused; with every problem found, one a line.
+        DeviceUnavailable: a gpu is asked for and torch finds none.
+        UnknownEnv, EnvBuildError: EnvPool cannot build the task.
+        WorkerFailed: a worker cannot start; names it and says why.
+        DatasetError: the dataset's folder cannot be used, or belongs to another job.
+    """
+    from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.options import FleetOptions
+
+    options = FleetOptions(
+        workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s
+    )
+    job = load_job(manifest, name=name)
+    refuse_unknown_task(job)
+    return LocalFleet(job, options)
+
+
+def make_collector(manifest: Manifest, *, name: str = "", device: str = "cpu") -> "Collector":
+    """Build one collector in this process: no workers, no queue, no dataset.
+
+        with make_collector("examples/halfcheetah.yaml") as collector:
+            batch = collector.collect(num_steps=10_000)        # exactly so many frames, [B, T]
+            played = collector.collect(num_episodes=20)        # exactly so many episodes
+
+    It has the streams of the fleet's first worker. `output`, `workerGroups` and `totalFrames` of the manifest count
+    for nothing here.
+
+    Args:
+        manifest: as for `open_fleet`.
+        name: metadata.name of the job, for files with several.
+        device: torch device of the policy.
+
+    Raises:
+        ManifestError: the manifest is refused; with every problem found, one a line.
+        EnvError, PolicyError, WeightsError: an environment or the policy cannot be built.
+    """
+    from cormorant_worker.build import build_collector
+    from cormorant_worker.place import WorkerPlace
+
+    job = load_job(manifest, name=name)
+    if (pool := job.spec.env.envpool) is not None and pool.kwargs:
+        from cormorant_worker.envs.envpool import EnvPoolTask
+        from cormorant_worker.envs.probe import probe
+
+        task = EnvPoolTask(
+            task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=job.spec.env.max_episode_steps
+        )
+        task.check()
+        # Some arguments end the process that uses them, and this one is the caller's.
+        probe(task)
+    return build_collector(job, WorkerPlace(device=device)).collector
+
+
+def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
+    """Read a CollectorJob and put its folder on the import path.
+
+    Args:
+        manifest: path of a YAML file, a mapping, or a CollectorJob, which is returned as it is.
+        name: metadata.name of the job, for files with several.
+
+    Raises:
+        ManifestError: the manifest is refused, with every problem found; or the file holds several jobs and none of
+            that name.
+    """
+    if isinstance(manifest, CollectorJob):
+        return manifest
+    try:
+        if isinstance(manifest, Mapping):
+            return parse_job(dict(manifest))
+        path = os.fspath(manifest)
+        job = pick_job(load_jobs(path), name, source=path)
+    except contract.ManifestError as error:
+        raise ManifestError(str(error)) from error
+    if path != STDIN:
+        add_import_folder(Path(path).resolve().parent)
+    return job
+
+
+def pick_job(jobs: list[CollectorJob], name: str, *, source: str) -> CollectorJob:
+    """The job of that name; with one job in the file, the name may be left out.
+
+    Raises:
+        ManifestError: there are several, or none of that name.
+    """
+    names = [job.metadata.name for job in jobs]
+    if not name and len(jobs) == 1:
+        return jobs[0]
+    if not name:
+        raise ManifestError(f"{source} holds {len(jobs)} CollectorJobs ({', '.join(names)}); choose one by its name")
+    found = [job for job in jobs if job.metadata.name == name]
+    if len(found) != 1:
+        many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
+        raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')
+    return found[0]
+
+
+def add_import_folder(folder: Path) -> None:
+    """Let this process and the workers it starts import from a folder, as the job's `code` is in pods."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def refuse_unknown_task(job: CollectorJob) -> None:
+    """Refuse an EnvPool task that cannot be built before any process is started: the answer comes in a blink.
+
+    Raises:
+        UnknownEnv: no such task, with near matches.
+        EnvBuildError: its runtime is missing, or it has no such argument.
+    """
+    block = job.spec.env.envpool
+    if block is not None:
+        from cormorant_worker.envs.envpool import EnvPoolTask
+
+        EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs)).check()

@@ -1,0 +1,54 @@
+"""Where a collector stands in its fleet, and what it may use of the machine. Light: fleets import it, too."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cormorant_worker.errors import DeviceUnavailable
+from cormorant_worker.seeding import SeedPath
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where a collector stands in its fleet, and what it may use of the machine."""
+
+    group: str = "local"
+    index: int = 0
+    attempt: int = 0
+    group_number: int = 0
+    num_groups: int = 1
+    num_workers: int = 1
+    """Workers that share the job's warm-up frames."""
+    max_threads: int = 0
+    """EnvPool threads at most; 0 = this process's CPU limit."""
+    num_threads: int = 0
+    """EnvPool threads that a predecessor's calibration found; 0 = calibrate."""
+    device: str = "cpu"
+    """Torch device of the policy."""
+
+    @property
+    def part(self) -> str:
+        """Name of this worker attempt, e.g. `cpu-0-1`: its folder in a dataset."""
+        return f"{self.group}-{self.index}-{self.attempt}"
+
+    def seeds(self, job_seed: int) -> SeedPath:
+        """The streams of this worker."""
+        return SeedPath(
+            job_seed=job_seed,
+            index=self.index,
+            attempt=self.attempt,
+            group_number=self.group_number,
+            num_groups=self.num_groups,
+        )
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of that name.
+
+    Raises:
+        DeviceUnavailable: CUDA is asked for and there is none.
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceUnavailable(f"device {name} is asked for and torch finds no CUDA device; use --device cpu to go on")
+    return device

@@ -1,0 +1,59 @@
+"""Seeds: no two environments of a fleet share a stream, a replacement does not repeat its predecessor's.
+
+Streams of a worker's own (policy noise, random actions) come from numpy's SeedSequence with spawn keys:
+https://numpy.org/doc/stable/reference/random/parallel.html. EnvPool takes 31-bit seeds, where independent draws would
+collide by chance; environments are therefore numbered over the whole fleet, and the numbers shuffled one to one.
+"""
+
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+_BITS = 31
+_MASK = (1 << _BITS) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeedPath:
+    """Where a worker stands in the fleet: with the job's seed it fixes every stream of that worker."""
+
+    job_seed: int
+    index: int
+    """The slot's index within its group."""
+    attempt: int = 0
+    """The n-th process to fill the slot, from 0."""
+    group_number: int = 0
+    """The group's position in the manifest, from 0."""
+    num_groups: int = 1
+
+    def sequence(self, purpose: str) -> np.random.SeedSequence:
+        """The seed sequence of one purpose ("policy", "actions") of this worker."""
+        key = (self.group_number, self.index, self.attempt, zlib.crc32(purpose.encode()))
+        return np.random.SeedSequence(self.job_seed, spawn_key=key)
+
+    def seed(self, purpose: str) -> int:
+        """One 63-bit seed for a purpose, for example torch's generator."""
+        return int(self.sequence(purpose).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+    def env_seeds(self, num_envs: int) -> list[int]:
+        """One 31-bit seed for each environment; all distinct over slots and attempts.
+
+        Slots and attempts are numbered diagonal by diagonal (Cantor's pairing), so that the numbers stay small in
+        both directions: 1,000 slots of 64 environments with 100 attempts each use 2 % of the 2^31 seeds. Past 2^31
+        the numbers wrap round.
+        """
+        slot = self.index * self.num_groups + self.group_number
+        diagonal = slot + self.attempt
+        first = (diagonal * (diagonal + 1) // 2 + self.attempt) * num_envs
+        key = int(np.random.SeedSequence(self.job_seed).generate_state(1)[0])
+        return [_shuffle(first + env, key) for env in range(num_envs)]
+
+
+def _shuffle(number: int, key: int) -> int:
+    """Map 31 bits to 31 bits, one to one: xor with a shifted self and odd factors can both be undone."""
+    number = (number + key) & _MASK
+    for shift, factor in ((15, 0x2C1B3C6D), (12, 0x297A2D39), (15, 0x1B873593)):
+        number ^= number >> shift
+        number = (number * factor) & _MASK
+    return number ^ (number >> 16)

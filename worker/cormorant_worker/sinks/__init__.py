@@ -1,0 +1,1 @@
+"""Where batches go: the durable dataset."""

@@ -1,0 +1,204 @@
+"""A dataset: `dataset.json` at the root, and one part a worker attempt. Opened by the fleet, by workers, by readers.
+
+<uri>/dataset.json
+<uri>/<group>-<index>-<attempt>/frames-000000.arrow ...    and manifest.jsonl, one line a sealed shard
+"""
+
+import re
+from dataclasses import dataclass
+
+from cormorant_worker.block import Layout
+from cormorant_worker.errors import DatasetError, DatasetMismatch
+from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.record import ShardRecord
+from cormorant_worker.sinks.schema import FrameSchema
+from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
+from cormorant_worker.sinks.store import Store, open_store
+
+DESCRIPTION = "dataset.json"
+_PART = re.compile(r"(?P<group>.+)-(?P<index>\d+)-(?P<attempt>\d+)")
+_MOST_DIFFERENCES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """What one worker attempt has written."""
+
+    name: str
+    records: tuple[ShardRecord, ...]
+    """Sealed shards, in order."""
+    is_torn: bool
+    """A crash cut the manifest's last line off; the shard it was about does not count."""
+    leftovers: tuple[str, ...]
+    """Files that a crash left behind and nobody reads; they may be deleted once the writer is gone."""
+
+    @property
+    def frames(self) -> int:
+        """Frames in sealed shards."""
+        return sum(record.frames for record in self.records)
+
+
+class Dataset:
+    """A dataset that exists. Cheap to hold; every question looks at the files anew."""
+
+    def __init__(self, store: Store, description: DatasetDescription) -> None:
+        """Use `open_dataset`, `find_dataset` or `read_dataset`."""
+        self.store = store
+        self.description = description
+
+    @property
+    def uri(self) -> str:
+        """Where it lies."""
+        return self.store.uri
+
+    def parts(self) -> tuple[Part, ...]:
+        """All parts, by group, index and attempt.
+
+        Raises:
+            DatasetCorrupt: a manifest holds something else than manifest lines.
+            DatasetError: it cannot be read.
+        """
+        return tuple(self.part(name) for name in self.part_names())
+
+    def part_names(self) -> tuple[str, ...]:
+        """Names of all parts, by group, index and attempt."""
+        try:
+            names = self.store.parts()
+        except OSError as error:
+            raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
+        return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=_part_order))
+
+    @property
+    def frames(self) -> int:
+        """Durable frames of all parts."""
+        return sum(part.frames for part in self.parts())
+
+    def next_attempt(self, group: str, index: int) -> int:
+        """The attempt that a slot's next process has to write as: one more than any that left a folder."""
+        taken = [
+            int(match["attempt"])
+            for match in map(_PART.fullmatch, self.part_names())
+            if match and match["group"] == group and int(match["index"]) == index
+        ]
+        return max(taken, default=-1) + 1
+
+    def writer(self, part: str, layout: Layout, *, limits: ShardLimits = ShardLimits()) -> ShardWriter:  # noqa: B008  # frozen
+        """Begin a part.
+
+        Args:
+            part: `part_name(group, index, attempt)`, never written before.
+            layout: of the blocks to come.
+            limits: when shards are sealed.
+
+        Raises:
+            DatasetMismatch: the layout has other leaves than the dataset.
+            DatasetError: the name is no part's, the part exists, or the folder cannot be written.
+        """
+        if not _PART.fullmatch(part):
+            raise DatasetError(f"{part!r} does not name a part; use <group>-<index>-<attempt>, for example cpu-0-0")
+        schema = FrameSchema.of(layout)
+        if schema != self.description.schema:
+            _refuse(self.uri, self.description.differences(_with_schema(self.description, schema)))
+        return ShardWriter(self.store, part, layout, limits=limits)
+
+    def part(self, name: str) -> Part:
+        """One part; see `parts` for what it raises."""
+        try:
+            # The manifest first: a shard that is sealed in between then looks like a leftover, not like a loss.
+            notes = self.store.notes(name)
+            files = self.store.files(name)
+        except OSError as error:
+            raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
+        records = tuple(
+            ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
+            for number, line in enumerate(notes.lines, start=1)
+        )
+        known = {record.shard for record in records}
+        leftovers = tuple(file for file in files if file not in known)
+        return Part(name=name, records=records, is_torn=notes.is_torn, leftovers=leftovers)
+
+
+def part_name(group: str, index: int, attempt: int) -> str:
+    """The folder of one worker attempt: `cpu-0-0`."""
+    return f"{group}-{index}-{attempt}"
+
+
+def find_dataset(uri: str) -> Dataset | None:
+    """The dataset at a URI, or None when nothing is there yet.
+
+    Raises:
+        DatasetError: it cannot be read, or something else lies there.
+    """
+    store = open_store(uri)
+    try:
+        data = store.read_root(DESCRIPTION)
+        if data is None:
+            return None
+    except NotADirectoryError as error:
+        raise DatasetError(f"{uri} is not a folder; give a dataset a folder of its own") from error
+    except OSError as error:
+        raise DatasetError(f"{uri} cannot be read: {error.strerror or error}") from error
+    return Dataset(store, DatasetDescription.from_bytes(data, where=f"{uri}/{DESCRIPTION}"))
+
+
+def read_dataset(uri: str) -> Dataset:
+    """The dataset at a URI.
+
+    Raises:
+        DatasetError: there is none, or it cannot be read.
+    """
+    dataset = find_dataset(uri)
+    if dataset is None:
+        raise DatasetError(f"there is no dataset at {uri}: {DESCRIPTION} is missing; check the URI")
+    return dataset
+
+
+def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
+    """Begin a dataset at a URI, or go on with the one that is there. Called by every process that writes.
+
+    Args:
+        uri: a path, `file://`, or what fsspec opens.
+        description: what will be written.
+
+    Raises:
+        DatasetMismatch: what is there comes from another environment or has other leaves; names each difference.
+        DatasetError: the folder cannot be made, read or written.
+    """
+    dataset = find_dataset(uri)
+    if dataset is None:
+        store = open_store(uri)
+        try:
+            store.write_root_once(DESCRIPTION, description.to_bytes())
+        except (FileExistsError, NotADirectoryError) as error:
+            raise DatasetError(f"{uri} is not a folder; give a dataset a folder of its own") from error
+        except OSError as error:
+            raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
+        # Somebody else may have come first: what is there counts.
+        dataset = read_dataset(uri)
+    _refuse(uri, dataset.description.differences(description))
+    return dataset
+
+
+def _refuse(uri: str, differences: tuple[str, ...]) -> None:
+    if differences:
+        shown = "; ".join(differences[:_MOST_DIFFERENCES])
+        more = len(differences) - _MOST_DIFFERENCES
+        rest = f"; and {more} more" if more > 0 else ""
+        raise DatasetMismatch(
+            f"the dataset at {uri} holds something else than this job would add: {shown}{rest}. "
+            "Give this job another URI, or run what began the dataset"
+        )
+
+
+def _with_schema(description: DatasetDescription, schema: FrameSchema) -> DatasetDescription:
+    return DatasetDescription(
+        env=description.env,
+        observation_space=description.observation_space,
+        action_space=description.action_space,
+        schema=schema,
+    )
+
+
+def _part_order(name: str) -> tuple[str, int, int]:
+    match = _PART.fullmatch(name)
+    return (match["group"], int(match["index"]), int(match["attempt"])) if match else (name, 0, 0)

@@ -1,0 +1,152 @@
+"""What a dataset is of: its environment, its spaces and the leaves of its frames. Kept in `dataset.json`."""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cormorant_worker.block import Layout
+from cormorant_worker.errors import DatasetCorrupt
+from cormorant_worker.sinks import space_json
+from cormorant_worker.sinks.schema import FORMAT_VERSION, FrameSchema, column_name
+from cormorant_worker.spaces import Leaf, Space, describe
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DatasetDescription:
+    """What every frame of a dataset has in common. The last four fields are notes: a rerun may differ in them."""
+
+    env: Mapping[str, Any]
+    """JSON values that tell environments apart, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`;
+    without what may change from run to run, such as the number of environments."""
+    observation_space: Space
+    """Of one environment."""
+    action_space: Space
+    schema: FrameSchema
+    job: str = ""
+    """The CollectorJob's name."""
+    seed: int = 0
+    manifest_sha256: str = ""
+    """Of the manifest that began the dataset."""
+    env_spec: str = ""
+    """Gymnasium's EnvSpec as JSON, where there is one: Minari can rebuild the environment from it."""
+    notes: Mapping[str, str] = field(default_factory=dict)
+    """Anything else worth keeping, for example versions."""
+
+    @classmethod
+    def of(
+        cls, env: Mapping[str, Any], observation_space: Space, action_space: Space, layout: Layout, **notes: Any
+    ) -> "DatasetDescription":
+        """Describe what a collector with this layout writes; `notes` are the remaining fields."""
+        return cls(
+            env=env,
+            observation_space=observation_space,
+            action_space=action_space,
+            schema=FrameSchema.of(layout),
+            **notes,
+        )
+
+    def to_bytes(self) -> bytes:
+        """The text of `dataset.json`."""
+        value = {
+            "format": "cormorant-shards",
+            "formatVersion": FORMAT_VERSION,
+            "job": self.job,
+            "env": dict(self.env),
+            "envSpec": self.env_spec,
+            "observationSpace": space_json.to_json(self.observation_space),
+            "actionSpace": space_json.to_json(self.action_space),
+            "schema": self.schema.fingerprint(),
+            "leaves": [
+                {"kind": kind, "key": list(leaf.key), "shape": list(leaf.shape), "dtype": leaf.dtype.name}
+                for kind, leaves in self.schema.kinds
+                for leaf in leaves
+            ],
+            "seed": self.seed,
+            "manifestSha256": self.manifest_sha256,
+            "notes": dict(self.notes),
+        }
+        return (json.dumps(value, indent=2) + "\n").encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, where: str) -> "DatasetDescription":
+        """Read `dataset.json`.
+
+        Raises:
+            DatasetCorrupt: it is not such a file, or a later version wrote it; the message begins with `where`.
+        """
+        try:
+            value = json.loads(data)
+            if value["formatVersion"] != FORMAT_VERSION:
+                raise DatasetCorrupt(
+                    f"{where} has format version {value['formatVersion']}, this version reads {FORMAT_VERSION}; "
+                    "read it with the version that wrote it"
+                )
+            kinds: dict[str, list[Leaf]] = {"observation": [], "action": [], "output": [], "state": []}
+            for leaf in value["leaves"]:
+                kinds[leaf["kind"]].append(
+                    Leaf(key=tuple(leaf["key"]), shape=tuple(leaf["shape"]), dtype=np.dtype(leaf["dtype"]))
+                )
+            return cls(
+                env=value["env"],
+                observation_space=space_json.from_json(value["observationSpace"]),
+                action_space=space_json.from_json(value["actionSpace"]),
+                schema=FrameSchema(
+                    observation=tuple(kinds["observation"]),
+                    action=tuple(kinds["action"]),
+                    outputs=tuple(kinds["output"]),
+                    states=tuple(kinds["state"]),
+                ),
+                job=value["job"],
+                seed=value["seed"],
+                manifest_sha256=value["manifestSha256"],
+                env_spec=value["envSpec"],
+                notes=value["notes"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise DatasetCorrupt(f"{where} does not describe a dataset: {error!r}; restore it from a copy") from error
+
+    def differences(self, new: "DatasetDescription") -> tuple[str, ...]:
+        """What a rerun would store otherwise than this dataset: `env.envpool.taskId: "Pong-v5" is stored, now ...`."""
+        found = [
+            f"{path}: {json.dumps(old)} is stored, now it is {json.dumps(now)}"
+            for path, old, now in _changes("env", json.loads(json.dumps(dict(self.env))), _plain(new.env))
+        ]
+        for name, old_space, new_space in (
+            ("observation space", self.observation_space, new.observation_space),
+            ("action space", self.action_space, new.action_space),
+        ):
+            if space_json.to_json(old_space) != space_json.to_json(new_space):
+                old, now = describe(old_space), describe(new_space)
+                now = f"{now}, with other bounds" if old == now else now
+                found.append(f"{name}: {old} is stored, now it is {now}")
+        for (kind, old_leaves), (_, new_leaves) in zip(self.schema.kinds, new.schema.kinds, strict=True):
+            found += _leaf_changes(kind, old_leaves, new_leaves)
+        return tuple(found)
+
+
+def _plain(value: Mapping[str, Any]) -> Any:
+    return json.loads(json.dumps(dict(value)))
+
+
+_ABSENT = "nothing"
+
+
+def _changes(path: str, old: Any, new: Any) -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for name in dict.fromkeys((*old, *new)):
+            yield from _changes(f"{path}.{name}", old.get(name, _ABSENT), new.get(name, _ABSENT))
+    elif old != new:
+        yield path, old, new
+
+
+def _leaf_changes(kind: str, old: tuple[Leaf, ...], new: tuple[Leaf, ...]) -> Iterator[str]:
+    was = {column_name(leaf): f"{leaf.dtype.name} {list(leaf.shape)}" for leaf in old}
+    now = {column_name(leaf): f"{leaf.dtype.name} {list(leaf.shape)}" for leaf in new}
+    for name in dict.fromkeys((*was, *now)):
+        if was.get(name) != now.get(name):
+            yield f"{kind} {name}: {was.get(name, _ABSENT)} is stored, now it is {now.get(name, _ABSENT)}"
+    if was == now and list(was) != list(now):
+        yield f"{kind}: {', '.join(was)} are stored in this order, now it is {', '.join(now)}"

@@ -1,0 +1,55 @@
+"""A dataset in other people's formats. Called by `cormorant dataset export`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks.dataset import read_dataset
+
+ExportFormat = Literal["minari", "parquet"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export wrote."""
+
+    path: Path
+    """The folder to open."""
+    frames: int
+    episodes: int
+    """Trajectories; for Parquet those that ended."""
+    cut: int
+    """Trajectories whose end the dataset does not have; Minari: stored as truncated at their last frame."""
+
+
+def export(uri: str, target: Path, *, to: ExportFormat, progress: Callable[[int], None] = lambda _: None) -> Exported:
+    """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is.
+
+    Args:
+        uri: the dataset.
+        target: a folder that does not exist yet, or is empty.
+        to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`) or parquet (a file a part).
+        progress: called with the number of frames written so far.
+
+    Raises:
+        DatasetError: the target is not empty or cannot be written; h5py is not installed; the dataset is corrupt.
+    """
+    # Each format brings a library of its own.
+    dataset = read_dataset(uri)
+    try:
+        if target.exists() and any(target.iterdir()):
+            raise DatasetError(f"{target} is not empty; export into a new folder")
+        target.mkdir(parents=True, exist_ok=True)
+        if to == "parquet":
+            from cormorant_worker.sinks.parquet import export_parquet
+
+            return export_parquet(dataset, target, progress)
+        try:
+            from cormorant_worker.sinks.minari import export_minari
+        except ImportError as error:
+            raise DatasetError("exporting to Minari needs h5py; install cormorant[datasets]") from error
+        return export_minari(dataset, target, progress)
+    except OSError as error:
+        raise DatasetError(f"{target} cannot be written: {error.strerror or error}") from error

@@ -1,0 +1,210 @@
+"""A dataset in a folder of this machine: fsync, rename, and a manifest that lines are added to.
+
+    frames-000000.arrow.open -> fsync -> rename to frames-000000.arrow -> fsync of the folder -> manifest line
+
+A shard belongs to the dataset from the moment its manifest line is on disk. Whatever a crash leaves behind before
+that (an `.open` file, a renamed shard without a line, a line without its newline) is never read and never repaired:
+a part is written by one attempt only, so nobody continues it.
+"""
+
+import contextlib
+import hashlib
+import os
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+
+from cormorant_worker.sinks.store import Notes
+
+MANIFEST = "manifest.jsonl"
+OPEN_SUFFIX = ".open"
+_HASH_STEP = 1 << 20
+_HASH_AHEAD = 4 << 20
+_GATHER = 64 << 10
+
+
+def local_path(uri: str) -> Path | None:
+    """The folder that a path or a `file://` URI names, or None for other schemes."""
+    parts = urlsplit(uri)
+    if "://" not in uri:
+        return Path(uri)
+    if parts.scheme in ("file", "local"):
+        return Path(unquote(parts.netloc + parts.path))
+    return None
+
+
+class LocalStore:
+    """The files of a dataset below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.uri = str(root)
+
+    def read_root(self, name: str) -> bytes | None:
+        """A file at the root, or None when there is none."""
+        try:
+            return (self.root / name).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_root_once(self, name: str, data: bytes) -> None:
+        """Write a file at the root; a hard link makes it appear whole, and only if there is none."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        draft = self.root / f".{name}.{os.getpid()}"
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            with contextlib.suppress(FileExistsError):
+                os.link(draft, self.root / name)
+            _sync_folder(self.root)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def parts(self) -> list[str]:
+        """Names of the folders at the root, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name[0] != ".")
+
+    def create_part(self, part: str) -> None:
+        """Make a part's folder, durably."""
+        (self.root / part).mkdir()
+        _sync_folder(self.root)
+
+    def create_shard(self, part: str, name: str) -> "LocalShardFile":
+        """Begin a shard."""
+        return LocalShardFile(self.root / part / name)
+
+    def note(self, part: str, number: int, line: str) -> None:
+        """Add a line to `manifest.jsonl`; a line that does not fit on the disk is taken back."""
+        descriptor = os.open(self.root / part / MANIFEST, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            size = os.fstat(descriptor).st_size
+            try:
+                _write_all(descriptor, memoryview(f"{line}\n".encode()))
+                os.fsync(descriptor)
+            except OSError:
+                os.ftruncate(descriptor, size)
+                raise
+        finally:
+            os.close(descriptor)
+        if number == 0:
+            _sync_folder(self.root / part)
+
+    def notes(self, part: str) -> Notes:
+        """The lines of `manifest.jsonl` that end with a newline."""
+        try:
+            text = (self.root / part / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            return Notes(lines=())
+        *lines, rest = text.split(b"\n")
+        return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
+
+    def files(self, part: str) -> dict[str, int]:
+        """Names and sizes in bytes of everything but the manifest."""
+        entries = sorted((self.root / part).iterdir())
+        return {entry.name: entry.stat().st_size for entry in entries if entry.name != MANIFEST}
+
+    def open(self, part: str, name: str) -> Any:
+        """A published shard, mapped into memory."""
+        return pa.memory_map(str(self.root / part / name), "r")
+
+    def free_bytes(self) -> int | None:
+        """Bytes that can still be written to the root's file system."""
+        with contextlib.suppress(OSError):
+            return shutil.disk_usage(self.root).free
+        return None
+
+
+class LocalShardFile:
+    """An `.open` file. Written by one thread; another follows it and digests what the first has written."""
+
+    def __init__(self, path: Path) -> None:
+        self.size_bytes = 0
+        self.closed = False
+        self._path = path
+        self._draft = path.with_name(path.name + OPEN_SUFFIX)
+        self._descriptor = os.open(self._draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+        self._sha = hashlib.sha256()
+        self._hashed = 0
+        self._follower = ThreadPoolExecutor(1, thread_name_prefix="digest")
+        self._gathered = bytearray()
+        self._written = 0
+        self._promised = 0
+
+    def write(self, data: Any) -> int:
+        """Append any contiguous buffer. Small ones are gathered, a batch has dozens of them."""
+        view = memoryview(data).cast("B")
+        self.size_bytes += len(view)
+        if len(view) < _GATHER:
+            self._gathered += view
+        if len(self._gathered) >= _GATHER or len(view) >= _GATHER:
+            self._put(memoryview(bytes(self._gathered)))
+            self._gathered.clear()
+        if len(view) >= _GATHER:
+            self._put(view)
+        return len(view)
+
+    def _put(self, view: memoryview) -> None:
+        """Write in pieces, so that the digest is not far behind the end of a big buffer."""
+        for start in range(0, len(view), _HASH_AHEAD):
+            piece = view[start : start + _HASH_AHEAD]
+            _write_all(self._descriptor, piece)
+            self._written += len(piece)
+            if self._written - self._promised >= _HASH_AHEAD:
+                self._hash_ahead()
+
+    def flush(self) -> None:
+        """For pyarrow; `publish` writes what was gathered."""
+
+    def publish(self) -> str:
+        """Fsync, rename, fsync of the folder, while the digest catches up."""
+        self._put(memoryview(bytes(self._gathered)))
+        self._gathered.clear()
+        hashed = self._hash_ahead()
+        os.fsync(self._descriptor)
+        self._draft.rename(self._path)
+        _sync_folder(self._path.parent)
+        hashed.result()
+        self._close()
+        return self._sha.hexdigest()
+
+    def discard(self) -> None:
+        """Close and remove the `.open` file, if it still is one."""
+        self._close()
+        self._draft.unlink(missing_ok=True)
+
+    def _close(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._follower.shutdown()
+            os.close(self._descriptor)
+
+    def _hash_ahead(self) -> "Future[None]":
+        self._promised = self._written
+        return self._follower.submit(self._hash_to, self._written)
+
+    def _hash_to(self, stop: int) -> None:
+        while self._hashed < stop:
+            data = os.pread(self._descriptor, min(_HASH_STEP, stop - self._hashed), self._hashed)
+            self._sha.update(data)
+            self._hashed += len(data)
+
+
+def _write_all(descriptor: int, view: memoryview) -> None:
+    while len(view):
+        view = view[os.write(descriptor, view) :]
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,207 @@
+"""A dataset in Minari's HDF5 layout, written with h5py alone. Called by `export`.
+
+    <target>/data/metadata.json
+    <target>/data/main_data.hdf5     episode_0/{observations, actions, rewards, terminations, truncations, infos} ...
+
+Observations have one value more than actions: the true final one. `infos` has per frame `policy_version` and the
+policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Small arrays are stored in
+their header, which is several times faster than HDF5's chunks; images are compressed with lzf, which h5py brings along.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import h5py
+import numpy as np
+
+from cormorant_worker.sinks.dataset import Dataset
+from cormorant_worker.sinks.export import Exported
+from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space
+
+MINARI_VERSION = "0.5.4"
+"""The layout's version; loaders look at it."""
+_HELD_BYTES = 256 << 20
+_COMPACT_BYTES = 60_000
+_COMPRESS_BYTES = 1 << 20
+_CHUNK_BYTES = 256 << 10
+
+
+def export_minari(dataset: Dataset, target: Path, progress: Callable[[int], None]) -> Exported:
+    """Write `<target>/data`. Episodes are numbered in the order in which they ended."""
+    data = target / "data"
+    data.mkdir()
+    path = data / "main_data.hdf5"
+    with h5py.File(path, "w", libver="latest") as file:
+        episodes = _Episodes(file, dataset)
+        for stretch in iter_stretches(dataset, max_bytes=_HELD_BYTES):
+            episodes.add(stretch)
+            progress(episodes.frames)
+    _write_metadata(data, dataset, episodes, path.stat().st_size)
+    return Exported(path=data, frames=episodes.frames, episodes=episodes.count, cut=episodes.cut)
+
+
+class _Episodes:
+    """Episodes of one HDF5 file: whole ones are written at once, long ones grow stretch by stretch."""
+
+    def __init__(self, file: Any, dataset: Dataset) -> None:
+        self.count = 0
+        self.frames = 0
+        self.cut = 0
+        self._file = file
+        self._schema = dataset.description.schema
+        spaces = dataset.description
+        self._observation = _paths(spaces.observation_space, "observations")
+        self._action = _paths(spaces.action_space, "actions")
+        self._growing: dict[tuple[str, int, int], tuple[int, int]] = {}
+        """(part, env, trajectory) -> episode number, frames so far."""
+
+    def add(self, stretch: Stretch) -> None:
+        """Write a stretch into its episode."""
+        key = (stretch.part, stretch.env, stretch.traj_id)
+        number, start = self._growing.pop(key, (self.count, 0))
+        if start == 0:
+            self.count += 1
+        frames = start + len(stretch)
+        arrays = self._arrays(stretch)
+        if start == 0 and stretch.ending != "open":
+            group = self._file.create_group(f"episode_{number}")
+            for path, values in arrays.items():
+                _put_whole(_parent(group, path), path.rsplit("/", 1)[-1], values)
+        else:
+            group = self._file.require_group(f"episode_{number}")
+            for path, values in arrays.items():
+                _put_part(group, path, values, start)
+        self.frames += len(stretch)
+        if stretch.ending == "open":
+            self._growing[key] = (number, frames)
+            return
+        self.cut += stretch.ending == "cut"
+        group.attrs["id"] = number
+        group.attrs["total_steps"] = frames
+        group.attrs["cormorant_part"] = stretch.part
+        group.attrs["cormorant_cut"] = stretch.ending == "cut"
+
+    def _arrays(self, stretch: Stretch) -> dict[str, Array]:
+        found: dict[str, Array] = {}
+        found |= zip(self._observation, stretch.observation, strict=True)
+        found |= zip(self._action, stretch.action, strict=True)
+        truncated = stretch.truncated
+        if stretch.ending == "cut":
+            truncated = truncated.copy()
+            truncated[-1] = True
+        found |= {"rewards": stretch.reward, "terminations": stretch.terminated, "truncations": truncated}
+        found["infos/policy_version"] = stretch.policy_version
+        found["infos/traj_id"] = np.full(len(stretch), stretch.traj_id, dtype=np.int64)
+        found |= _infos(self._schema.outputs, stretch.outputs)
+        found |= _infos(self._schema.states, tuple(values[:-1] for values in stretch.states))
+        return found
+
+
+def _infos(leaves: tuple[Leaf, ...], arrays: Arrays) -> dict[str, Array]:
+    return {_join("infos", leaf.key): values for leaf, values in zip(leaves, arrays, strict=True)}
+
+
+def _paths(space: Space, root: str) -> list[str]:
+    """Where Minari looks for each leaf: `observations/cam/_index_0`."""
+    match space:
+        case gymnasium.spaces.Dict():
+            return [path for name, part in space.spaces.items() for path in _paths(part, f"{root}/{name}")]
+        case gymnasium.spaces.Tuple():
+            return [path for i, part in enumerate(space.spaces) for path in _paths(part, f"{root}/_index_{i}")]
+    return [root]
+
+
+def _join(root: str, key: Key) -> str:
+    return "/".join((root, *key))
+
+
+def _parent(group: Any, path: str) -> Any:
+    return group.require_group(path.rsplit("/", 1)[0]) if "/" in path else group
+
+
+def _put_whole(group: Any, name: str, values: Array) -> None:
+    if values.nbytes > _COMPACT_BYTES:
+        packed = {"chunks": _chunks(values), "compression": "lzf"} if _is_image(values) else {}
+        group.create_dataset(name, data=values, **packed)
+        return
+    values = np.ascontiguousarray(values)
+    header = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    header.set_layout(h5py.h5d.COMPACT)
+    kind = h5py.h5t.py_create(values.dtype, logical=True)
+    made = h5py.h5d.create(group.id, name.encode(), kind, h5py.h5s.create_simple(values.shape), header)
+    if values.size:
+        made.write(h5py.h5s.ALL, h5py.h5s.ALL, values, h5py.h5t.py_create(values.dtype))
+
+
+def _put_part(group: Any, path: str, values: Array, start: int) -> None:
+    if path not in group:
+        packed = {"compression": "lzf"} if _is_image(values) else {}
+        group.create_dataset(
+            path,
+            shape=values.shape,
+            dtype=values.dtype,
+            maxshape=(None, *values.shape[1:]),
+            chunks=_chunks(values),
+            **packed,
+        )
+    grown = group[path]
+    grown.resize(start + len(values), axis=0)
+    grown[start:] = values
+
+
+def _is_image(values: Array) -> bool:
+    return values.dtype == np.uint8 and values.ndim > 2 and values.nbytes >= _COMPRESS_BYTES // 16
+
+
+def _chunks(values: Array) -> tuple[int, ...]:
+    row = max(1, values[:1].nbytes)
+    return (max(1, min(len(values), _CHUNK_BYTES // row)), *(max(1, n) for n in values.shape[1:]))
+
+
+def _write_metadata(data: Path, dataset: Dataset, episodes: _Episodes, size_bytes: int) -> None:
+    description = dataset.description
+    name = "".join(c if c.isalnum() or c in "-_" else "-" for c in description.job) or "dataset"
+    metadata: dict[str, Any] = {
+        "total_episodes": episodes.count,
+        "total_steps": episodes.frames,
+        "data_format": "hdf5",
+        "jpeg_encoding": False,
+        "observation_space": json.dumps(_minari_space(description.observation_space)),
+        "action_space": json.dumps(_minari_space(description.action_space)),
+        "dataset_id": f"cormorant/{name}-v0",
+        "minari_version": MINARI_VERSION,
+        "dataset_size": round(size_bytes / 1e6, 1),
+        "algorithm_name": "",
+        "author": [],
+        "author_email": [],
+        "description": f"Collected with Cormorant. {episodes.cut} episodes whose end was not recorded are stored as "
+        "truncated at their last step; their attribute cormorant_cut is true.",
+        "cormorant_env": dict(description.env),
+    }
+    if description.env_spec:
+        metadata["env_spec"] = description.env_spec
+    (data / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
+
+
+def _minari_space(space: Space) -> dict[str, Any]:
+    """A space as Minari's metadata has it."""
+    match space:
+        case gymnasium.spaces.Dict():
+            return {"type": "Dict", "subspaces": {name: _minari_space(part) for name, part in space.spaces.items()}}
+        case gymnasium.spaces.Tuple():
+            return {"type": "Tuple", "subspaces": [_minari_space(part) for part in space.spaces]}
+        case gymnasium.spaces.Box():
+            bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+            return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape), **bounds}
+        case gymnasium.spaces.Discrete():
+            return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+        case gymnasium.spaces.MultiDiscrete():
+            numbers = {"nvec": space.nvec.tolist(), "start": space.start.tolist()}
+            return {"type": "MultiDiscrete", "dtype": str(space.dtype), **numbers}
+        case gymnasium.spaces.MultiBinary():
+            return {"type": "MultiBinary", "n": space.n if isinstance(space.n, int) else list(space.shape)}
+    raise TypeError(f"{space} has no leaves")

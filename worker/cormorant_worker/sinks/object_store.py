@@ -1,0 +1,135 @@
+"""A dataset behind fsspec (`memory://`, `s3://`, `gs://`, ...): whole objects, since there is no append and no rename.
+
+Weaker than a folder: an open shard lives in this process's memory; each manifest line is an object of its own,
+`<part>/manifest/000000.json`; an object is as durable as its service says once it was put; and of two first writers
+of `dataset.json` the second may overwrite the first (both compare it with their own description afterwards).
+"""
+
+import hashlib
+import io
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+
+from cormorant_worker.sinks.store import Notes
+
+_MANIFEST = "manifest"
+
+
+class ObjectStore:
+    """The objects of a dataset below one prefix."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri.rstrip("/")
+        self._fs, root = fsspec.core.url_to_fs(self.uri)
+        self._root = root.rstrip("/")
+
+    def read_root(self, name: str) -> bytes | None:
+        """An object at the root, or None when there is none."""
+        return self._read(f"{self._root}/{name}")
+
+    def write_root_once(self, name: str, data: bytes) -> None:
+        """Put an object at the root unless there is one."""
+        path = f"{self._root}/{name}"
+        if not self._fs.exists(path):
+            self._put(path, data)
+
+    def parts(self) -> list[str]:
+        """Names of the prefixes at the root that hold a manifest or a shard, sorted."""
+        prefix = self._root + "/"
+        found = {
+            path.removeprefix(prefix).split("/")[0] for path in self._find(self._root) if "/" in path[len(prefix) :]
+        }
+        return sorted(found)
+
+    def create_part(self, part: str) -> None:
+        """Objects need no folder; only look whether somebody has written here."""
+        if self._find(f"{self._root}/{part}"):
+            raise FileExistsError(f"{self._root}/{part}")
+
+    def create_shard(self, part: str, name: str) -> "ObjectShardFile":
+        """Begin a shard in memory."""
+        return ObjectShardFile(self, f"{self._root}/{part}/{name}")
+
+    def note(self, part: str, number: int, line: str) -> None:
+        """Put one manifest line as an object."""
+        self._put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", f"{line}\n".encode())
+
+    def notes(self, part: str) -> Notes:
+        """The manifest lines in order."""
+        found = []
+        for path in sorted(self._find(f"{self._root}/{part}/{_MANIFEST}")):
+            data = self._read(path)
+            if data is not None:
+                found.append(data.decode("utf-8", "replace").rstrip("\n"))
+        return Notes(lines=tuple(found))
+
+    def files(self, part: str) -> dict[str, int]:
+        """Names and sizes in bytes of the shards."""
+        prefix = f"{self._root}/{part}/"
+        sizes = {path.removeprefix(prefix): size for path, size in self._find(prefix.rstrip("/")).items()}
+        return {name: size for name, size in sorted(sizes.items()) if not name.startswith(f"{_MANIFEST}/")}
+
+    def open(self, part: str, name: str) -> Any:
+        """A shard, fetched whole."""
+        data = self._read(f"{self._root}/{part}/{name}")
+        if data is None:
+            raise FileNotFoundError(f"{self.uri}/{part}/{name}")
+        return pa.BufferReader(data)
+
+    def free_bytes(self) -> int | None:
+        """Unknown."""
+        return None
+
+    def put(self, path: str, data: bytes) -> None:
+        """Put one object whole."""
+        self._put(path, data)
+
+    def _put(self, path: str, data: bytes) -> None:
+        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+        self._fs.pipe_file(path, data)
+
+    def _read(self, path: str) -> bytes | None:
+        try:
+            data: bytes = self._fs.cat_file(path)
+        except FileNotFoundError:
+            return None
+        return data
+
+    def _find(self, prefix: str) -> dict[str, int]:
+        """Paths and sizes below a prefix. Paths have the form of `url_to_fs`, with or without a leading slash."""
+        self._fs.invalidate_cache()
+        found: dict[str, Any] = self._fs.find(prefix, detail=True)
+        return {path: int(entry["size"]) for path, entry in found.items()}
+
+
+class ObjectShardFile:
+    """A shard in memory, put as one object when it is published."""
+
+    def __init__(self, store: ObjectStore, path: str) -> None:
+        self.size_bytes = 0
+        self.closed = False
+        self._store, self._path = store, path
+        self._buffer = io.BytesIO()
+
+    def write(self, data: Any) -> int:
+        """Append any contiguous buffer."""
+        count = self._buffer.write(memoryview(data).cast("B"))
+        self.size_bytes += count
+        return count
+
+    def flush(self) -> None:
+        """Nothing is held back."""
+
+    def publish(self) -> str:
+        """Put the object."""
+        data = self._buffer.getvalue()
+        self._store.put(self._path, data)
+        self.discard()
+        return hashlib.sha256(data).hexdigest()
+
+    def discard(self) -> None:
+        """Let go of the memory."""
+        self.closed = True
+        self._buffer = io.BytesIO()

@@ -1,0 +1,30 @@
+"""What a worker process needs of a place that batches go to. Implemented by `shards.ShardWriter`; tests bring fakes."""
+
+from typing import Protocol
+
+from cormorant_worker.block import Block
+
+
+class Sink(Protocol):
+    """Takes sealed blocks of one collector, in order. Owned by one thread."""
+
+    @property
+    def durable_frames(self) -> int:
+        """Frames that survive a crash of this process; never more than were appended, and it only grows."""
+        ...
+
+    def append(self, block: Block) -> None:
+        """Take a sealed block. When this returns, the block's memory may be written again.
+
+        Raises:
+            DatasetError: the block could not be stored; the message says what was kept. The sink takes no more.
+        """
+        ...
+
+    def flush(self) -> None:
+        """Make everything that was appended durable, and wait for it. Called before a long pause."""
+        ...
+
+    def close(self) -> None:
+        """Flush and let go of everything. May be called twice."""
+        ...

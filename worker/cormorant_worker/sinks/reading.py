@@ -1,0 +1,56 @@
+"""Reads the shards of a dataset, batch by batch. Called by `trajectories.py`, the exports, and by scripts."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from cormorant_worker.errors import DatasetCorrupt
+from cormorant_worker.sinks.dataset import Dataset, Part
+from cormorant_worker.sinks.frames import Frames, decode
+from cormorant_worker.sinks.record import ShardRecord
+
+
+def iter_frames(dataset: Dataset) -> Iterator[Frames]:
+    """Every durable frame: parts in order, each part's batches as they were collected. Holds one batch at a time.
+
+    Arrays look into the shard's file (or, for compressed shards, into memory that the batch owns). Digests are not
+    looked at; `verify` does that.
+
+    Raises:
+        DatasetCorrupt: a shard is missing or cannot be read.
+    """
+    for part in dataset.parts():
+        yield from iter_part(dataset, part)
+
+
+def iter_part(dataset: Dataset, part: Part) -> Iterator[Frames]:
+    """The frames of one part, a batch at a time."""
+    for record in part.records:
+        with reading(dataset, part, record) as reader:
+            for number in range(reader.num_record_batches):
+                yield decode(dataset.description.schema, part.name, reader.get_batch(number))
+
+
+@contextmanager
+def reading(dataset: Dataset, part: Part, record: ShardRecord) -> Iterator[Any]:
+    """Open one shard as a pyarrow.ipc.RecordBatchFileReader.
+
+    Raises:
+        DatasetCorrupt: the shard is missing, not an Arrow file, or of another schema.
+    """
+    where = f"{dataset.uri}/{part.name}/{record.shard}"
+    try:
+        reader = pa.ipc.open_file(dataset.store.open(part.name, record.shard))
+        stored = (reader.schema.metadata or {}).get(b"cormorant.schema", b"").decode()
+        if stored != dataset.description.schema.fingerprint():
+            raise DatasetCorrupt(
+                f"{where} has the schema {stored or 'of another program'}, the dataset's is "
+                f"{dataset.description.schema.fingerprint()}; it does not belong here"
+            )
+        yield reader
+    except FileNotFoundError as error:
+        raise DatasetCorrupt(f"{where} is missing; restore it from a copy") from error
+    except (pa.ArrowException, OSError) as error:
+        raise DatasetCorrupt(f"{where} cannot be read: {error}; restore it from a copy") from error

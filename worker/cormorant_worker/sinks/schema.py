@@ -1,0 +1,192 @@
+"""The Arrow schema of a shard: which columns a frame has, and how one leaf becomes one column.
+
+    observation leaves     observation, observation.pos, ...    fixed-shape tensors, or plain numbers for shape ()
+    action leaves          action, ...
+    policy outputs         action_log_prob, ...
+    recurrent states       hidden, ... and is_init (bool)
+    reward float32; terminated, truncated bool
+    traj_id int64, step int32, env int32, policy_version int64
+    next.<leaf>            list of 0 or 1 values, for each observation leaf and each state
+
+`next.<leaf>` is filled where the following observation is not simply the next row of the same `env`: at the end of a
+trajectory (the true final observation) and at a column's last frame of a batch. So a record batch stands by itself.
+"""
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cormorant_worker.block import Layout
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.spaces import Array, Leaf
+
+FORMAT_VERSION = 1
+NEXT = "next."
+_IMAGE_RANK = 3
+_PLAIN = (
+    ("reward", np.dtype(np.float32)),
+    ("terminated", np.dtype(np.bool_)),
+    ("truncated", np.dtype(np.bool_)),
+    ("traj_id", np.dtype(np.int64)),
+    ("step", np.dtype(np.int32)),
+    ("env", np.dtype(np.int32)),
+    ("policy_version", np.dtype(np.int64)),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrameSchema:
+    """The leaves of a dataset's frames. Equal schemas give equal columns, whatever T and B were."""
+
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...] = ()
+    states: tuple[Leaf, ...] = ()
+
+    @classmethod
+    def of(cls, layout: Layout) -> "FrameSchema":
+        """The schema of what a collector's blocks hold."""
+        return cls(observation=layout.observation, action=layout.action, outputs=layout.outputs, states=layout.states)
+
+    @property
+    def kinds(self) -> tuple[tuple[str, tuple[Leaf, ...]], ...]:
+        """The leaves by kind: observation, action, output, state."""
+        return (
+            ("observation", self.observation),
+            ("action", self.action),
+            ("output", self.outputs),
+            ("state", self.states),
+        )
+
+    @property
+    def carried(self) -> tuple[Leaf, ...]:
+        """Leaves that have a `next.` column."""
+        return self.observation + self.states
+
+    @property
+    def plain(self) -> tuple[tuple[str, np.dtype[Any]], ...]:
+        """Columns that every frame has beside its leaves: name and dtype."""
+        return (*_PLAIN, ("is_init", np.dtype(np.bool_))) if self.states else _PLAIN
+
+    @property
+    def has_images(self) -> bool:
+        """True when an observation is uint8 of rank 3 or more: then shards are compressed."""
+        return any(leaf.dtype == np.uint8 and len(leaf.shape) >= _IMAGE_RANK for leaf in self.observation)
+
+    def frame_bytes(self) -> int:
+        """Bytes of one frame before compression, without its `next.` columns."""
+        leaves = self.observation + self.action + self.outputs + self.states
+        return sum(leaf_bytes(leaf) for leaf in leaves) + sum(dtype.itemsize for _, dtype in self.plain)
+
+    def fingerprint(self) -> str:
+        """Sixteen hex digits that are equal for equal schemas, in every process and version."""
+        described = [
+            [kind, list(leaf.key), list(leaf.shape), leaf.dtype.name] for kind, leaves in self.kinds for leaf in leaves
+        ]
+        return hashlib.sha256(json.dumps([FORMAT_VERSION, described]).encode()).hexdigest()[:16]
+
+    def arrow(self, metadata: dict[str, str]) -> Any:
+        """The pyarrow.Schema of a shard.
+
+        Raises:
+            DatasetError: two columns would have the same name.
+        """
+        fields = [
+            pa.field(column_name(leaf), arrow_type(leaf), nullable=False, metadata=_describe(kind, leaf))
+            for kind, leaves in self.kinds
+            for leaf in leaves
+        ]
+        fields += [pa.field(name, pa.from_numpy_dtype(dtype), nullable=False) for name, dtype in self.plain]
+        fields += [pa.field(NEXT + column_name(leaf), next_type(leaf), nullable=False) for leaf in self.carried]
+        twice = [name for name, count in Counter(field.name for field in fields).items() if count > 1]
+        if twice:
+            raise DatasetError(
+                f"two columns of the dataset would be called {twice[0]!r}; "
+                "rename the policy's output or the part of the Dict space"
+            )
+        own = {"cormorant.format": str(FORMAT_VERSION), "cormorant.schema": self.fingerprint()}
+        return pa.schema(fields, metadata=own | metadata)
+
+
+def column_name(leaf: Leaf) -> str:
+    """`("observation", "cam", "0")` -> `observation.cam.0`."""
+    return ".".join(leaf.key)
+
+
+@cache
+def arrow_type(leaf: Leaf) -> Any:
+    """The Arrow type of one value; bool leaves are stored as uint8."""
+    value = pa.from_numpy_dtype(_stored(leaf))
+    if leaf.shape == ():
+        return value
+    if 0 in leaf.shape:
+        return pa.list_(value, 0)
+    return pa.fixed_shape_tensor(value, leaf.shape)
+
+
+def next_type(leaf: Leaf) -> Any:
+    """The Arrow type of a `next.` column."""
+    return pa.list_(pa.field("item", arrow_type(leaf), nullable=False))
+
+
+def to_arrow(leaf: Leaf, values: Array) -> Any:
+    """View [n, ...] values as an Arrow array; copies only what is not contiguous.
+
+    Args:
+        leaf: shape and dtype of one value.
+        values: [n, *leaf.shape] of the leaf's dtype.
+    """
+    stored = np.ascontiguousarray(values)
+    if stored.dtype == np.bool_:
+        stored = stored.view(np.uint8)
+    numbers = pa.Array.from_buffers(
+        pa.from_numpy_dtype(stored.dtype), stored.size, [None, pa.py_buffer(stored.reshape(-1))]
+    )
+    if leaf.shape == ():
+        return numbers
+    kind = arrow_type(leaf)
+    storage_type = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    storage = pa.Array.from_buffers(storage_type, len(values), [None], children=[numbers])
+    return pa.ExtensionArray.from_storage(kind, storage) if storage_type is not kind else storage
+
+
+def to_numpy(leaf: Leaf, column: Any) -> Array:
+    """View an Arrow array that `to_arrow` made as [n, *leaf.shape], without a copy."""
+    if leaf.shape == ():
+        values: Array = column.to_numpy(zero_copy_only=True)
+    else:
+        storage = column.storage if isinstance(column, pa.ExtensionArray) else column
+        values = storage.flatten().to_numpy(zero_copy_only=True)
+    if leaf.dtype == np.bool_:
+        values = values.view(np.bool_)
+    return values.reshape((len(column), *leaf.shape))
+
+
+def leaf_bytes(leaf: Leaf) -> int:
+    """Bytes of one value."""
+    return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
+
+
+def names(leaves: Sequence[Leaf]) -> Iterator[str]:
+    """Column names of leaves."""
+    return (column_name(leaf) for leaf in leaves)
+
+
+def _stored(leaf: Leaf) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if leaf.dtype == np.bool_ else leaf.dtype
+
+
+def _describe(kind: str, leaf: Leaf) -> dict[str, str]:
+    return {
+        "cormorant.kind": kind,
+        "cormorant.key": json.dumps(leaf.key),
+        "cormorant.shape": json.dumps(leaf.shape),
+        "cormorant.dtype": leaf.dtype.name,
+    }

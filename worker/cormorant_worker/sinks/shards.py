@@ -1,0 +1,242 @@
+"""Writes the frames of one worker attempt into immutable shards. Used inside the worker process, by one thread.
+
+    append -> open shard -> (64 MiB, 10 s, flush or close) -> SEALING -> DURABLE
+                             └ kill -9 loses this one ┘
+
+Sealing (digest, fsync, rename, manifest line) runs in a thread while the collector collects its next batch. The next
+`append` waits for it before it writes anything: so a crash loses one shard at most, the open one or the one in sealing.
+"""
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks.frames import FrameEncoder
+from cormorant_worker.sinks.record import ShardRecord
+from cormorant_worker.sinks.schema import FrameSchema
+from cormorant_worker.sinks.store import ShardFile, Store
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLimits:
+    """When a shard is sealed: with the first batch that reaches one of these."""
+
+    size_bytes: int = 64 << 20
+    """Bytes of frames before compression."""
+    seconds: float = 10.0
+    """Age of the shard, looked at whenever a batch is appended."""
+
+
+@dataclass(slots=True)
+class _Open:
+    """The open shard and what will stand in its manifest line."""
+
+    name: str
+    file: ShardFile
+    writer: Any
+    first_frame: int
+    opened_at: float
+    frames: int = 0
+    batches: int = 0
+    ends: int = 0
+    min_version: int = np.iinfo(np.int64).max
+    max_version: int = np.iinfo(np.int64).min
+
+
+class ShardWriter:
+    """The sink of one worker attempt. Made by `Dataset.writer`."""
+
+    def __init__(
+        self,
+        store: Store,
+        part: str,
+        layout: Layout,
+        *,
+        limits: ShardLimits,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make the part's folder.
+
+        Args:
+            store: the dataset's files.
+            part: `<group>-<index>-<attempt>`, never written before.
+            layout: of the blocks that will be appended; their T may differ.
+            limits: when to seal.
+            clock: seconds, monotonic.
+
+        Raises:
+            DatasetError: the part exists or its folder cannot be made.
+        """
+        self.part = part
+        self.durable_frames = 0
+        self._store, self._limits, self._clock = store, limits, clock
+        self._schema = FrameSchema.of(layout)
+        self._fingerprint = self._schema.fingerprint()
+        self._frame_bytes = self._schema.frame_bytes()
+        self._arrow = self._schema.arrow({"cormorant.part": part, "cormorant.num_envs": str(layout.num_envs)})
+        self._encoder = FrameEncoder(self._schema, layout.num_envs, self._arrow)
+        self._options = pa.ipc.IpcWriteOptions(
+            compression="lz4" if self._schema.has_images else None, use_threads=False
+        )
+        self._open: _Open | None = None
+        self._sealing: Future[None] | None = None
+        self._sealer = ThreadPoolExecutor(1, thread_name_prefix="seal")
+        self._shards = 0
+        self._frames = 0
+        self._failure: str | None = None
+        try:
+            store.create_part(part)
+        except FileExistsError as error:
+            raise DatasetError(
+                f"{store.uri}/{part} was written before; a part belongs to one attempt: "
+                "start with the attempt that Dataset.next_attempt gives"
+            ) from error
+        except OSError as error:
+            raise DatasetError(f"{store.uri}/{part} cannot be made: {error.strerror or error}") from error
+
+    def append(self, block: Block) -> None:
+        """Store a sealed block. When this returns, the block's memory may be written again.
+
+        Costs about a file write of the frames; compresses (lz4) when observations are images.
+
+        Raises:
+            DatasetError: it could not be stored, or an earlier block could not. Sealed shards are kept.
+        """
+        self._refuse_if_failed()
+        self._wait_for_seal()
+        frames = block.num_frames
+        if not frames:
+            return
+        batch = self._encoder.encode(block)
+        with self._explained(frames * self._frame_bytes):
+            shard = self._open or self._begin()
+            shard.writer.write_batch(batch)
+        shard.frames += frames
+        shard.batches += 1
+        self._frames += frames
+        versions = batch.column("policy_version").to_numpy()
+        shard.min_version = min(shard.min_version, int(versions.min()))
+        shard.max_version = max(shard.max_version, int(versions.max()))
+        done = block.terminated[: block.num_rows] | block.truncated[: block.num_rows]
+        if not block.is_full:
+            done &= np.arange(block.num_rows)[:, None] < block.lengths[None, :]
+        shard.ends += int(np.count_nonzero(done))
+        if (
+            shard.frames * self._frame_bytes >= self._limits.size_bytes
+            or self._clock() - shard.opened_at >= self._limits.seconds
+        ):
+            self._begin_seal()
+
+    def flush(self) -> None:
+        """Seal the open shard and wait until it is durable.
+
+        Raises:
+            DatasetError: as `append`.
+        """
+        self._refuse_if_failed()
+        self._wait_for_seal()
+        self._begin_seal()
+        self._wait_for_seal()
+
+    def close(self) -> None:
+        """Seal what is open. May be called twice; after a failure it only tidies up.
+
+        Raises:
+            DatasetError: the last shard could not be sealed.
+        """
+        try:
+            if self._failure is None:
+                self.flush()
+        finally:
+            self._sealer.shutdown()
+
+    def __enter__(self) -> "ShardWriter":
+        """Use as a context manager to close it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _begin(self) -> _Open:
+        name = f"frames-{self._shards:06d}.arrow"
+        file = self._store.create_shard(self.part, name)
+        writer = pa.ipc.new_file(pa.PythonFile(file, mode="w"), self._arrow, options=self._options)
+        self._open = _Open(name, file, writer, self._frames, self._clock())
+        self._shards += 1
+        return self._open
+
+    def _begin_seal(self) -> None:
+        if self._open is not None:
+            self._sealing = self._sealer.submit(self._seal, self._open, self._shards - 1)
+            self._open = None
+
+    def _seal(self, shard: _Open, number: int) -> None:
+        try:
+            shard.writer.close()
+            size_bytes, sha256 = shard.file.size_bytes, shard.file.publish()
+            record = ShardRecord(
+                shard=shard.name,
+                frames=shard.frames,
+                first_frame=shard.first_frame,
+                last_frame=shard.first_frame + shard.frames - 1,
+                batches=shard.batches,
+                ends=shard.ends,
+                min_policy_version=shard.min_version,
+                max_policy_version=shard.max_version,
+                size_bytes=size_bytes,
+                sha256=sha256,
+                schema=self._fingerprint,
+                sealed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
+            self._store.note(self.part, number, record.to_line())
+        finally:
+            shard.file.discard()
+        self.durable_frames += shard.frames
+
+    def _wait_for_seal(self) -> None:
+        if self._sealing is not None:
+            sealing, self._sealing = self._sealing, None
+            with self._explained(self._limits.size_bytes):
+                sealing.result()
+
+    @contextmanager
+    def _explained(self, wanted_bytes: int) -> Iterator[None]:
+        """Turn what the file system says into a sentence, and take no more blocks."""
+        try:
+            yield
+        except OSError as error:
+            lost = self._frames - self.durable_frames
+            if self._open is not None:
+                self._open.file.discard()
+                self._open = None
+            self._failure = self._sentence(error, wanted_bytes, lost)
+            raise DatasetError(self._failure) from error
+
+    def _sentence(self, error: OSError, wanted_bytes: int, lost_frames: int) -> str:
+        what = error.strerror or str(error)
+        if error.errno in _FULL:
+            free = self._store.free_bytes()
+            known = "an unknown number of" if free is None else str(free)
+            what = f"{what} (about {wanted_bytes} bytes are needed, {known} bytes are free)"
+        kept = f"{self.durable_frames} frames in sealed shards are kept"
+        return (
+            f"{self._store.uri}/{self.part} cannot be written: {what}; {kept}, {lost_frames} frames of the open "
+            "shard are lost; make room or mend the folder, and start again with the same URI"
+        )
+
+    def _refuse_if_failed(self) -> None:
+        if self._failure is not None:
+            raise DatasetError(self._failure)

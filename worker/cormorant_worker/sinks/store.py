@@ -1,0 +1,111 @@
+"""Where a dataset's files lie: a protocol of five verbs, chosen by the URI. Folders are in `local_store.py`, what
+fsspec opens in `object_store.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cormorant_worker.errors import DatasetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Notes:
+    """The manifest lines of one part."""
+
+    lines: tuple[str, ...]
+    is_torn: bool = False
+    """True when a last line was cut off by a crash; it is not among `lines`."""
+
+
+class ShardFile(Protocol):
+    """A shard that is being written: open() -> write()* -> publish() or discard()."""
+
+    size_bytes: int
+    """Bytes written so far."""
+    closed: bool
+
+    def write(self, data: Any) -> int:
+        """Append bytes, or any buffer. Returns how many."""
+        ...
+
+    def flush(self) -> None:
+        """For writers that ask for it; does nothing."""
+        ...
+
+    def publish(self) -> str:
+        """Make the shard durable under its name. Returns its SHA-256, 64 hex digits."""
+        ...
+
+    def discard(self) -> None:
+        """Throw the shard away and free its space. May be called twice, and after `publish` does nothing."""
+        ...
+
+
+class Store(Protocol):
+    """The files of one dataset. Raises OSError, which the caller explains."""
+
+    uri: str
+
+    def read_root(self, name: str) -> bytes | None:
+        """A file at the root, or None when there is none."""
+        ...
+
+    def write_root_once(self, name: str, data: bytes) -> None:
+        """Write a file at the root, durably and all at once; whoever came first has written it."""
+        ...
+
+    def parts(self) -> list[str]:
+        """Names of the folders at the root, sorted."""
+        ...
+
+    def create_part(self, part: str) -> None:
+        """Make a part's folder.
+
+        Raises:
+            FileExistsError: somebody else has.
+        """
+        ...
+
+    def create_shard(self, part: str, name: str) -> ShardFile:
+        """Begin a shard."""
+        ...
+
+    def note(self, part: str, number: int, line: str) -> None:
+        """Add the `number`-th line to a part's manifest, durably."""
+        ...
+
+    def notes(self, part: str) -> Notes:
+        """A part's manifest."""
+        ...
+
+    def files(self, part: str) -> dict[str, int]:
+        """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""
+        ...
+
+    def open(self, part: str, name: str) -> Any:
+        """A published shard as a pyarrow.NativeFile. Raises FileNotFoundError."""
+        ...
+
+    def free_bytes(self) -> int | None:
+        """Bytes that can still be written, where that is known."""
+        ...
+
+
+def open_store(uri: str) -> Store:
+    """The store of a URI: a path, `file://`, or any scheme that fsspec knows.
+
+    Raises:
+        DatasetError: the scheme is unknown, or its package is not installed.
+    """
+    # Imported here so that plain folders need no fsspec.
+    from cormorant_worker.sinks.local_store import LocalStore, local_path
+
+    path = local_path(uri)
+    if path is not None:
+        return LocalStore(path)
+    from cormorant_worker.sinks.object_store import ObjectStore
+
+    try:
+        return ObjectStore(uri)
+    except (ImportError, ValueError) as error:
+        raise DatasetError(f"the dataset URI {uri} cannot be opened: {error}") from error

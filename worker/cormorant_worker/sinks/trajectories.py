@@ -1,0 +1,171 @@
+"""Joins the frames of a dataset into trajectories, over batches and shards. Called by exports and by scripts.
+
+# n frames of a stretch
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from cormorant_worker.errors import DatasetCorrupt
+from cormorant_worker.sinks.dataset import Dataset
+from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.reading import iter_part
+from cormorant_worker.spaces import Array, Arrays
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stretch:
+    """Consecutive frames of one trajectory; `iter_trajectories` gives whole trajectories."""
+
+    part: str
+    """The worker attempt, `<group>-<index>-<attempt>`."""
+    env: int
+    """The environment's column in that attempt."""
+    traj_id: int
+    first_step: int
+    """Number of the first frame within its trajectory."""
+    ending: Literal["ended", "cut", "open"]
+    """ended: the last frame is terminated or truncated. cut: the dataset has no more of it (the job ended, the
+    worker or its environment died). open: its next stretch follows."""
+    observation: Arrays
+    """[n+1, ...] a leaf, with the true final observation at the end."""
+    states: Arrays
+    """[n+1, ...] each recurrent state."""
+    action: Arrays
+    """[n, ...] a leaf."""
+    outputs: Arrays
+    reward: Array
+    """[n] float32."""
+    terminated: Array
+    """[n] bool."""
+    truncated: Array
+    policy_version: Array
+    """[n] int64."""
+
+    def __len__(self) -> int:
+        """Number of frames."""
+        return len(self.reward)
+
+    @property
+    def size_bytes(self) -> int:
+        """Memory of the observations, which is nearly all."""
+        return sum(values.nbytes for values in self.observation)
+
+
+def iter_trajectories(dataset: Dataset) -> Iterator[Stretch]:
+    """Every trajectory of a dataset whole, part by part, in the order in which they ended; what was cut comes last.
+
+    Holds the open trajectories of one part in memory, up to B of them; `iter_stretches` bounds that.
+
+    Raises:
+        DatasetCorrupt: a shard is missing or cannot be read.
+    """
+    return iter_stretches(dataset, max_bytes=math.inf)
+
+
+def iter_stretches(dataset: Dataset, *, max_bytes: float) -> Iterator[Stretch]:
+    """Trajectories, in several stretches where they do not fit.
+
+    Args:
+        dataset: what to read.
+        max_bytes: when more than this is held, what is held is given out as open stretches. The memory taken is
+            about this, and two batches.
+    """
+    for part in dataset.parts():
+        held: dict[int, list[Stretch]] = {}
+        held_bytes = 0
+        for frames in iter_part(dataset, part):
+            for piece in _pieces(frames):
+                pieces = held.setdefault(piece.env, [])
+                if pieces and pieces[-1].traj_id != piece.traj_id:
+                    held_bytes -= sum(p.size_bytes for p in pieces)
+                    yield _join(pieces, "cut")
+                    pieces.clear()
+                pieces.append(piece)
+                held_bytes += piece.size_bytes
+                if piece.ending == "ended":
+                    held_bytes -= sum(p.size_bytes for p in pieces)
+                    yield _join(held.pop(piece.env), "ended")
+            if held_bytes > max_bytes:
+                # The last piece stays: whether its trajectory goes on is not known before the next batch.
+                for pieces in held.values():
+                    if len(pieces) > 1:
+                        yield _join(pieces[:-1], "open")
+                        del pieces[:-1]
+                held_bytes = sum(p.size_bytes for pieces in held.values() for p in pieces)
+        for pieces in held.values():
+            yield _join(pieces, "cut")
+
+
+def _pieces(frames: Frames) -> Iterator[Stretch]:
+    """One batch's frames by trajectory, copied, in the order of their last rows."""
+    order = np.argsort(frames.env, kind="stable")
+    env, traj_id = frames.env[order], frames.traj_id[order]
+    starts = np.flatnonzero(np.r_[True, (env[1:] != env[:-1]) | (traj_id[1:] != traj_id[:-1])])
+    runs = [order[a:b] for a, b in zip(starts, np.r_[starts[1:], len(order)], strict=True)]
+    for rows in sorted(runs, key=lambda run: int(run[-1])):
+        last = int(rows[-1])
+        at = int(np.searchsorted(frames.next_rows, last))
+        if at == len(frames.next_rows) or frames.next_rows[at] != last:
+            raise DatasetCorrupt(f"{frames.part}: what followed frame {last} of a batch is missing; run verify")
+        yield Stretch(
+            part=frames.part,
+            env=int(frames.env[last]),
+            traj_id=int(frames.traj_id[last]),
+            first_step=int(frames.step[rows[0]]),
+            ending="ended" if frames.terminated[last] or frames.truncated[last] else "open",
+            observation=_with_last(frames.observation, frames.next_observation, rows, at),
+            states=_with_last(frames.states, frames.next_states, rows, at),
+            action=tuple(a[rows] for a in frames.action),
+            outputs=tuple(a[rows] for a in frames.outputs),
+            reward=frames.reward[rows],
+            terminated=frames.terminated[rows],
+            truncated=frames.truncated[rows],
+            policy_version=frames.policy_version[rows],
+        )
+
+
+def _with_last(carried: Arrays, following: Arrays, rows: Array, at: int) -> Arrays:
+    return tuple(np.concatenate([a[rows], b[at : at + 1]]) for a, b in zip(carried, following, strict=True))
+
+
+def _join(pieces: Sequence[Stretch], ending: Literal["ended", "cut", "open"]) -> Stretch:
+    first, last = pieces[0], pieces[-1]
+
+    def carried(leaves: list[Arrays]) -> Arrays:
+        # A piece ends with what the next one begins with.
+        return tuple(
+            np.concatenate([*(values[:-1] for values in series[:-1]), series[-1]])
+            for series in zip(*leaves, strict=True)
+        )
+
+    def plain(leaves: list[Arrays]) -> Arrays:
+        return tuple(np.concatenate(series) for series in zip(*leaves, strict=True))
+
+    return (
+        Stretch(
+            part=first.part,
+            env=first.env,
+            traj_id=first.traj_id,
+            first_step=first.first_step,
+            ending=ending,
+            observation=carried([p.observation for p in pieces]),
+            states=carried([p.states for p in pieces]),
+            action=plain([p.action for p in pieces]),
+            outputs=plain([p.outputs for p in pieces]),
+            reward=np.concatenate([p.reward for p in pieces]),
+            terminated=np.concatenate([p.terminated for p in pieces]),
+            truncated=np.concatenate([p.truncated for p in pieces]),
+            policy_version=np.concatenate([p.policy_version for p in pieces]),
+        )
+        if len(pieces) > 1
+        else _ending(last, ending)
+    )
+
+
+def _ending(piece: Stretch, ending: Literal["ended", "cut", "open"]) -> Stretch:
+    return piece if piece.ending == ending else replace(piece, ending=ending)

@@ -1,0 +1,193 @@
+"""Checks a dataset against its manifests: every digest, every count, every trajectory. Called by the command line."""
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cormorant_worker.errors import DatasetCorrupt, DatasetError
+from cormorant_worker.sinks.dataset import Dataset, Part, read_dataset
+from cormorant_worker.sinks.frames import Frames, decode
+from cormorant_worker.sinks.reading import reading
+from cormorant_worker.sinks.record import ShardRecord
+from cormorant_worker.spaces import Array
+
+_READ_STEP = 4 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What `verify` found."""
+
+    uri: str
+    parts: int
+    shards: int
+    frames: int
+    """Frames in sealed shards, as the manifests say."""
+    size_bytes: int
+    """Bytes of sealed shards, as the manifests say."""
+    ends: int
+    """Trajectories that ended."""
+    problems: tuple[str, ...]
+    """What is wrong, one sentence each; empty for a good dataset."""
+    notes: tuple[str, ...]
+    """What a crash left behind; not part of the dataset, and no harm."""
+
+    @property
+    def is_good(self) -> bool:
+        """True without problems."""
+        return not self.problems
+
+
+def verify(uri: str) -> Report:
+    """Read all of a dataset and compare it with its manifests.
+
+    Raises:
+        DatasetError: there is no dataset at the URI, or `dataset.json` cannot be read.
+    """
+    dataset = read_dataset(uri)
+    parts: list[Part] = []
+    problems: list[str] = []
+    notes: list[str] = []
+    for name in dataset.part_names():
+        try:
+            part = dataset.part(name)
+        except DatasetError as error:
+            problems.append(str(error))
+            continue
+        parts.append(part)
+        problems += _check_part(dataset, part)
+        if part.is_torn:
+            notes.append(f"{name}: the manifest's last line was cut off by a crash; that shard is not counted")
+        notes += (
+            f"{name}/{file}: left behind by a crash, or being written now; not counted" for file in part.leftovers
+        )
+    records = [record for part in parts for record in part.records]
+    return Report(
+        uri=dataset.uri,
+        parts=len(parts),
+        shards=len(records),
+        frames=sum(record.frames for record in records),
+        size_bytes=sum(record.size_bytes for record in records),
+        ends=sum(record.ends for record in records),
+        problems=tuple(problems),
+        notes=tuple(notes),
+    )
+
+
+def _check_part(dataset: Dataset, part: Part) -> Iterator[str]:
+    continuity = _Continuity()
+    next_frame = 0
+    for number, record in enumerate(part.records):
+        where = f"{part.name}/{record.shard}"
+        if record.shard != f"frames-{number:06d}.arrow":
+            yield f"{where}: stands on line {number + 1} of the manifest, where shard {number} belongs"
+        if record.first_frame != next_frame or record.last_frame - record.first_frame + 1 != record.frames:
+            yield (
+                f"{where}: has frames {record.first_frame} to {record.last_frame}, {record.frames} by the manifest; "
+                f"it should begin with {next_frame}"
+            )
+        next_frame = record.last_frame + 1
+        problem = _check_bytes(dataset, part, record)
+        if problem:
+            yield f"{where}: {problem}"
+            continuity.forget()
+            continue
+        try:
+            yield from (f"{where}: {found}" for found in _check_frames(dataset, part, record, continuity))
+        except DatasetCorrupt as error:
+            yield str(error)
+
+
+def _check_bytes(dataset: Dataset, part: Part, record: ShardRecord) -> str:
+    """A sentence, or nothing."""
+    sha = hashlib.sha256()
+    size = 0
+    try:
+        with dataset.store.open(part.name, record.shard) as file:
+            while data := file.read(_READ_STEP):
+                sha.update(data)
+                size += len(data)
+    except FileNotFoundError:
+        return "is missing; restore it from a copy"
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {error}"
+    if size != record.size_bytes:
+        return f"has {size} bytes, the manifest says {record.size_bytes}; restore it from a copy"
+    if sha.hexdigest() != record.sha256:
+        return f"has the digest {sha.hexdigest()[:12]}, the manifest says {record.sha256[:12]}; restore it from a copy"
+    return ""
+
+
+def _check_frames(dataset: Dataset, part: Part, record: ShardRecord, continuity: "_Continuity") -> Iterator[str]:
+    schema = dataset.description.schema
+    frames = ends = batches = 0
+    versions: list[int] = []
+    with reading(dataset, part, record) as reader:
+        if not reader.schema.equals(schema.arrow({})):
+            yield "has other columns than dataset.json says"
+            return
+        for number in range(reader.num_record_batches):
+            batch: Any = reader.get_batch(number)
+            batch.validate(full=True)
+            found = decode(schema, part.name, batch)
+            yield from (f"batch {number}: {problem}" for problem in continuity.check(found))
+            frames += len(found)
+            ends += int(np.count_nonzero(found.terminated | found.truncated))
+            versions += [int(found.policy_version.min()), int(found.policy_version.max())]
+            batches += 1
+    for name, counted, noted in (
+        ("frames", frames, record.frames),
+        ("batches", batches, record.batches),
+        ("ends of trajectories", ends, record.ends),
+        ("lowest policy version", min(versions), record.min_policy_version),
+        ("highest policy version", max(versions), record.max_policy_version),
+        ("schema", schema.fingerprint(), record.schema),
+    ):
+        if counted != noted:
+            yield f"{name}: {counted} in the shard, {noted} in the manifest"
+
+
+class _Continuity:
+    """Follows the trajectory of each environment of one part from batch to batch."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, tuple[int, int, bool]] = {}
+        """Environment -> trajectory, last step, whether it ended."""
+
+    def forget(self) -> None:
+        """A shard could not be read: whatever comes next is taken as it is."""
+        self._open.clear()
+
+    def check(self, frames: Frames) -> Iterator[str]:
+        """Sentences about what does not follow from what was before."""
+        order = np.argsort(frames.env, kind="stable")
+        env, traj_id, step = frames.env[order], frames.traj_id[order], frames.step[order]
+        done = (frames.terminated | frames.truncated)[order]
+        same_env = env[1:] == env[:-1]
+        goes_on = same_env & (traj_id[1:] == traj_id[:-1])
+        broken = goes_on & ((step[1:] != step[:-1] + 1) | done[:-1])
+        broken |= same_env & ~goes_on & ((step[1:] != 0) | ~done[:-1])
+        for at in np.flatnonzero(broken)[:1]:
+            yield (
+                f"environment {env[at]}: step {step[at + 1]} of trajectory {traj_id[at + 1]} follows step {step[at]} "
+                f"of {traj_id[at]}"
+            )
+        last = np.r_[~same_env, True]
+        expected = np.sort(order[last | done])
+        if not np.array_equal(expected, frames.next_rows):
+            yield f"what followed is stored for {len(frames.next_rows)} frames, {len(expected)} need it"
+        first: Array = np.r_[True, ~same_env]
+        for a, b in zip(np.flatnonzero(first), np.flatnonzero(last), strict=True):
+            key = int(env[a])
+            before, now = self._open.get(key), (int(traj_id[a]), int(step[a]))
+            if before is not None:
+                follows = now == (before[0], before[1] + 1) and not before[2]
+                if not follows and not (now[0] != before[0] and now[1] == 0):
+                    yield (
+                        f"environment {key}: step {now[1]} of trajectory {now[0]} follows step {before[1]} "
+                        f"of {before[0]}"
+                    )
+            self._open[key] = (int(traj_id[b]), int(step[b]), bool(done[b]))

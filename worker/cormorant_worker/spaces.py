@@ -1,0 +1,143 @@
+"""Gymnasium spaces as flat tuples of arrays: what the hot loop moves instead of nested dicts.
+
+A space is a tree; its *leaves* are its Box, Discrete, MultiDiscrete and MultiBinary parts. Observations and actions
+travel as `Arrays`, one array a leaf, in the order of `leaves(space, prefix)`:
+
+    Dict(pos=Box(3), cam=Tuple(Box(2, 2), Discrete(4)))  ->  cam.0 [n, 2, 2], cam.1 [n], pos [n, 3]
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import numpy.typing as npt
+
+from cormorant_worker.errors import EnvBuildError
+
+Key = tuple[str, ...]
+"""A key of a nested TensorDict, for example `("observation", "cam", "0")`."""
+
+Array = npt.NDArray[Any]
+Arrays = tuple[Array, ...]
+"""One array a leaf, in the order of `leaves`."""
+
+Space = gymnasium.Space[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaf:
+    """One array of an observation or action."""
+
+    key: Key
+    """Where it is found in a batch, e.g. `("observation",)` or `("observation", "pos")`."""
+    shape: tuple[int, ...]
+    """The shape for one environment; Discrete has the shape `()`."""
+    dtype: np.dtype[Any]
+    """The dtype that the space declares; Discrete is int64."""
+
+
+def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
+    """List the leaves of a space, depth first, in the space's own order.
+
+    Args:
+        space: Box, Discrete, MultiDiscrete, MultiBinary, and Tuple or Dict of them, nested at will.
+        prefix: the key of the root, `("observation",)` or `("action",)`.
+
+    Raises:
+        EnvBuildError: the space has a part without a fixed shape (Text, Graph, Sequence).
+    """
+    match space:
+        case gymnasium.spaces.Dict():
+            return tuple(leaf for name, part in space.spaces.items() for leaf in leaves(part, (*prefix, str(name))))
+        case gymnasium.spaces.Tuple():
+            return tuple(leaf for i, part in enumerate(space.spaces) for leaf in leaves(part, (*prefix, str(i))))
+        case gymnasium.spaces.Discrete():
+            return (Leaf(key=prefix, shape=(), dtype=np.dtype(space.dtype)),)
+        case gymnasium.spaces.Box() | gymnasium.spaces.MultiDiscrete() | gymnasium.spaces.MultiBinary():
+            return (Leaf(key=prefix, shape=tuple(space.shape), dtype=np.dtype(space.dtype)),)
+    raise EnvBuildError(
+        f"the space {space} at {'.'.join(prefix)} has no fixed shape; "
+        "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment"
+    )
+
+
+def leaf_spaces(space: Space) -> tuple[Space, ...]:
+    """The parts of a space that are its leaves, in the order of `leaves`."""
+    match space:
+        case gymnasium.spaces.Dict():
+            return tuple(leaf for part in space.spaces.values() for leaf in leaf_spaces(part))
+        case gymnasium.spaces.Tuple():
+            return tuple(leaf for part in space.spaces for leaf in leaf_spaces(part))
+    return (space,)
+
+
+def flatten(space: Space, value: Any) -> Arrays:
+    """Turn one nested value of a space into its leaves, without a copy where it already is an array."""
+    match space:
+        case gymnasium.spaces.Dict():
+            return tuple(a for name, part in space.spaces.items() for a in flatten(part, value[name]))
+        case gymnasium.spaces.Tuple():
+            return tuple(a for part, child in zip(space.spaces, value, strict=True) for a in flatten(part, child))
+    return (np.asarray(value, dtype=space.dtype),)
+
+
+def unflatten(space: Space, arrays: Sequence[Array]) -> Any:
+    """Turn leaves back into the nested value that `env.step` expects; the reverse of `flatten`.
+
+    Discrete parts become Python ints for a single environment (arrays of shape `()`).
+    """
+    build = unflattener(space)
+    return build(arrays)
+
+
+def unflattener(space: Space) -> Callable[[Sequence[Any]], Any]:
+    """Build `unflatten` for one space ahead of time, so that a step walks no types."""
+    position = 0
+
+    def plan(part: Space) -> Callable[[Sequence[Any]], Any]:
+        nonlocal position
+        if isinstance(part, gymnasium.spaces.Dict):
+            named = [(name, plan(child)) for name, child in part.spaces.items()]
+            return lambda arrays: {name: build(arrays) for name, build in named}
+        if isinstance(part, gymnasium.spaces.Tuple):
+            children = [plan(child) for child in part.spaces]
+            return lambda arrays: tuple(build(arrays) for build in children)
+        index = position
+        position += 1
+        if isinstance(part, gymnasium.spaces.Discrete):
+            return lambda arrays: arrays[index].item() if not arrays[index].shape else arrays[index]
+        return lambda arrays: arrays[index]
+
+    return plan(space)
+
+
+def put_nested(target: dict[str, Any], key: Key, value: Any) -> None:
+    """Set a value in nested dicts, making those on the way."""
+    for part in key[:-1]:
+        target = target.setdefault(part, {})
+    target[key[-1]] = value
+
+
+def describe(space: Space) -> str:
+    """A space in one line that is the same in every process and version: used in fingerprints and messages.
+
+    Bounds are named by their extremes, so that a 4x84x84 Box stays readable.
+    """
+    match space:
+        case gymnasium.spaces.Dict():
+            return "Dict(" + ", ".join(f"{k}={describe(v)}" for k, v in space.spaces.items()) + ")"
+        case gymnasium.spaces.Tuple():
+            return "Tuple(" + ", ".join(describe(v) for v in space.spaces) + ")"
+        case gymnasium.spaces.Box():
+            low, high = float(np.min(space.low)), float(np.max(space.high))
+            return f"Box({low:g}, {high:g}, {tuple(space.shape)}, {np.dtype(space.dtype).name})"
+        case gymnasium.spaces.Discrete():
+            start = f", start={int(space.start)}" if int(space.start) else ""
+            return f"Discrete({int(space.n)}{start})"
+        case gymnasium.spaces.MultiDiscrete():
+            return f"MultiDiscrete({space.nvec.tolist()})"
+        case gymnasium.spaces.MultiBinary():
+            return f"MultiBinary({tuple(space.shape)})"
+    return str(space)

@@ -1,0 +1,161 @@
+"""The policy's weights in a worker: offered by anyone, verified, applied at a batch boundary.
+
+    OFFERED -> (a newer one comes) SUPERSEDED
+    OFFERED -> APPLIED
+
+One thread offers, the collector's thread applies; the lock guards the offer that waits.
+"""
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NewType
+
+import torch
+
+from cormorant_worker.errors import StaleWeights, WeightsMismatch
+
+PolicyVersion = NewType("PolicyVersion", int)
+"""Grows with every publish. 0: the weights that the policy was built with."""
+
+INITIAL_VERSION = PolicyVersion(0)
+RANDOM_VERSION = PolicyVersion(-1)
+"""Stamped on frames in which no policy acted: warm-up frames, and all frames of the random policy."""
+
+Weights = Mapping[str, Mapping[str, torch.Tensor]]
+"""Tensors by model name, then by name in the model's state dict."""
+
+_SHOWN = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorSpec:
+    """Shape and dtype of one published tensor."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    """Torch's name without the prefix, e.g. "float32"."""
+
+
+WeightSpecs = Mapping[str, Mapping[str, TensorSpec]]
+
+
+def specs_of(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, TensorSpec]]:
+    """What weights for these modules must look like."""
+    return {
+        model: {
+            name: TensorSpec(shape=tuple(tensor.shape), dtype=_dtype(tensor))
+            for name, tensor in module.state_dict().items()
+        }
+        for model, module in modules.items()
+    }
+
+
+def verify(weights: Weights, specs: WeightSpecs) -> None:
+    """Compare the whole set of tensors with what the policy needs, before anything is applied.
+
+    Raises:
+        WeightsMismatch: a model is unknown; tensors are missing, extra, or differ in shape or dtype. All differences
+            are listed, the first 20 of them in full.
+    """
+    if not specs:
+        raise WeightsMismatch("the policy has no weights (it is random or a plain callable); nothing can be published")
+    if not weights:
+        raise WeightsMismatch(f"no model was given; publish one of {sorted(specs)}")
+    problems: list[str] = []
+    for model, tensors in weights.items():
+        if model not in specs:
+            raise WeightsMismatch(f'model "{model}" is not one of {sorted(specs)}; nothing was applied')
+        problems += _differences(model, tensors, specs[model])
+    if problems:
+        more = f" and {len(problems) - _SHOWN} more" if len(problems) > _SHOWN else ""
+        raise WeightsMismatch(
+            f"{len(problems)} tensors do not fit the policy: {'; '.join(problems[:_SHOWN])}{more}; nothing was applied"
+        )
+
+
+def _differences(model: str, tensors: Mapping[str, torch.Tensor], specs: Mapping[str, TensorSpec]) -> list[str]:
+    found = [f"{model}/{name} is missing" for name in specs if name not in tensors]
+    for name, tensor in tensors.items():
+        spec = specs.get(name)
+        if spec is None:
+            found.append(f"{model}/{name} is unknown")
+        elif tuple(tensor.shape) != spec.shape:
+            found.append(f"{model}/{name} has shape {list(tensor.shape)}, not {list(spec.shape)}")
+        elif _dtype(tensor) != spec.dtype:
+            found.append(f"{model}/{name} is {_dtype(tensor)}, not {spec.dtype}")
+    return found
+
+
+def _dtype(tensor: torch.Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
+
+
+class WeightSlot:
+    """Holds the newest offer until the collector reaches a batch boundary."""
+
+    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+        self._modules = dict(modules)
+        self.specs = specs_of(modules)
+        self.version = INITIAL_VERSION
+        self._lock = threading.Condition()
+        """Guards `_offered`, `_offered_version`; notified of every offer."""
+        self._offered: Weights | None = None
+        self._offered_version = INITIAL_VERSION
+
+    def offer(self, weights: Weights, *, version: PolicyVersion) -> None:
+        """Stage weights for the next batch boundary. An older offer that still waits is superseded.
+
+        Raises:
+            WeightsMismatch: they do not fit; nothing is staged.
+            StaleWeights: the version is not newer than the newest one offered or applied.
+        """
+        verify(weights, self.specs)
+        with self._lock:
+            newest = max(self.version, self._offered_version)
+            if version <= newest:
+                raise StaleWeights(f"weights version {version} is not newer than {newest}; publish a higher version")
+            merged = dict(self._offered or {})
+            # An atomic publish may name some models only: what an unapplied older offer holds of others still counts.
+            merged.update(weights)
+            self._offered, self._offered_version = merged, version
+            self._lock.notify_all()
+
+    def wait_until_offered(self, version: PolicyVersion, timeout_s: float) -> bool:
+        """Wait until weights of this version or a newer one were offered. False after `timeout_s`."""
+        with self._lock:
+            return self._lock.wait_for(lambda: max(self.version, self._offered_version) >= version, timeout_s)
+
+    def apply(self) -> PolicyVersion:
+        """Copy the staged weights into the modules, if there are any. Called between batches, by the acting thread."""
+        if self._offered is None:
+            return self.version
+        with self._lock:
+            weights, version = self._offered, self._offered_version
+            self._offered = None
+        self._copy(weights or {})
+        self.version = version
+        return version
+
+    def load(self, weights: Weights) -> None:
+        """Replace the weights that the policy was built with, before anything was collected; the version stays.
+
+        Raises:
+            WeightsMismatch: they do not fit; nothing is applied.
+        """
+        verify(weights, self.specs)
+        self._copy(weights)
+
+    def _copy(self, weights: Weights) -> None:
+        with torch.no_grad():
+            for model, tensors in weights.items():
+                own = self._modules[model].state_dict(keep_vars=True)
+                for name, tensor in tensors.items():
+                    own[name].copy_(tensor)
+
+    def current(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Copies of the weights that act now, on the CPU."""
+        return {
+            model: {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+            for model, module in self._modules.items()
+        }
