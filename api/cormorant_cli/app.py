@@ -1,0 +1,24 @@
+"""The `cormorant` command: one module a command, put together here.
+
+A command's module imports typer, the contract and the standard library; what is heavy (torch, EnvPool, the worker) it
+imports in the body of the command. So `cormorant validate` starts in a blink, and help needs no worker installed.
+"""
+
+import typer
+
+from cormorant_cli import crd, dataset, envs, run, validate, version
+
+app = typer.Typer(
+    name="cormorant",
+    help="Collects reinforcement-learning experience: one CollectorJob manifest, on this machine or on Kubernetes.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command()(run.run)
+app.command()(validate.validate)
+app.command()(envs.envs)
+app.add_typer(dataset.app)
+app.command()(crd.crd)
+app.command()(version.version)

@@ -1,0 +1,134 @@
+"""`cormorant dataset ls | verify | export`: what a durable dataset holds, whether it is whole, other formats of it."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cormorant_cli.errors import BadInput, CommandFailed
+
+app = typer.Typer(
+    name="dataset",
+    help="Look into durable datasets, verify and export them.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+
+Uri = Annotated[str, typer.Argument(metavar="URI", help="The dataset: a folder, or any URI that fsspec opens.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
+
+
+@app.command()
+def ls(uri: Uri, as_json: AsJson = False) -> None:
+    """List what each worker attempt has written."""
+    with _sentences():
+        from cormorant_worker.sinks.dataset import read_dataset
+
+        dataset = read_dataset(uri)
+        parts = dataset.parts()
+    rows = [
+        {
+            "part": part.name,
+            "frames": part.frames,
+            "shards": len(part.records),
+            "sizeBytes": sum(record.size_bytes for record in part.records),
+            "trajectoriesEnded": sum(record.ends for record in part.records),
+            "minPolicyVersion": min((record.min_policy_version for record in part.records), default=None),
+            "maxPolicyVersion": max((record.max_policy_version for record in part.records), default=None),
+            "leftovers": list(part.leftovers),
+        }
+        for part in parts
+    ]
+    frames = sum(part.frames for part in parts)
+    description = dataset.description
+    if as_json:
+        whole = {"uri": uri, "job": description.job, "env": dict(description.env), "frames": frames, "parts": rows}
+        typer.echo(json.dumps(whole, indent=2))
+        return
+    # rich takes a while to import, and --json needs none of it.
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("part", box=box.SIMPLE)
+    for title in ("frames", "shards", "MB", "trajectories", "policy versions"):
+        table.add_column(title, justify="right")
+    for row in rows:
+        low, high = row["minPolicyVersion"], row["maxPolicyVersion"]
+        versions = "-" if low is None else f"{low}..{high}"
+        size = f"{_megabytes(row['sizeBytes']):.1f}"
+        table.add_row(
+            str(row["part"]), str(row["frames"]), str(row["shards"]), size, str(row["trajectoriesEnded"]), versions
+        )
+    console = Console()
+    console.print(f"{uri}: {json.dumps(dict(description.env))}", markup=False, highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(f"{frames} frames in {len(rows)} parts", highlight=False)
+
+
+@app.command()
+def verify(uri: Uri, as_json: AsJson = False) -> None:
+    """Compare every shard with its digest and every trajectory with itself. Ends with 1 when something is wrong."""
+    with _sentences():
+        from cormorant_worker.sinks.verify import verify as check
+
+        report = check(uri)
+    if as_json:
+        typer.echo(json.dumps({"valid": report.is_good, **asdict(report)}, indent=2))
+    else:
+        for problem in report.problems:
+            typer.echo(problem, err=True)
+        for note in report.notes:
+            typer.echo(f"note: {note}", err=True)
+        if report.is_good:
+            size = _megabytes(report.size_bytes)
+            typer.echo(
+                f"{uri}: ok, {report.frames} frames in {report.shards} shards of {report.parts} parts, {size:.1f} MB"
+            )
+    if not report.is_good:
+        raise typer.Exit(1)
+
+
+@app.command()
+def export(
+    uri: Uri,
+    to: Annotated[Literal["minari", "parquet"], typer.Option("--to", help="The format.")],
+    out: Annotated[
+        str, typer.Option("--out", help="A new folder; by default beside the dataset: <URI>-<format>.")
+    ] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Write the dataset in Minari's HDF5 layout or as Parquet."""
+    if not out and "://" in uri and not uri.startswith("file://"):
+        raise BadInput(f"--out is missing: {uri} is no folder of this machine; say where the export goes")
+    target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
+    with _sentences():
+        from cormorant_worker.sinks.export import export as write
+
+        done = write(uri, target, to=to)
+    if as_json:
+        typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to}, indent=2))
+        return
+    cut = f", {done.cut} of them without their end" if to == "minari" else f", and {done.cut} without their end"
+    typer.echo(f"{done.path}: {done.frames} frames, {done.episodes} episodes{cut if done.cut else ''}")
+
+
+@contextmanager
+def _sentences() -> Iterator[None]:
+    """Turn the worker's errors, and a missing worker, into sentences."""
+    try:
+        from cormorant_worker.errors import CormorantError
+    except ImportError as error:
+        raise CommandFailed(f"this command needs the worker ({error}); install cormorant[worker]") from error
+    try:
+        yield
+    except (CormorantError, ImportError) as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _megabytes(size_bytes: object) -> float:
+    return int(str(size_bytes)) / 1e6

@@ -1,0 +1,104 @@
+"""`cormorant envs [PATTERN]`: what this install can build. Imports the worker in its body, as `run` does."""
+
+import difflib
+import fnmatch
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Annotated, Literal
+
+import typer
+
+from cormorant_cli.errors import BadInput, CommandFailed
+
+Engine = Literal["envpool", "gymnasium"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One environment."""
+
+    engine: Engine
+    """The block of `spec.env` that it goes in."""
+    id: str
+    observation: str = ""
+    action: str = ""
+    missing: str = ""
+    """Why it cannot be built here; empty when it can, or when nobody looked."""
+
+
+def envs(
+    pattern: Annotated[
+        str, typer.Argument(help="Part of a name, or a pattern with * and ?; upper and lower case are the same.")
+    ] = "",
+    spaces: Annotated[
+        bool, typer.Option("--spaces", help="Show spaces too, and why an environment cannot be built here.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object an environment.")] = False,
+) -> None:
+    """List the environments that this install can build."""
+    known = _known()
+    found = matching(known, pattern)
+    if not found:
+        near = nearest(pattern, [entry.id for entry in known])
+        hint = f"near matches: {', '.join(near)}" if near else "`cormorant envs` without a pattern lists all"
+        raise BadInput(f'no environment matches "{pattern}"; {hint}')
+    for entry in _with_spaces(found) if spaces else found:
+        typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
+
+
+def matching(entries: Iterable[Entry], pattern: str) -> list[Entry]:
+    """The entries whose id holds the pattern, or matches it where it has wildcards."""
+    wanted = pattern.lower()
+    if not any(character in wanted for character in "*?["):
+        wanted = f"*{wanted}*"
+    return [entry for entry in entries if fnmatch.fnmatchcase(entry.id.lower(), wanted)]
+
+
+def nearest(pattern: str, ids: Sequence[str]) -> list[str]:
+    """Ids that look like the pattern, with or without their version."""
+    by_lower = {name.lower().rpartition("-v")[0] or name.lower(): name for name in ids} | {i.lower(): i for i in ids}
+    close = difflib.get_close_matches(pattern.lower().strip("*?"), by_lower, n=6, cutoff=0.6)
+    return list(dict.fromkeys(by_lower[name] for name in close))[:3]
+
+
+def _known() -> list[Entry]:
+    try:
+        import gymnasium
+
+        from cormorant_worker.envs.envpool import task_ids
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"cormorant envs needs {error.name}, which is not installed: pip install 'cormorant[worker]'"
+        ) from error
+    return [
+        *(Entry(engine="envpool", id=name) for name in task_ids()),
+        *(Entry(engine="gymnasium", id=name) for name in sorted(gymnasium.registry)),
+    ]
+
+
+def _with_spaces(entries: Iterable[Entry]) -> Iterator[Entry]:
+    from cormorant_worker.envs.envpool import EnvPoolTask
+    from cormorant_worker.envs.gymnasium_env import EnvFactory
+    from cormorant_worker.errors import EnvError
+    from cormorant_worker.spaces import describe
+
+    for entry in entries:
+        try:
+            if entry.engine == "envpool":
+                observation, action = EnvPoolTask(task_id=entry.id, kwargs={}).spaces()
+            else:
+                env = EnvFactory(id=entry.id).build()
+                observation, action = env.observation_space, env.action_space
+                env.close()
+        except EnvError as error:
+            yield Entry(engine=entry.engine, id=entry.id, missing=str(error))
+        else:
+            yield Entry(engine=entry.engine, id=entry.id, observation=describe(observation), action=describe(action))
+
+
+def _line(entry: Entry) -> str:
+    name = f"{entry.engine:<9}  {entry.id}"
+    if entry.missing:
+        return f"{name}  missing: {' '.join(entry.missing.split())}"
+    return f"{name}  {entry.observation} -> {entry.action}" if entry.observation else name

@@ -1,0 +1,389 @@
+"""How `cormorant run` shows a fleet: a live bar on a terminal, plain lines into a pipe, JSON lines for machines.
+
+Plain data in, text out; `run.py` fills the data from the fleet. Log events of the fleet go to stderr in all three.
+"""
+
+import contextlib
+import json
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, Protocol
+
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
+
+Event = Mapping[str, object]
+
+RECENT_EPISODES = 100
+"""Episodes that a fleet keeps returns and lengths of."""
+
+_WINDOW_S = 10.0
+_MOST_WORKERS = 8
+_BAR_WIDTH = 40
+_HOUR_S, _MINUTE_S = 3600, 60
+_LOUD = ("warning", "error", "critical")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What is about to run."""
+
+    job: str
+    env: str
+    """The environment and how many of it a worker steps, for people."""
+    workers: int
+    total_frames: int | None
+    dataset: str
+    """URI; empty when frames go to the queue alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerView:
+    """One worker at one moment."""
+
+    name: str
+    phase: str
+    attempt: int
+    frames: int
+    version: int
+    env_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The fleet at one moment."""
+
+    frames: int
+    """Frames that count: accepted by the output, those of earlier runs of the dataset among them."""
+    total_frames: int | None
+    fps: float
+    """Frames stepped per second over the last ten seconds."""
+    episodes: int
+    mean_return: float | None
+    """Over the last episodes, 100 at most; None before the first has ended."""
+    mean_length: float | None
+    version: int
+    restarts: int
+    queued_batches: int
+    dropped: Mapping[str, int]
+    workers: tuple[WorkerView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """How a run ended."""
+
+    reason: Literal["done", "already_complete", "interrupted"]
+    frames: int
+    """All frames that count, as in Snapshot."""
+    new_frames: int
+    """Those of this run."""
+    total_frames: int | None
+    seconds: float
+    """From the first ticket to the end of the last worker."""
+    fps: float
+    episodes: int
+    mean_return: float | None
+    mean_length: float | None
+    version: int
+    restarts: int
+    dropped: Mapping[str, int]
+    dataset: str
+    dataset_bytes: int | None
+    """Size of the dataset's shards; None without a dataset."""
+
+
+class Display(Protocol):
+    """Shows one run. `log` is called by the fleet's thread too, the others by the main thread."""
+
+    interval_s: float
+    """Seconds between two calls of `progress` that are worth making."""
+
+    def begin(self, plan: Plan) -> None:
+        """Workers are being started."""
+        ...
+
+    def progress(self, snapshot: Snapshot) -> None:
+        """The fleet runs."""
+        ...
+
+    def log(self, event: Event) -> None:
+        """Something happened that is worth a line: `event`, `level` and fields."""
+        ...
+
+    def end(self, summary: Summary) -> None:
+        """It is over, and went as it should."""
+        ...
+
+    def fail(self, message: str, exit_code: int) -> None:
+        """It is over. The sentence itself goes to stderr elsewhere, as with every command."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was. May be called twice, also from a signal handler."""
+        ...
+
+
+class Rate:
+    """Frames per second over a sliding window."""
+
+    def __init__(self, window_s: float = _WINDOW_S) -> None:
+        self._window_s = window_s
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def observe(self, now: float, frames: int) -> float:
+        """Note a count and return the rate since the oldest one within the window; 0.0 at first."""
+        self._seen.append((now, frames))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= self._window_s:
+            self._seen.popleft()
+        then, before = self._seen[0]
+        return (frames - before) / (now - then) if now > then else 0.0
+
+
+def choose_display(*, as_json: bool) -> Display:
+    """JSON when asked for, a live bar on a terminal, else plain lines."""
+    if as_json:
+        return JsonDisplay()
+    if not sys.stdout.isatty():
+        return PlainDisplay()
+    # The bar and the log share one stream where they can, or one would overwrite the other.
+    shares_stderr = sys.stderr.isatty()
+    return LiveDisplay(Console(stderr=shares_stderr, highlight=False), shares_stderr=shares_stderr)
+
+
+class JsonDisplay:
+    """One JSON object a line on stdout; log events as JSON on stderr."""
+
+    interval_s = 1.0
+
+    def begin(self, plan: Plan) -> None:
+        """`{"event": "started", ...}`."""
+        _echo_json("started", asdict(plan))
+
+    def progress(self, snapshot: Snapshot) -> None:
+        """`{"event": "progress", ...}`."""
+        _echo_json("progress", asdict(snapshot))
+
+    def log(self, event: Event) -> None:
+        """The event as it is."""
+        _to_stderr(json.dumps(dict(event), default=str))
+
+    def end(self, summary: Summary) -> None:
+        """`{"event": "finished", ...}`."""
+        _echo_json("finished", asdict(summary))
+
+    def fail(self, message: str, exit_code: int) -> None:
+        """`{"event": "failed", ...}`: machines read the reason where they read the rest."""
+        _echo_json("failed", {"message": message, "exit_code": exit_code})
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class PlainDisplay:
+    """A line every few seconds on stdout, for pipes and files; log events on stderr."""
+
+    interval_s = 3.0
+
+    def begin(self, plan: Plan) -> None:
+        """One line."""
+        typer.echo(_opening(plan))
+
+    def progress(self, snapshot: Snapshot) -> None:
+        """One line."""
+        parts = (_amount(snapshot), f"{snapshot.fps:,.0f} frames/s", *_details(snapshot), _workers_line(snapshot))
+        typer.echo(", ".join(parts))
+
+    def log(self, event: Event) -> None:
+        """One line."""
+        _to_stderr(_log_line(event))
+
+    def end(self, summary: Summary) -> None:
+        """A few lines."""
+        for line in summary_lines(summary):
+            typer.echo(line)
+
+    def fail(self, message: str, exit_code: int) -> None:
+        """Stderr has the sentence."""
+
+    def close(self) -> None:
+        """Nothing to leave."""
+
+
+class LiveDisplay:
+    """A bar that stays at the bottom of the terminal; log events scroll above it."""
+
+    interval_s = 0.2
+
+    def __init__(self, console: Console, *, shares_stderr: bool) -> None:
+        """Draw on a console; `shares_stderr` says that what goes to stderr lands there too."""
+        self._console = console
+        self._shares_stderr = shares_stderr
+        self._job = ""
+        self._live = Live(console=self._console, refresh_per_second=8, transient=True, redirect_stdout=False)
+
+    def begin(self, plan: Plan) -> None:
+        """Show that workers are starting, which takes seconds."""
+        self._job = plan.job
+        self._console.print(Text(_opening(plan)))
+        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
+        self._live.start()
+        self._live.update(Spinner("dots", text=Text(f"starting {workers}")))
+
+    def progress(self, snapshot: Snapshot) -> None:
+        """Redraw."""
+        self._live.update(self._render(snapshot))
+
+    def log(self, event: Event) -> None:
+        """A line above the bar."""
+        if not self._shares_stderr:
+            _to_stderr(_log_line(event))
+            return
+        style = "yellow" if event.get("level") in _LOUD else "dim"
+        with contextlib.suppress(OSError):
+            self._console.print(Text(_log_line(event), style=style), soft_wrap=True)
+
+    def end(self, summary: Summary) -> None:
+        """A few lines instead of the bar."""
+        self.close()
+        for line in summary_lines(summary):
+            typer.echo(line)
+
+    def fail(self, message: str, exit_code: int) -> None:
+        """Stderr has the sentence."""
+        self.close()
+
+    def close(self) -> None:
+        """Take the bar away and show the cursor."""
+        with contextlib.suppress(OSError):
+            self._live.stop()
+            self._console.show_cursor(True)
+
+    def _render(self, snapshot: Snapshot) -> RenderableType:
+        top = Table.grid(padding=(0, 2))
+        bar = ProgressBar(
+            total=snapshot.total_frames or 1,
+            completed=min(snapshot.frames, snapshot.total_frames or 1),
+            width=min(_BAR_WIDTH, max(8, self._console.width // 4)),
+            pulse=snapshot.total_frames is None,
+        )
+        top.add_row(
+            Text(self._job, style="bold", no_wrap=True),
+            bar,
+            Text(_amount(snapshot), no_wrap=True),
+            Text(f"{snapshot.fps:,.0f} frames/s", style="bold cyan", no_wrap=True),
+            Text(_time_left(snapshot), style="dim", no_wrap=True),
+        )
+        return Group(
+            top,
+            Text(" · ".join(_details(snapshot)), no_wrap=True, overflow="ellipsis"),
+            Text(_workers_line(snapshot), style="dim", no_wrap=True, overflow="ellipsis"),
+        )
+
+
+def summary_lines(summary: Summary) -> list[str]:
+    """What a person wants to know at the end, and what to do next."""
+    if summary.reason == "already_complete":
+        return [
+            f"nothing to do: the dataset at {summary.dataset} has {summary.frames:,} frames already",
+            f"raise totalFrames (now {summary.total_frames or 0:,}) to go on, or give output.dataset another uri",
+        ]
+    verb = "collected" if summary.reason == "done" else "stopped after"
+    played = f"{summary.episodes:,} episodes"
+    if summary.mean_return is not None and summary.mean_length is not None:
+        last = min(summary.episodes, RECENT_EPISODES)
+        played += f"; the last {last} returned {summary.mean_return:.2f} in {summary.mean_length:.1f} frames on average"
+    lines = [
+        f"{verb} {summary.new_frames:,} frames in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s",
+        played,
+    ]
+    if summary.dropped:
+        lines.append(f"dropped frames: {_counts(summary.dropped)}")
+    if not summary.dataset:
+        return [*lines, "the frames were counted and not kept: add output.dataset, or read them with open_fleet()"]
+    size = _size(summary.dataset_bytes or 0)
+    lines.append(f"dataset: {summary.dataset}, {summary.frames:,} frames, {size}")
+    if summary.reason == "interrupted":
+        lines.append("the same command goes on where this one stopped")
+    else:
+        lines.append(f"next: cormorant dataset verify {summary.dataset}")
+    return lines
+
+
+def _opening(plan: Plan) -> str:
+    frames = f"{plan.total_frames:,} frames" if plan.total_frames else "frames until Ctrl-C"
+    target = f" into {plan.dataset}" if plan.dataset else ""
+    return f"{plan.job}: {frames} of {plan.env}; {plan.workers} worker{'s' if plan.workers > 1 else ''}{target}"
+
+
+def _amount(snapshot: Snapshot) -> str:
+    if snapshot.total_frames is None:
+        return f"{snapshot.frames:,} frames"
+    share = snapshot.frames / snapshot.total_frames
+    return f"{snapshot.frames:,} of {snapshot.total_frames:,} frames ({min(share, 1.0):.0%})"
+
+
+def _details(snapshot: Snapshot) -> list[str]:
+    parts = [f"{snapshot.episodes:,} episodes"]
+    if snapshot.mean_return is not None and snapshot.mean_length is not None:
+        parts += [f"return {snapshot.mean_return:.2f}", f"length {snapshot.mean_length:.1f}"]
+    parts.append(f"policy version {snapshot.version}")
+    if snapshot.dropped:
+        parts.append(f"dropped {_counts(snapshot.dropped)}")
+    return parts
+
+
+def _workers_line(snapshot: Snapshot) -> str:
+    shown = [f"{worker.name} {worker.phase}" for worker in snapshot.workers[:_MOST_WORKERS]]
+    if len(snapshot.workers) > _MOST_WORKERS:
+        shown.append(f"and {len(snapshot.workers) - _MOST_WORKERS} more")
+    restarts = [f"{snapshot.restarts} restarted"] if snapshot.restarts else []
+    env_restarts = sum(worker.env_restarts for worker in snapshot.workers)
+    restarts += [f"{env_restarts} environments restarted"] if env_restarts else []
+    return "workers: " + ", ".join([*shown, *restarts])
+
+
+def _time_left(snapshot: Snapshot) -> str:
+    if snapshot.total_frames is None or snapshot.fps <= 0:
+        return ""
+    seconds = max(0, snapshot.total_frames - snapshot.frames) / snapshot.fps
+    hours, rest = divmod(int(seconds), _HOUR_S)
+    minutes, rest = divmod(rest, _MINUTE_S)
+    return f"{hours}:{minutes:02}:{rest:02} left" if hours else f"{minutes}:{rest:02} left"
+
+
+def _counts(dropped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count:,} ({reason})" for reason, count in sorted(dropped.items()))
+
+
+def _size(size_bytes: int) -> str:
+    size = float(size_bytes)
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def _log_line(event: Event) -> str:
+    fields = {key: value for key, value in event.items() if key not in ("event", "level", "exception")}
+    level = f"{event['level']}: " if event.get("level") in _LOUD else ""
+    line = f"{level}{event.get('event', '')} " + " ".join(f"{key}={value}" for key, value in fields.items())
+    return f"{line.rstrip()}\n{event['exception']}" if event.get("exception") else line.rstrip()
+
+
+def _to_stderr(line: str) -> None:
+    # The fleet's thread must not end because nobody reads its log any more.
+    with contextlib.suppress(OSError, ValueError):
+        typer.echo(line, err=True)
+
+
+def _echo_json(event: str, fields: dict[str, object]) -> None:
+    typer.echo(json.dumps({"event": event, **fields}))

@@ -1,0 +1,345 @@
+"""`cormorant run MANIFEST`: a CollectorJob on this machine, without Kubernetes. One of the modules of the command line
+that may import the worker, in bodies only.
+
+    reading -> starting -> collecting -> closing -> 0, or 1 when a worker failed for good
+       |           |            |           |
+       2           +--- Ctrl-C -+           +--- a second Ctrl-C: every process is killed, 130
+                        |
+                        +-> closing -> 130
+"""
+
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from cormorant_cli.errors import BadInput, CliError, CommandFailed
+from cormorant_cli.progress import Display, Plan, Rate, Snapshot, Summary, WorkerView, choose_display
+from cormorant_contract.errors import ManifestError
+from cormorant_contract.job import CollectorJob
+from cormorant_manifest.reader import STDIN, load_jobs
+
+if TYPE_CHECKING:
+    from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.protocol import FleetStats
+
+INTERRUPTED = 130
+Reason = Literal["done", "already_complete", "interrupted"]
+_PARTS_OF_WORKER = (
+    "torch",
+    "tensordict",
+    "numpy",
+    "gymnasium",
+    "envpool",
+    "structlog",
+    "psutil",
+    "pyarrow",
+    "safetensors",
+)
+_POLL_S = 0.2
+_DRAIN_S = 3.0
+"""Workers get so long to finish; with the rest of closing it stays within five seconds."""
+
+
+class Device(StrEnum):
+    """Where policies run."""
+
+    AUTO = "auto"
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+def run(
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="A CollectorJob in YAML; - reads standard input.")
+    ],
+    name: Annotated[str, typer.Option(help="metadata.name of the job, for files with several.")] = "",
+    workers: Annotated[
+        int, typer.Option(min=0, help="Worker processes; 0 is what the manifest says, at most one a core.")
+    ] = 0,
+    device: Annotated[
+        Device, typer.Option(help="Where policies run; auto is where the worker groups say.")
+    ] = Device.AUTO,
+    frames: Annotated[int, typer.Option(min=0, help="Frames to collect instead of totalFrames; 0 keeps those.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Log every detail; show tracebacks.")] = False,
+) -> None:
+    """Collect what a manifest says on this machine.
+
+    Ctrl-C finishes what is under way and ends within five seconds; a second one stops at once. Ends with 0 when all
+    frames are collected, 1 when collecting failed, 2 when the manifest is refused, 130 when interrupted.
+    """
+    display = choose_display(as_json=as_json)
+    interrupts = Interrupts(display)
+    with interrupts.installed():
+        try:
+            job = _read_job(manifest, name, frames)
+            with _translated_errors(), _logged_to(display, debug=debug):
+                reason = _Session(job, display, interrupts).run(workers, "" if device is Device.AUTO else device.value)
+        except KeyboardInterrupt:
+            reason = "interrupted"
+            display.fail("interrupted before the first frame", INTERRUPTED)
+        except (CliError, ManifestError) as error:
+            if debug:
+                typer.echo("".join(traceback.format_exception(error)), err=True)
+            display.fail(str(error), getattr(error, "exit_code", 2))
+            raise
+        finally:
+            display.close()
+    if reason == "interrupted":
+        raise typer.Exit(INTERRUPTED)
+
+
+class Interrupts:
+    """SIGINT and SIGTERM. The first one raises while workers are being started, later it only sets `requested`; the
+    second one kills every process below this one and ends.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self.requested = False
+        self._display = display
+        self._raises = True
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        """Handle both signals inside. Main thread only."""
+        before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def defer(self) -> None:
+        """From now on somebody looks at `requested`."""
+        self._raises = False
+
+    def _handle(self, _number: int, _frame: FrameType | None) -> None:
+        if self.requested:
+            self._display.close()
+            _kill_children()
+            os._exit(INTERRUPTED)
+        self.requested = True
+        if self._raises:
+            raise KeyboardInterrupt
+
+
+def _read_job(manifest: str, name: str, frames: int) -> CollectorJob:
+    jobs = load_jobs(manifest)
+    names = [job.metadata.name for job in jobs]
+    source = "standard input" if manifest == STDIN else manifest
+    if not name and len(jobs) > 1:
+        raise BadInput(f"{source} holds {len(jobs)} CollectorJobs; choose one with --name {' or --name '.join(names)}")
+    found = [job for job in jobs if not name or job.metadata.name == name]
+    if len(found) != 1:
+        raise BadInput(f'{source} holds {len(found)} CollectorJobs named "{name}"; it has {", ".join(names)}')
+    folder = str(Path(manifest).resolve().parent)
+    if manifest != STDIN and folder not in sys.path:
+        # What `code` does in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
+        sys.path.insert(0, folder)
+    return _with_total_frames(found[0], frames) if frames else found[0]
+
+
+def _with_total_frames(job: CollectorJob, frames: int) -> CollectorJob:
+    collection = job.spec.collection.model_copy(update={"total_frames": frames})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"collection": collection})})
+
+
+class _Session:
+    """One run of one job."""
+
+    def __init__(self, job: CollectorJob, display: Display, interrupts: Interrupts) -> None:
+        self._job = job
+        self._display = display
+        self._interrupts = interrupts
+        self._dataset = job.spec.output.dataset.uri if job.spec.output.dataset else ""
+        self._rate = Rate()
+
+    def run(self, workers: int, device: str) -> Reason:
+        """Start, collect, close, sum up.
+
+        Raises:
+            CormorantError: what the worker says.
+            KeyboardInterrupt: while workers were being started.
+        """
+        from cormorant_worker.engine.local import LocalFleet
+        from cormorant_worker.engine.options import FleetOptions, default_workers
+        from cormorant_worker.errors import EnvError
+        from cormorant_worker.front import refuse_unknown_task
+
+        workers = workers or default_workers(self._job)
+        try:
+            refuse_unknown_task(self._job)
+        except EnvError as error:
+            raise BadInput(str(error)) from error
+        self._display.begin(self._plan(workers))
+        options = FleetOptions(workers=workers, device=device, drain_timeout_s=_DRAIN_S)
+        fleet = LocalFleet(self._job, options)
+        self._interrupts.defer()
+        try:
+            began, before = time.monotonic(), fleet.stats()
+            self._rate.observe(began, before.stepped_frames)
+            reason: Reason = "already_complete" if _is_complete(before) else self._collect(fleet)
+            seconds = time.monotonic() - began
+        finally:
+            fleet.close()
+        stats = fleet.stats()
+        fps = (stats.frames - before.frames) / seconds
+        self._display.end(self._summary(reason, stats.frames - fleet.found_frames, fps, seconds, stats))
+        return reason
+
+    def _collect(self, fleet: "LocalFleet") -> Reason:
+        """Be the consumer of the queue, if there is one, and show what goes on, until all is done or Ctrl-C."""
+        due = 0.0
+        while not self._interrupts.requested:
+            if self._advance(fleet):
+                return "done"
+            now = time.monotonic()
+            if now >= due:
+                due = now + self._display.interval_s
+                self._display.progress(self._snapshot(fleet.stats(), now))
+        return "interrupted"
+
+    def _advance(self, fleet: "LocalFleet") -> bool:
+        """Take a batch, or wait a moment. True when all frames are delivered."""
+        from cormorant_worker.errors import ControlTimeout
+
+        if self._job.spec.output.queue is None:
+            return fleet.wait_until_done(_POLL_S)
+        try:
+            return fleet.skip(timeout_s=_POLL_S) == 0
+        except ControlTimeout:
+            return False  # no batch within a moment is nothing to report
+
+    def _plan(self, workers: int) -> Plan:
+        env = self._job.spec.env
+        named = f"EnvPool {env.envpool.task_id}" if env.envpool else ""
+        if env.gymnasium is not None:
+            named = f"gymnasium {env.gymnasium.id or env.gymnasium.entrypoint}"
+        return Plan(
+            job=self._job.metadata.name,
+            env=f"{named}, {env.num_envs} a worker",
+            workers=workers,
+            total_frames=self._job.spec.collection.total_frames,
+            dataset=self._dataset,
+        )
+
+    def _snapshot(self, stats: "FleetStats", now: float) -> Snapshot:
+        return Snapshot(
+            frames=stats.frames,
+            total_frames=stats.total_frames,
+            fps=self._rate.observe(now, stats.stepped_frames),
+            episodes=stats.episodes,
+            mean_return=_mean(stats.recent_returns),
+            mean_length=_mean(stats.recent_lengths),
+            version=stats.version,
+            restarts=stats.restarts,
+            queued_batches=stats.queued_batches,
+            dropped=stats.dropped,
+            workers=tuple(
+                WorkerView(
+                    name=worker.name,
+                    phase=worker.phase,
+                    attempt=worker.attempt,
+                    frames=worker.frames,
+                    version=worker.version,
+                    env_restarts=worker.env_restarts,
+                )
+                for worker in stats.workers
+            ),
+        )
+
+    def _summary(self, reason: Reason, new_frames: int, fps: float, seconds: float, stats: "FleetStats") -> Summary:
+        return Summary(
+            reason=reason,
+            frames=stats.frames,
+            new_frames=new_frames,
+            total_frames=stats.total_frames,
+            seconds=seconds,
+            fps=fps,
+            episodes=stats.episodes,
+            mean_return=_mean(stats.recent_returns),
+            mean_length=_mean(stats.recent_lengths),
+            version=stats.version,
+            restarts=stats.restarts,
+            dropped=stats.dropped,
+            dataset=self._dataset,
+            dataset_bytes=_dataset_bytes(self._dataset) if self._dataset else None,
+        )
+
+
+@contextmanager
+def _translated_errors() -> Iterator[None]:
+    """The worker's errors as the command line's, which have exit codes."""
+    try:
+        from cormorant_worker import errors as worker
+    except ModuleNotFoundError as error:
+        raise CommandFailed(_not_installed(error)) from error
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name in _PARTS_OF_WORKER:
+            raise CommandFailed(_not_installed(error)) from error
+        raise
+    except worker.ManifestError as error:
+        raise BadInput(str(error)) from error
+    except worker.CormorantError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _not_installed(error: ModuleNotFoundError) -> str:
+    return f"cormorant run needs {error.name}, which is not installed: pip install 'cormorant[worker]'"
+
+
+@contextmanager
+def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
+    """Inside, the fleet's events go to the display."""
+    import structlog
+
+    def show(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Any:
+        display.log(event)
+        raise structlog.DropEvent
+
+    before = structlog.get_config()
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, show],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _dataset_bytes(uri: str) -> int:
+    from cormorant_worker.sinks.dataset import find_dataset
+
+    dataset = find_dataset(uri)
+    return sum(record.size_bytes for part in dataset.parts() for record in part.records) if dataset else 0
+
+
+def _is_complete(stats: "FleetStats") -> bool:
+    return stats.total_frames is not None and stats.frames >= stats.total_frames
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _kill_children() -> None:
+    """Kill every process below this one: workers, and the environments in processes of their own."""
+    import psutil
+
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()

@@ -1,0 +1,74 @@
+"""`cormorant validate FILE...`: the API server's verdict on manifests, without an API server."""
+
+import json
+from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+from cormorant_contract.errors import ManifestError, Problem
+from cormorant_contract.job import CollectorJob
+from cormorant_manifest.reader import STDIN, load_jobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one file holds: jobs, or problems."""
+
+    source: str
+    jobs: tuple[CollectorJob, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def validate(
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Manifests; - reads standard input.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
+) -> None:
+    """Check CollectorJob manifests: one line an error. Ends with 0 when all are good, else with 2."""
+    verdicts = [judge(file) for file in dict.fromkeys(files)]
+    if as_json:
+        typer.echo(json.dumps(_report(verdicts), indent=2))
+    else:
+        for verdict in verdicts:
+            _print(verdict)
+    if any(verdict.problems for verdict in verdicts):
+        raise typer.Exit(2)
+
+
+def judge(file: str) -> Verdict:
+    """Read one file; never raises for what is in it."""
+    try:
+        return Verdict(source=file, jobs=tuple(load_jobs(file)))
+    except ManifestError as error:
+        return Verdict(source=file, problems=error.problems)
+
+
+def _print(verdict: Verdict) -> None:
+    for problem in verdict.problems:
+        typer.echo(str(problem), err=True)
+    name = "standard input" if verdict.source == STDIN else verdict.source
+    for job in verdict.jobs:
+        typer.echo(f"{name}: {job.metadata.name}: ok")
+
+
+def _report(verdicts: list[Verdict]) -> dict[str, object]:
+    return {
+        "valid": not any(verdict.problems for verdict in verdicts),
+        "files": [
+            {
+                "source": verdict.source,
+                "jobs": [{"namespace": job.metadata.namespace, "name": job.metadata.name} for job in verdict.jobs],
+                "problems": [
+                    {
+                        "document": problem.document,
+                        "name": problem.name,
+                        "line": problem.line,
+                        "path": problem.path,
+                        "message": problem.message,
+                    }
+                    for problem in verdict.problems
+                ],
+            }
+            for verdict in verdicts
+        ],
+    }
