@@ -1,0 +1,31 @@
+"""`cormorant envs` over what is really installed."""
+
+import json
+
+import pytest
+
+from cormorant_cli import __main__ as entry
+
+
+def test_spaces_of_tasks_of_both_engines(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["envs", "cartpole-v1", "--spaces", "--json"]) == 0
+    entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    found = {(entry["engine"], entry["id"]): entry for entry in entries}
+    for engine in ("envpool", "gymnasium"):
+        assert found[engine, "CartPole-v1"]["action"] == "Discrete(2)"
+        assert found[engine, "CartPole-v1"]["observation"].endswith("(4,), float32)")
+
+
+def test_a_task_without_its_runtime_says_why(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["envs", "GymV21Environment-v0", "--spaces"]) == 0
+    assert "missing: the environment GymV21Environment-v0 could not be built: ImportError" in capsys.readouterr().out
+
+
+def test_an_unknown_name_has_near_matches(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["envs", "Pnog"]) == 2
+    assert capsys.readouterr().err == 'no environment matches "Pnog"; near matches: Pong-v5\n'
+
+
+def test_wildcards_and_case(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["envs", "p?ng-*"]) == 0
+    assert capsys.readouterr().out == "envpool    Pong-v5\n"

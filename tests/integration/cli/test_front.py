@@ -1,0 +1,70 @@
+"""The Python front door, as a script uses it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cormorant_testing.commands import START_S, Written
+from cormorant_worker import load_job, make_collector, open_fleet
+from cormorant_worker.errors import ManifestError, UnknownEnv
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.timeout(3 * START_S)
+def test_a_fleet_from_a_path_delivers_every_frame(write: Written) -> None:
+    path = write(collection={"framesPerBatch": 64, "totalFrames": 300}, policy={"random": {}})
+    with open_fleet(path, workers=1) as fleet:
+        frames = [fleet.layout.num_envs * batch.shape[1] for batch in fleet.batches()]
+    assert frames == [64, 64, 64, 64, 44]
+
+
+def test_one_collector_in_this_process_from_a_mapping(write: Written) -> None:
+    document = yaml.safe_load(write().read_text())
+    with make_collector(document) as collector:
+        assert collector.collect(num_steps=100).shape == (4, 25)
+
+
+def test_entrypoints_are_found_beside_the_manifest(write: Written, tmp_path: Path) -> None:
+    (tmp_path / "beside_policies.py").write_text(
+        "from cormorant_worker.policies import mlp\ndef make(o, a):\n    return mlp(o, a, hidden=[8])\n"
+    )
+    with make_collector(write(policy={"entrypoint": "beside_policies:make"})) as collector:
+        assert collector.collect(num_steps=4).shape == (4, 1)
+
+
+def test_all_problems_of_a_manifest_are_named(write: Written) -> None:
+    path = write(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 0}}, colection={"framesPerBatch": 64})
+    with pytest.raises(ManifestError) as refused:
+        open_fleet(path)
+    assert "spec.env.envpool.numEnvs: 0 is less than 1" in str(refused.value)
+    assert "spec.colection: unknown field" in str(refused.value)
+
+
+def test_one_of_several_jobs_is_chosen_by_name(write: Written) -> None:
+    path = write()
+    path.write_text(path.read_text() + "---\n" + path.read_text().replace("name: small", "name: other"))
+    with pytest.raises(ManifestError, match=r"holds 2 CollectorJobs \(small, other\); choose one by its name"):
+        load_job(path)
+    with pytest.raises(ManifestError, match='holds no CollectorJob named "third"'):
+        load_job(path, name="third")
+    assert load_job(path, name="other").metadata.name == "other"
+
+
+def test_an_unknown_task_is_refused_before_any_worker_starts(write: Written) -> None:
+    with pytest.raises(UnknownEnv, match='EnvPool has no task "Pnog-v5"; did you mean Pong-v5'):
+        open_fleet(write(env={"envpool": {"taskId": "Pnog-v5", "numEnvs": 4}}))
+
+
+def test_importing_the_package_stays_light() -> None:
+    code = (
+        "import sys, cormorant_worker; print([n for n in ('torch', 'numpy', 'yaml', 'pydantic') if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout == "[]\n", done.stderr

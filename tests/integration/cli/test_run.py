@@ -1,0 +1,161 @@
+"""`cormorant run` as a user meets it: the real command, real workers, small jobs."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from cormorant_cli import __main__ as entry
+from cormorant_testing.commands import START_S, Started, Written
+
+pytestmark = pytest.mark.timeout(3 * START_S)
+
+CLOSE_S = 8.0
+"""Five seconds, and what a busy machine takes to end a Python process."""
+
+SLEEPER = """
+import time
+import gymnasium, numpy
+class Sleeper(gymnasium.Env):
+    observation_space = gymnasium.spaces.Box(-1, 1, (1,), numpy.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        return numpy.zeros(1, numpy.float32), {}
+    def step(self, action):
+        time.sleep(60)
+"""
+
+
+def test_a_job_fills_its_dataset_exactly_and_a_rerun_finds_it_complete(
+    start: Started, write: Written, tmp_path: Path
+) -> None:
+    write(
+        collection={"framesPerBatch": 64, "totalFrames": 1003, "seed": 3},
+        output={"queue": {}, "dataset": {"uri": "data/small"}},
+    )
+
+    code, out, err = start("run", "job.yaml", "--json").end()
+    events = [json.loads(line) for line in out.splitlines()]
+    finished = events[-1]
+    log = [json.loads(line) for line in err.splitlines()]
+    again_code, again, _ = start("run", "job.yaml").end()
+
+    assert code == 0, err
+    assert [events[0]["event"], finished["event"]] == ["started", "finished"]
+    assert {event["event"] for event in events[1:-1]} <= {"progress"}
+    assert (finished["reason"], finished["frames"], finished["new_frames"]) == ("done", 1003, 1003)
+    assert finished["episodes"] > 0
+    assert finished["mean_return"] == pytest.approx(finished["mean_length"])
+    assert finished["dataset_bytes"] == sum(file.stat().st_size for file in tmp_path.glob("data/small/*/*.arrow"))
+    assert "worker_ready" in [event["event"] for event in log]
+    assert again_code == 0
+    assert "nothing to do: the dataset at data/small has 1,003 frames already" in again
+
+
+def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path) -> None:
+    write(collection={"framesPerBatch": 64, "totalFrames": 500})
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{sys.executable} -m cormorant_cli run job.yaml 2>err | head -1"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        timeout=START_S,
+    )
+    assert done.stdout == "small: 500 frames of EnvPool CartPole-v1, 4 a worker; 1 worker\n"
+    assert "Traceback" not in (tmp_path / "err").read_text()
+    assert "BrokenPipe" not in (tmp_path / "err").read_text()
+
+
+def test_ctrl_c_drains_and_ends_in_time_with_130(start: Started, write: Written) -> None:
+    write(output={"dataset": {"uri": "data/small"}})
+    command = start("run", "job.yaml", "--json")
+    while command.wait_for_event("progress")["frames"] == 0:
+        pass
+
+    began = time.monotonic()
+    command.interrupt()
+    code, out, err = command.end()
+    seconds = time.monotonic() - began
+
+    finished = json.loads(out.splitlines()[-1])
+    assert (code, finished["reason"]) == (130, "interrupted")
+    assert finished["frames"] > 0
+    assert finished["dropped"] == {}
+    assert finished["dataset_bytes"] > 0
+    assert err.splitlines()[-1] == "interrupted"
+    assert seconds < CLOSE_S
+    assert command.orphans() == []
+
+
+def test_sigterm_while_workers_start_leaves_no_process_behind(start: Started, write: Written) -> None:
+    write()
+    command = start("run", "job.yaml", "--json")
+    command.wait_for_event("started")
+    command.wait_for_children(1)
+
+    began = time.monotonic()
+    command.interrupt(signal.SIGTERM)
+    code, _, err = command.end()
+
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert time.monotonic() - began < CLOSE_S
+    assert command.orphans() == []
+
+
+def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path: Path) -> None:
+    (tmp_path / "sleeper.py").write_text(SLEEPER)
+    write(env={"gymnasium": {"entrypoint": "sleeper:Sleeper", "numEnvs": 2}}, policy={"random": {}})
+    command = start("run", "job.yaml", "--json")
+    command.wait_for_event("progress")
+
+    command.interrupt()
+    time.sleep(0.7)  # into the drain, which waits for a step that never ends
+    assert command.process.poll() is None
+    began = time.monotonic()
+    command.interrupt()
+    code, _, _ = command.end()
+
+    assert code == 130
+    assert time.monotonic() - began < 1.5
+    assert command.orphans() == []
+
+
+def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Written, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "def make(observation_space, action_space):\n    raise RuntimeError('no such net')\n"
+    )
+    write(policy={"entrypoint": "mine:make"})
+
+    code, out, err = start("run", "job.yaml", "--json").end()
+
+    failed = json.loads(out.splitlines()[-1])
+    assert code == 1
+    assert (failed["event"], failed["exit_code"]) == ("failed", 1)
+    assert "the policy factory mine:make raised RuntimeError: no such net" in failed["message"]
+    assert err.splitlines()[-1] == failed["message"]
+    assert "Traceback" not in err
+
+
+def test_an_unknown_task_is_refused_with_near_matches(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write(env={"envpool": {"taskId": "CartPole-v9", "numEnvs": 4}})
+    assert entry.run(["run", str(path)]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith('EnvPool has no task "CartPole-v9"; did you mean CartPole-v1')
+    assert said.out == ""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
+@pytest.mark.parametrize("arguments", [[], ["--device", "cuda"]])
+def test_cuda_that_is_not_there_is_refused(
+    arguments: list[str], write: Written, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = [{"name": "cpu" if arguments else "gpu", "device": "cpu" if arguments else "gpu"}]
+    path = write(workerGroups=groups)
+    assert entry.run(["run", str(path), *arguments]) == 2
+    assert "use --device cpu to go on" in capsys.readouterr().err

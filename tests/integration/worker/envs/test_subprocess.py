@@ -1,0 +1,509 @@
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import structlog
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, stack, step_times
+from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
+
+SEEDS = [7, 70, 700]
+
+
+@contextlib.contextmanager
+def subprocesses(
+    num_envs: int = 3,
+    *,
+    limits: RestartLimits | None = None,
+    step_timeout_s: float = 30.0,
+    reset_timeout_s: float = 60.0,
+    **options: object,
+) -> Iterator[SubprocessVectorEnv]:
+    env = SubprocessVectorEnv(
+        counting(**options),
+        num_envs=num_envs,
+        seeds=SEEDS[:num_envs],
+        limits=limits or RestartLimits(),
+        step_timeout_s=step_timeout_s,
+        reset_timeout_s=reset_timeout_s,
+    )
+    with contextlib.closing(env):
+        yield env
+
+
+def test_it_is_a_vector_env() -> None:
+    protocol: type[VectorEnv] = SubprocessVectorEnv
+    assert protocol.lockstep is True
+    assert protocol.min_in_flight == 1
+
+
+# Values
+
+
+@pytest.mark.parametrize(
+    ("observation", "action"),
+    list(zip(sorted(OBSERVATION_SPACES), [*sorted(ACTION_SPACES), "discrete"], strict=True)),
+)
+def test_every_kind_of_space_is_exact(observation: str, action: str) -> None:
+    options = {"observation": observation, "lengths": (3, 1, 4), "ends": "alternate"}
+    referee = Referee(SEEDS[:2], options, action=action)
+    with subprocesses(2, action=action, **options) as env:
+        assert_arrays(env.start(), referee.first())
+        for actions in sample_actions(action, 20, 2):
+            referee.drive(env, actions)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    ends=st.sampled_from(["terminate", "truncate", "both", "alternate"]),
+    num_envs=st.integers(1, 3),
+    steps=st.integers(1, 30),
+    seed=st.integers(0, 2**31 - 1),
+)
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_steps_equal_those_of_inline_environments(
+    lengths: list[int], ends: str, num_envs: int, steps: int, seed: int
+) -> None:
+    options = {"lengths": lengths, "ends": ends, "observation": "dict", "action": "dict"}
+    inline = InlineVectorEnv(counting(**options), num_envs=num_envs, seeds=SEEDS[:num_envs])
+    with subprocesses(num_envs, **options) as env:
+        assert_arrays(env.start(), inline.start())
+        for actions in sample_actions("dict", steps, num_envs, seed=seed):
+            stacked = stack(env.action_space, actions)
+            env.send(stacked, EVERY_ROW)
+            inline.send(stacked, EVERY_ROW)
+            ours, theirs = env.recv(), inline.recv()
+            assert_arrays(ours.obs, theirs.obs)
+            assert_arrays(ours.final, theirs.final)
+            assert_arrays(ours[2:6], theirs[2:6])  # reward, flags, ended
+
+
+def test_rows_can_be_sent_in_any_order_and_part() -> None:
+    referee = Referee(SEEDS, {"lengths": (2, 3)})
+    with subprocesses(lengths=(2, 3)) as env:
+        env.start()
+        for rows in ([2, 0], [1], [0, 1, 2], [2], [2, 1], [0]):
+            referee.drive(env, [1] * len(rows), rows)
+        referee.drive(env, [2, 3, 4])
+
+
+def test_a_step_stays_as_it_is_while_the_next_one_is_under_way() -> None:
+    with subprocesses(lengths=5) as env:
+        env.start()
+        first = step_times(env, 1)
+        env.send((np.zeros(3, np.int64),), EVERY_ROW)
+        time.sleep(0.2)
+        np.testing.assert_array_equal(first.obs[0][:, 2], [1, 1, 1])
+        np.testing.assert_array_equal(first.reward, [1, 1, 1])
+        np.testing.assert_array_equal(env.recv().obs[0][:, 2], [2, 2, 2])
+
+
+def test_restart_begins_a_new_episode_in_those_rows_only() -> None:
+    referee = Referee(SEEDS, {"lengths": 5})
+    with subprocesses(lengths=5) as env:
+        env.start()
+        referee.drive(env, [1, 1, 1])
+        obs = env.restart(np.array([2, 0]))
+        np.testing.assert_array_equal(obs[0][:, :3], [[700, 1, 0], [7, 1, 0]])
+        referee.at[2] = referee.at[0] = (1, 0)
+        referee.drive(env, [1, 1, 1])
+
+
+def test_restored_environments_go_on_bit_by_bit() -> None:
+    options = {"lengths": (3, 5)}
+    referee = Referee(SEEDS, options)
+    with subprocesses(**options) as one, subprocesses(**options) as other:
+        one.start()
+        for actions in sample_actions("discrete", 4, 3):
+            referee.drive(one, actions)
+        other.start()
+        other.restore(one.state())
+        for actions in sample_actions("discrete", 9, 3):
+            referee.drive(other, actions)
+        with pytest.raises(StateError):
+            other.restore(b"[]")
+
+
+def test_environments_without_states_cannot_be_saved() -> None:
+    with contextlib.closing(SubprocessVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=2, seeds=[1, 2])) as env:
+        env.start()
+        assert env.state() is None
+        step_times(env, 1)
+
+
+def test_actions_of_another_dtype_are_refused() -> None:
+    with subprocesses(1) as env:
+        env.start()
+        with pytest.raises(TypeError, match="float32 do not fit int64"):
+            env.send((np.zeros(1, np.float32),), EVERY_ROW)
+        step_times(env, 1)
+
+
+def test_a_second_start_begins_again_with_the_same_seeds() -> None:
+    with subprocesses(lengths=5) as env:
+        first = env.start()
+        step_times(env, 2)
+        assert_arrays(env.start(), first)
+        os.kill(env._processes[1].pid, signal.SIGKILL)
+        time.sleep(0.2)
+        step_times(env, 1)
+        assert env.start()[0][1, 0] != 70
+
+
+# Crashes
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        ({"how": "raise"}, "raised ValueError: told to fail"),
+        ({"how": "exit"}, "exited with code 7"),
+        ({"how": "kill"}, "was killed by SIGKILL"),
+        ({"how": "hang"}, "gave no answer within 2 s"),
+    ],
+)
+def test_a_failing_environment_is_restarted_alone(failure: dict, reason: str) -> None:
+    referee = Referee(SEEDS, {"lengths": 4})
+    failures = [{"step": 6, "seeds": [70], **failure}]
+    timeout_s = 2 if failure["how"] == "hang" else 30
+    with (
+        structlog.testing.capture_logs() as logs,
+        subprocesses(lengths=4, failures=failures, step_timeout_s=timeout_s) as env,
+    ):
+        env.start()
+        pids = [process.pid for process in env._processes]
+        fresh = [list(referee.drive(env, actions).fresh) for actions in sample_actions("discrete", 10, 3)]
+        assert fresh == [[]] * 5 + [[1]] + [[]] * 4
+        assert env.restarts == 1
+        assert referee.oracles[1].seed != 70
+        assert [a == b.pid for a, b in zip(pids, env._processes, strict=True)] == [True, False, True]
+        assert not Path(f"/proc/{pids[1]}").exists()
+    (entry,) = [entry for entry in logs if entry["event"] == "env_restarted"]
+    assert (entry["env"], entry["reason"], entry["steps"]) == (1, reason, 5)
+
+
+def test_several_environments_that_fail_at_once_are_restarted_together() -> None:
+    referee = Referee(SEEDS, {"lengths": 4})
+    failures = [{"step": 2, "seeds": [7], "how": "exit"}, {"step": 2, "seeds": [700], "how": "raise"}]
+    with subprocesses(lengths=4, failures=failures) as env:
+        env.start()
+        fresh = [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(4)]
+        assert fresh == [[], [0, 2], [], []]
+        assert env.restarts == 2
+
+
+def test_an_environment_killed_between_steps_comes_back_fresh() -> None:
+    referee = Referee(SEEDS, {"lengths": 4})
+    with subprocesses(lengths=4) as env:
+        env.start()
+        referee.drive(env, [1, 2, 3])
+        os.kill(env._processes[2].pid, signal.SIGKILL)
+        time.sleep(0.2)
+        assert list(referee.drive(env, [1, 2], [0, 1]).fresh) == []
+        assert list(referee.drive(env, [1, 2, 3], [2, 1, 0]).fresh) == [0]
+        assert list(referee.drive(env, [1, 2, 3]).fresh) == []
+        os.kill(env._processes[0].pid, signal.SIGKILL)
+        np.testing.assert_array_equal(env.restart(np.array([0]))[0][:, 1:3], [[0, 0]])
+
+
+def test_a_reset_that_hangs_at_the_end_of_an_episode_is_restarted(tmp_path: Path) -> None:
+    failures = [{"at": "reset", "how": "hang", "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
+    referee = Referee(SEEDS, {"lengths": 3})
+    with subprocesses(lengths=3, failures=failures, step_timeout_s=1) as env:
+        env.start()
+        assert [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(5)] == [[], [], [1], [], []]
+
+
+def test_a_restart_that_fails_is_tried_again(tmp_path: Path) -> None:
+    failures = [
+        {"step": 2, "how": "exit", "seeds": [7]},
+        {"at": "init", "how": "exit", "flag": str(tmp_path / "flag"), "skip": 1, "times": 2},
+    ]
+    referee = Referee(SEEDS[:1], {"lengths": 9})
+    with subprocesses(1, lengths=9, failures=failures) as env:
+        env.start()
+        assert [list(referee.drive(env, [1]).fresh) for _ in range(4)] == [[], [0], [], []]
+        assert env.restarts == 3
+
+
+def test_an_environment_that_always_raises_in_step_1_is_given_up() -> None:
+    with subprocesses(2, failures=[{"step": 1, "words": "the simulator is gone"}]) as env:
+        env.start()
+        with pytest.raises(EnvCrashed) as caught:
+            step_times(env, 10)
+    message = str(caught.value)
+    assert "raised ValueError: the simulator is gone (after 0 completed steps" in message
+    assert "restarted 3 times without completing a step" in message
+    assert "in step\n" in message  # a line of the child's traceback
+
+
+def test_an_environment_that_raises_in_step_10000_is_restarted_and_then_given_up() -> None:
+    failures = [{"step": 10_000, "words": "overflow"}]
+    with subprocesses(1, lengths=300, failures=failures, limits=RestartLimits(total=1)) as env:
+        env.start()
+        step_times(env, 9_999)
+        assert list(step_times(env, 1).fresh) == [0]
+        with pytest.raises(
+            EnvCrashed, match=r"ValueError: overflow \(after 9999 completed steps.*1 restarts were used"
+        ):
+            step_times(env, 10_000)
+
+
+def test_an_environment_that_never_returns_is_given_up() -> None:
+    limits = RestartLimits(barren=1)
+    with subprocesses(2, failures=[{"step": 1, "how": "hang"}], step_timeout_s=0.5, limits=limits) as env:
+        env.start()
+        with pytest.raises(EnvCrashed, match=r"gave no answer within 0.5 s \(after 0 completed"):
+            step_times(env, 10)
+
+
+@pytest.mark.parametrize("observation", ["box", "nested"])
+def test_nan_observations_are_refused(observation: str) -> None:
+    failures = [{"how": "nan", "step": 3, "seeds": [70]}]
+    with subprocesses(observation=observation, failures=failures) as env:
+        env.start()
+        with pytest.raises(EnvCrashed, match="environment 1 returned NaN in observation"):
+            step_times(env, 3)
+
+
+def test_misshapen_observations_are_refused() -> None:
+    with subprocesses(failures=[{"how": "shape", "step": 3, "seeds": [70]}]) as env:
+        env.start()
+        with pytest.raises(EnvCrashed, match=r"environment 1 returned observation of shape \(99,\) in step 3"):
+            step_times(env, 3)
+
+
+# Starting
+
+
+def test_an_unknown_id_is_refused_with_near_matches() -> None:
+    with pytest.raises(UnknownEnv, match="near matches: CartPole-v1"):
+        SubprocessVectorEnv(EnvFactory(id="CartPol-v1"), num_envs=2, seeds=[1, 2])
+
+
+@pytest.mark.parametrize(
+    ("failure", "words"),
+    [
+        ({"at": "init"}, "could not be built: ValueError: told to fail"),
+        ({"at": "init", "how": "exit"}, "exited with code 7 before its first step"),
+        ({"at": "reset"}, "environment [01] .*make_counting.* raised ValueError: told to fail"),
+        ({"at": "reset", "how": "kill"}, "was killed by SIGKILL before its first step"),
+    ],
+)
+def test_a_failing_constructor_or_first_reset_is_a_build_error(failure: dict, words: str) -> None:
+    with pytest.raises(EnvBuildError, match=words), subprocesses(2, failures=[failure]) as env:
+        env.start()
+
+
+@pytest.mark.parametrize("at", ["init", "reset"])
+def test_a_hanging_constructor_or_first_reset_is_a_build_error(at: str) -> None:
+    failures = [{"at": at, "how": "hang"}]
+    began = time.monotonic()
+    with pytest.raises(EnvBuildError, match="within 3 s"), subprocesses(1, failures=failures, reset_timeout_s=3) as env:
+        env.start()
+    assert time.monotonic() - began < 15
+
+
+def test_the_childs_traceback_is_in_the_error() -> None:
+    with pytest.raises(EnvBuildError, match=r"Traceback(.|\n)*envs\.py"):
+        SubprocessVectorEnv(counting(failures=[{"at": "init"}]), num_envs=1, seeds=[1])
+
+
+def test_sixteen_processes_start_at_once() -> None:
+    seeds = list(range(16))
+    with contextlib.closing(SubprocessVectorEnv(counting(), num_envs=16, seeds=seeds)) as env:
+        np.testing.assert_array_equal(env.start()[0][:, 0], seeds)
+
+
+def test_children_import_no_torch_and_run_one_thread() -> None:
+    code = """
+        import sys
+        import cormorant_worker.envs.child
+        print(sorted({"torch", "tensordict", "envpool", "structlog", "pydantic", "ray"} & set(sys.modules)))
+    """
+    assert _python(code).stdout.strip() == "[]"
+    with subprocesses(1) as env:
+        env.start()
+        environ = Path(f"/proc/{env._processes[0].pid}/environ").read_bytes()
+        assert b"OMP_NUM_THREADS=1" in environ
+
+
+# Ending
+
+
+def test_close_leaves_no_process_and_no_descriptor() -> None:
+    before = _descriptors()
+    env = SubprocessVectorEnv(counting(), num_envs=3, seeds=SEEDS)
+    env.start()
+    step_times(env, 1)
+    pids = [process.pid for process in env._processes]
+    env.close()
+    env.close()
+    assert _descriptors() == before
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    with pytest.raises(RuntimeError, match="closed"):
+        env.start()
+
+
+def test_close_in_the_middle_of_an_endless_step_is_quick() -> None:
+    env = SubprocessVectorEnv(counting(failures=[{"how": "hang", "step": 1}]), num_envs=2, seeds=[1, 2])
+    env.start()
+    env.send((np.zeros(2, np.int64),), EVERY_ROW)
+    pids = [process.pid for process in env._processes]
+    began = time.monotonic()
+    env.close()
+    assert time.monotonic() - began < 2
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+@pytest.mark.parametrize("restarts", [8, pytest.param(50, marks=pytest.mark.slow)])
+def test_restarts_leak_no_descriptors_and_no_processes(restarts: int) -> None:
+    limits = RestartLimits(total=1000)
+    with subprocesses(2, lengths=100, failures=[{"how": "exit", "step": 2}], limits=limits) as env:
+        env.start()
+        step_times(env, 2)
+        before = _descriptors()
+        step_times(env, restarts - 2)
+        assert env.restarts == restarts
+        assert _descriptors() == before
+        assert len(_children(os.getpid()) & {process.pid for process in env._processes}) == 2
+        assert not [pid for pid in _children(os.getpid()) if _state(pid) == "Z"]
+
+
+@pytest.mark.parametrize("thread", [False, True])
+@pytest.mark.parametrize("how", ["sleep", "spin"])
+def test_children_die_with_a_killed_parent(how: str, *, thread: bool) -> None:
+    code = f"""
+        import sys, threading, time
+        import numpy as np
+        from cormorant_testing.vectors import counting
+        from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+        envs = []
+        def make():
+            step = dict(busy_s=1000.0) if {how!r} == "spin" else dict(step_s=1000.0)
+            env = SubprocessVectorEnv(counting(**step), num_envs=2, seeds=[1, 2])
+            env.start()
+            env.send((np.zeros(1, np.int64),), np.array([0]))
+            envs.append(env)
+        if {thread}:
+            maker = threading.Thread(target=make)
+            maker.start()
+            maker.join()
+        else:
+            make()
+        time.sleep(0.3)
+        print(*[process.pid for process in envs[0]._processes], flush=True)
+        time.sleep(1000)
+    """
+    with _start_python(code) as parent:
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(_state(pid) in "RSD" for pid in pids)
+        parent.kill()
+        parent.wait()
+        assert _wait_until(lambda: not any(_is_alive(pid) for pid in pids))
+
+
+def test_ctrl_c_reaches_the_parent_only() -> None:
+    code = """
+        import time
+        from cormorant_testing.vectors import counting, step_times
+        from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+        env = SubprocessVectorEnv(counting(), num_envs=2, seeds=[1, 2])
+        env.start()
+        try:
+            print("ready", flush=True)
+            time.sleep(100)
+        except KeyboardInterrupt:
+            step_times(env, 5)
+            env.close()
+            print("closed", env.restarts, flush=True)
+    """
+    with _start_python(code, start_new_session=True) as parent:
+        assert parent.stdout.readline() == "ready\n"
+        os.killpg(parent.pid, signal.SIGINT)
+        output, errors = parent.communicate(timeout=20)
+        assert (output, errors) == ("closed 0\n", "")
+
+
+def test_what_an_environment_prints_goes_to_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    factory = EnvFactory(
+        entrypoint="cormorant_testing.envs:make_counting",
+        wrappers=({"entrypoint": "cormorant_testing.envs:Talkative", "kwargs": {"words": "hello"}},),
+    )
+    with contextlib.closing(SubprocessVectorEnv(factory, num_envs=1, seeds=[1])) as env:
+        env.start()
+        step_times(env, 1)
+    assert tuple(capfd.readouterr()) == ("", "hello\n")
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], env=_environ(), capture_output=True, text=True, check=True
+    )
+
+
+@contextlib.contextmanager
+def _start_python(code: str, **options: object) -> Iterator[subprocess.Popen[str]]:
+    with subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env=_environ(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        **options,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def _environ() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+
+
+def _descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def _children(pid: int) -> set[int]:
+    return {
+        int(child) for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    }
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return _state(pid) != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def _wait_until(holds, *, timeout_s: float = 5.0) -> bool:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if holds():
+            return True
+        time.sleep(0.02)
+    return False

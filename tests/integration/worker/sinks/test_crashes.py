@@ -1,0 +1,132 @@
+"""Writers that are killed, and disks that are full."""
+
+import contextlib
+import os
+import random
+import re
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+import pytest
+
+from cormorant_worker.block import Layout
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks.dataset import open_dataset, read_dataset
+from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.reading import iter_part
+from cormorant_worker.sinks.verify import verify
+from cormorant_worker.spaces import leaves
+
+SCRIPT = Path(__file__).with_name("writer_process.py")
+SHARD_FRAMES = 192
+"""5,000 bytes of 42-byte frames, in batches of 64."""
+
+
+@pytest.fixture
+def start():
+    """Starts writers, and leaves none behind."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(folder, attempt, *more, **options):
+            command = [sys.executable, str(SCRIPT), str(folder), str(attempt), *map(str, more)]
+            worker = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **options))
+            stack.callback(worker.kill)
+            return worker
+
+        yield begin
+
+
+def assert_exact(dataset, part):
+    """Frames 0, 1, 2, ... without a hole."""
+    rewards = [frames.reward for frames in iter_part(dataset, part)]
+    found = np.concatenate(rewards) if rewards else np.zeros(0)
+    np.testing.assert_array_equal(found, np.arange(part.frames))
+    for frames in iter_part(dataset, part):
+        following, _ = frames.following()
+        np.testing.assert_array_equal(following[0][:, 0], frames.reward + 4)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_kill_9_at_any_moment_loses_at_most_the_open_shard(tmp_path, start, seed):
+    dice = random.Random(seed)
+    workers = [start(tmp_path, attempt) for attempt in range(4)]
+    promised = []
+    for worker in workers:
+        assert worker.stdout.readline()
+        time.sleep(dice.random() * 0.02)
+        worker.kill()
+        lines = [line for line in worker.stdout.read().splitlines(keepends=True) if line.endswith("\n")]
+        promised.append([int(number) for number in lines[-1].split()] if lines else [0, 0])
+
+    assert verify(str(tmp_path)).problems == ()
+    dataset = read_dataset(str(tmp_path))
+    assert dataset.next_attempt("cpu", 0) == 4
+    for part, (durable, appended) in zip(dataset.parts(), promised, strict=True):
+        assert_exact(dataset, part)
+        assert durable <= part.frames
+        assert part.frames >= appended - SHARD_FRAMES
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False, capture_output=True
+    )
+    if done.returncode:
+        pytest.skip("only root may mount a small file system")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("shard_bytes", [20_000, 200_000, 10_000_000])
+def test_a_full_disk_is_told_and_sealed_shards_are_kept(small_disk, start, shard_bytes):
+    worker = start(small_disk / "data", 0, shard_bytes)
+    *_, last = worker.communicate(timeout=60)[0].splitlines()
+    assert worker.returncode == 3
+    told = re.search(
+        r"^error .*/data/cpu-0-0 cannot be written: No space left on device \(about (\d+) bytes are needed, "
+        r"(\d+) bytes are free\); (\d+) frames in sealed shards are kept, (\d+) frames of the open shard are lost; ",
+        last,
+    )
+    assert told, last
+    report = verify(str(small_disk / "data"))
+    assert report.problems == ()
+    assert report.frames == int(told[3])
+    assert int(told[4]) > 0
+    assert not any(name.endswith(".open") for note in report.notes for name in note.split(":"))
+    assert report.frames > 5000 or shard_bytes > 1 << 20
+
+
+def test_a_file_size_limit_is_told(tmp_path, start):
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    worker = start(tmp_path, 0, 1 << 20, preexec_fn=limit)
+    *_, last = worker.communicate(timeout=60)[0].splitlines()
+    assert worker.returncode == 3
+    assert "cannot be written: File too large" in last
+    assert verify(str(tmp_path)).problems == ()
+
+
+def test_a_read_only_disk_is_told(small_disk):
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    space = gymnasium.spaces.Discrete(2)
+    layout = Layout(num_rows=1, num_envs=1, observation=leaves(space, ("o",)), action=leaves(space, ("a",)))
+    with pytest.raises(DatasetError, match=r"disk/data cannot be written: Read-only file system"):
+        open_dataset(str(small_disk / "data"), DatasetDescription.of({}, space, space, layout))
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_without_permission_is_told(tmp_path, start):
+    tmp_path.chmod(0o500)
+    worker = start(tmp_path / "data", 0)
+    *_, last = worker.communicate(timeout=60)[0].splitlines()
+    assert "cannot be written: Permission denied" in last

@@ -1,0 +1,385 @@
+"""Pause, state, resize, failures and the end of a local fleet, with real processes."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from tensordict import TensorDict
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
+
+SEGFAULT = "cormorant_testing.policies:make_segfault"
+
+
+def start(job: object, **options: object) -> LocalFleet:
+    return LocalFleet(job, FleetOptions(**options))
+
+
+def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def waiting_batches(fleet: LocalFleet) -> list[TensorDict]:
+    """What a paused fleet has collected and nobody has taken."""
+    found: list[TensorDict] = []
+
+    def take_all() -> None:
+        while True:
+            found.append(fleet.take(copy=True, timeout_s=1.0).tensordict)
+
+    with pytest.raises(ControlTimeout, match=r"no batch came within 1.0 s; cpu-0 is"):
+        take_all()
+    return found
+
+
+def steady(fleet: LocalFleet, seconds: float = 0.4) -> bool:
+    before = fleet.stats().stepped_frames
+    time.sleep(seconds)
+    return fleet.stats().stepped_frames == before
+
+
+def test_pause_stops_every_step_keeps_the_batch_and_outlives_a_death() -> None:
+    job = make_job(
+        num_envs=2,
+        policy="counter",
+        lengths=(3, 8),
+        step_s=0.002,
+        collection={"framesPerBatch": 400, "totalFrames": 2000},
+    )
+    checker = make_checker(2, lengths=(3, 8))
+    with start(job, workers=2) as fleet:
+        for _ in range(8):  # in the middle of batches, again and again
+            fleet.pause()
+            assert steady(fleet, 0.02)
+            fleet.resume()
+        until(lambda: not steady(fleet, 0.05))
+        fleet.pause()
+        fleet.pause()
+        assert fleet.stats().paused
+        assert {worker.phase for worker in fleet.stats().workers} == {"paused"}
+        assert steady(fleet)
+        under_way = fleet.stats().stepped_frames
+        assert under_way % 400, "the pause came at a batch boundary: nothing was kept in the middle"
+        fleet.resume()
+
+        # One dies at the very moment of a pause: nobody waits for it, and its replacement does not step.
+        victim = fleet.stats().workers[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        began = time.monotonic()
+        fleet.pause()
+        assert time.monotonic() - began < 20
+        until(lambda: [w.attempt for w in fleet.stats().workers] == [1, 0] and fleet._crew.is_complete)
+        assert steady(fleet)
+        fleet.resume()
+        for batch in fleet.batches():
+            checker.take(batch)
+        assert checker.frames == fleet.stats().frames == 2000
+
+
+@pytest.mark.parametrize("policy", ["counter"])
+def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
+    options = {"lengths": (3, 8), "ends": "alternate"}
+    job = make_job(num_envs=2, policy=policy, collection={"totalFrames": 400}, **options)
+    with start(job, workers=1) as fleet:
+        expected = list(fleet.batches(copy=True))
+    checker = make_checker(2, **options)
+    with start(job, workers=1) as fleet:
+        found = [fleet.take(copy=True).tensordict for _ in range(3)]
+        os.kill(fleet.stats().workers[0].pid, 0)
+        fleet.publish({"weight": torch.ones(1)}, version=4)
+        fleet.pause()
+        saved = fleet.state()
+        assert fleet.stats().paused
+        assert steady(fleet, 0.1)
+        # What was collected and not taken is counted in the state: it is still to be had here.
+        found += waiting_batches(fleet)
+    with start(job, workers=1) as fleet:
+        fleet.take()  # what it collected on its own is forgotten
+        fleet.restore(saved)
+        assert fleet.stats().version == 4
+        assert fleet.stats().frames == sum(batch.numel() for batch in found)
+        found += list(fleet.batches(copy=True))
+        assert fleet.stats().frames == 400
+    assert len(found) == len(expected)
+    for ours, theirs in zip(found, expected, strict=True):
+        checker.take(ours)
+        for key, value in ours.items(include_nested=True, leaves_only=True):
+            if key != ("collector", "policy_version"):
+                assert torch.equal(value, theirs[key]), key
+    assert checker.frames == 400
+
+
+def test_an_environment_that_cannot_be_restored_is_named_and_the_fleet_still_listens() -> None:
+    env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
+    with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
+        saved = fleet.state()
+        began = time.monotonic()
+        with pytest.raises(StateError, match="could not restore its state: cpu-0: OSError: no memory of it"):
+            fleet.restore(saved)
+        fleet.pause()
+        fleet.resume()
+        assert fleet.take() is not None
+        assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> None:
+    job = make_job(num_envs=2, lengths=5, step_s=0.001)
+    checker = make_checker(2, lengths=5, versions=False)
+    with start(job, workers=1) as fleet:
+        checker.take(fleet.take(copy=True).tensordict)
+        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 1 and fleet._crew.is_complete)
+        fleet.pause()
+        saved = fleet.state()
+        for batch in waiting_batches(fleet):
+            checker.take(batch)
+    with start(job, workers=1) as fleet:
+        fleet.restore(saved)
+        checker.take(fleet.take().tensordict)
+        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 2 and fleet._crew.is_complete)
+        for _ in range(12):
+            checker.take(fleet.take().tensordict)
+    assert (0, 0, 2) in checker.attempts
+    with start(job, workers=2) as fleet, pytest.raises(StateError, match=r"the state holds workers \['cpu-0'\]"):
+        fleet.restore(saved)
+
+
+def test_resizing_under_load_loses_and_repeats_nothing() -> None:
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002)
+    checker = make_checker(2, lengths=(3, 8))
+    with start(job, workers=1) as fleet:
+        failed: list[BaseException] = []
+
+        def resize() -> None:
+            try:
+                for workers in (3, 1, 2):
+                    fleet.resize(workers)
+                    assert len(fleet.stats().workers) == workers
+            except Exception as error:  # noqa: BLE001  # the thread's edge: the test looks at it
+                failed.append(error)
+
+        thread = threading.Thread(target=resize)
+        thread.start()
+        batches = fleet.batches()
+        while thread.is_alive():
+            checker.take(next(batches))
+        assert not failed
+        for _ in range(20):
+            checker.take(next(batches))
+        with pytest.raises(FleetError, match="0 workers: a fleet needs at least 1"):
+            fleet.resize(0)
+        stats = fleet.stats()
+        assert stats.dropped == {}
+        assert stats.restarts == 0
+    assert {(0, 0, 0), (0, 1, 0), (0, 1, 1), (0, 2, 0)} >= checker.attempts
+    assert len(checker.attempts) >= 3
+
+
+@pytest.mark.slow
+def test_a_hung_policy_is_killed_and_its_frames_are_collected_again(tmp_path: Path) -> None:
+    kwargs = {"hang_at": 25, "flag": str(tmp_path / "hung")}
+    job = make_job(
+        num_envs=2, policy="versioned", policy_kwargs=kwargs, action="box", lengths=4, collection={"totalFrames": 400}
+    )
+    checker = make_checker(2, action="box", lengths=4)
+    with start(job, workers=1, hang_timeout_s=2.0) as fleet:
+        for batch in fleet.batches():
+            checker.take(batch)
+        stats = fleet.stats()
+    assert checker.frames == 400
+    assert (stats.restarts, stats.dropped["crash"] > 0) == (1, True)
+    assert checker.attempts == {(0, 0, 0), (0, 0, 1)}
+
+
+def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
+    failure = {"how": "hang", "step": 30, "flag": str(tmp_path / "hung")}
+    job = make_job(num_envs=2, lengths=4, failures=[failure], collection={"totalFrames": 400})
+    checker = make_checker(2, lengths=4, versions=False)
+    with start(job, workers=1, hang_timeout_s=2.0) as fleet:
+        for batch in fleet.batches():
+            checker.take(batch)
+    assert checker.frames == 400
+    assert checker.attempts == {(0, 0, 0), (0, 0, 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "words", "note"),
+    [
+        ({"policy": "raising"}, "raised RuntimeError: no weights for this planet", "in raising"),
+        pytest.param(
+            {"policy": "floats"}, "is float32, the environment wants whole numbers", "", marks=pytest.mark.slow
+        ),
+        ({"env": {"gymnasium": {"entrypoint": SEGFAULT, "vectorization": "inline", "numEnvs": 2}}},
+         "was killed by SIGSEGV while building", ""),
+        pytest.param(
+            {"failures": [{"at": "reset"}]}, "environment 0 .* failed in its first reset: ValueError: told to fail", "",
+            marks=pytest.mark.slow,
+        ),
+    ],
+)  # fmt: skip
+def test_what_cannot_start_fails_with_a_sentence(options: dict, words: str, note: str) -> None:
+    with pytest.raises(WorkerFailed, match=words) as caught:
+        start(make_job(num_envs=2, **options), workers=1)
+    assert note in "".join(getattr(caught.value, "__notes__", []))
+
+
+@pytest.mark.slow
+def test_a_worker_that_fails_too_often_ends_the_fleet_and_names_the_limit() -> None:
+    job = make_job(num_envs=2, lengths=9, failures=[{"step": 1}], run_policy={"maxRestartsPerSlot": 1})
+    with (
+        start(job, workers=1) as fleet,
+        pytest.raises(WorkerFailed, match=r"it was restarted 1 times already") as caught,
+    ):
+        list(fleet.batches())
+    assert "told to fail" in str(caught.value)
+
+
+def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
+    job = make_job(num_envs=2, policy="nan_at", policy_kwargs={"step": 3}, action="box", lengths=9)
+    with start(job, workers=1) as fleet:
+        with pytest.raises(
+            WorkerFailed, match=r"worker cpu-0: the policy's action for environment 0 is \[nan, nan\]"
+        ) as caught:
+            list(fleet.batches())
+        assert "InvalidAction" in "".join(caught.value.__notes__)
+
+
+def test_closing_twice_and_under_a_waiting_consumer() -> None:
+    job = make_job(num_envs=2, lengths=5, step_s=0.01, collection={"framesPerBatch": 2000})
+    fleet = start(job, workers=1)
+    pids = [worker.pid for worker in fleet.stats().workers]
+    answers: list[object] = []
+
+    def consume() -> None:
+        try:
+            answers.append(fleet.take())
+        except FleetClosed as error:
+            answers.append(error)
+
+    consumer = threading.Thread(target=consume)
+    consumer.start()
+    until(lambda: not steady(fleet, 0.05))
+    began = time.monotonic()
+    fleet.close()
+    assert time.monotonic() - began < 7
+    fleet.close()
+    consumer.join(timeout=5)
+    assert isinstance(answers[0], FleetClosed)
+    assert not any(psutil.pid_exists(pid) for pid in pids)
+    with pytest.raises(FleetClosed):
+        fleet.take()
+
+
+def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from cormorant_testing.collecting import make_job
+        from cormorant_worker.engine.local import LocalFleet
+        from cormorant_worker.engine.options import FleetOptions
+
+        fleet = LocalFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=1))
+        print(*(worker.pid for worker in fleet.stats().workers), flush=True)
+        # A second worker hangs in its environment's constructor when the fleet is killed.
+        job = make_job(num_envs=2, failures=[{"at": "init", "how": "hang"}])
+        import threading
+        threading.Thread(target=LocalFleet, args=(job, FleetOptions(workers=1))).start()
+        sys.stdin.read()
+        """
+    )
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path for path in sys.path if path))
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True
+    ) as parent:
+        assert parent.stdout is not None
+        assert parent.stdout.readline().strip()
+        until(lambda: len(psutil.Process(parent.pid).children()) == 2)
+        children = psutil.Process(parent.pid).children(recursive=True)
+        hanging = max(children, key=lambda child: child.create_time())
+        until(lambda: hanging.cpu_times().user > 1.0 and hanging.cpu_percent(0.3) < 5.0)
+        parent.kill()
+        gone, alive = psutil.wait_procs(children, timeout=15)
+        assert not alive, [process.cmdline() for process in alive]
+        assert len(gone) == 2
+
+
+def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
+    job = make_job(
+        num_envs=2, policy="cormorant_worker.policies:mlp", lengths=(3, 8), collection={"framesPerBatch": 200}
+    )
+    with start(job, workers=1) as fleet:
+        worker = psutil.Process(fleet.stats().workers[0].pid)
+        us = psutil.Process()
+
+        def size() -> tuple[int, int, int, int]:
+            gc.collect()
+            return us.memory_info().rss, worker.memory_info().rss, us.num_fds(), worker.num_fds()
+
+        weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
+        batches = fleet.batches()
+        for i in range(40):
+            next(batches)
+            if i % 5 == 0:
+                fleet.publish(weights)
+        # Blocks are made when they are first needed.
+        slots = fleet._deliveries.slots
+        until(lambda: slots.num_made == slots.limit)
+        next(batches)
+        time.sleep(0.2)
+        before = size()
+        for i in range(200):
+            next(batches)
+            if i % 5 == 0:
+                fleet.publish(weights)
+        after = size()
+    assert after[2:] == before[2:]
+    assert after[0] - before[0] < 8 << 20
+    assert after[1] - before[1] < 8 << 20
+
+
+@pytest.mark.slow
+def test_a_fleet_leaves_no_descriptor_behind() -> None:
+    job = make_job(num_envs=2, lengths=5)
+    us = psutil.Process()
+
+    def run(workers: int) -> int:
+        with start(job, workers=workers) as fleet:
+            fleet.take()
+        del fleet
+        gc.collect()
+        return us.num_fds()
+
+    assert run(1) == run(2)
+
+
+@pytest.mark.slow
+def test_published_weights_survive_the_death_of_all_workers() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
+    checker = make_checker(2, action="box", lengths=5, acts_by_version=True)
+    with start(job, workers=2) as fleet:
+        fleet.publish(numbered(3), version=3, wait_s=20)
+        for worker in fleet.stats().workers:
+            os.kill(worker.pid, signal.SIGKILL)
+        fleet.publish({"number": numbered(4)["number"], "bias": numbered(4)["bias"]}, version=4)
+        while not {(0, 0, 1), (0, 1, 1)} <= checker.attempts:
+            checker.take(fleet.take().tensordict)
+        assert all(stream.version == 4 for (a, _), stream in checker.streams.items() if a[2] == 1)

@@ -1,0 +1,129 @@
+"""A local fleet with a dataset: what is durable is exact, whoever is killed."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+from cormorant_testing.check import Checker
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import DatasetMismatch
+from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.frames import Frames
+from cormorant_worker.sinks.reading import iter_frames
+from cormorant_worker.sinks.verify import verify
+
+OPTIONS = {"lengths": [3, 8, 5], "ends": "alternate"}
+
+
+def as_batch(frames: Frames, num_envs: int) -> TensorDict:
+    """Stored frames as the batch `[B, T]` that they were."""
+    rows = [np.flatnonzero(frames.env == env) for env in range(num_envs)]
+    longest = max(map(len, rows))
+    following, next_states = frames.following()
+    mask = torch.tensor([[t < len(r) for t in range(longest)] for r in rows])
+
+    def spread(values: np.ndarray) -> torch.Tensor:
+        out = torch.zeros(num_envs, longest, *values.shape[1:], dtype=torch.as_tensor(values[:0].copy()).dtype)
+        for env, r in enumerate(rows):
+            out[env, : len(r)] = torch.as_tensor(values[r].copy())
+        return out
+
+    def flag(values: np.ndarray) -> torch.Tensor:
+        return spread(values).unsqueeze(-1)
+
+    found = {
+        "observation": spread(frames.observation[0]),
+        "action": spread(frames.action[0]),
+        "next": {
+            "observation": spread(following[0]),
+            "reward": flag(frames.reward),
+            "terminated": flag(frames.terminated),
+            "truncated": flag(frames.truncated),
+            "done": flag(frames.terminated | frames.truncated),
+        },
+        "collector": {
+            "traj_ids": spread(frames.traj_id),
+            "policy_version": spread(frames.policy_version),
+            "mask": mask,
+        },
+    }
+    if frames.states:
+        found["count"], found["next"]["count"] = spread(frames.states[0]), spread(next_states[0])
+        found["is_init"] = flag(frames.is_init)
+    return TensorDict(found, batch_size=[num_envs, longest], names=[None, "time"])
+
+
+def check_all(uri: str, **options: object) -> Checker:
+    """Every value of every durable frame."""
+    checker = make_checker(2, **options)
+    for frames in iter_frames(read_dataset(uri)):
+        checker.take(as_batch(frames, 2))
+    report = verify(uri)
+    assert report.is_good, report
+    return checker
+
+
+def test_durable_frames_are_exact_and_a_rerun_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    uri = str(tmp_path / "data")
+
+    def job(total: int) -> object:
+        return make_job(
+            num_envs=2, policy="counter", dataset=uri, queue={}, collection={"totalFrames": total}, **OPTIONS
+        )
+
+    delivered = make_checker(2, **OPTIONS)
+    with LocalFleet(job(330), FleetOptions(workers=1)) as fleet:
+        for batch in fleet.batches():
+            delivered.take(batch)
+        assert fleet.is_done
+    assert check_all(uri, **OPTIONS).frames == delivered.frames == 330
+    # The same again: there is nothing left to do.
+    with LocalFleet(job(330), FleetOptions(workers=1)) as fleet:
+        assert fleet.take() is None
+        assert fleet.stats().stepped_frames == 0
+    # More: another attempt adds the rest, with ids and seeds of its own.
+    with LocalFleet(job(500), FleetOptions(workers=1)) as fleet:
+        sizes = [batch["collector", "traj_ids"].numel() for batch in fleet.batches()]
+    assert sum(sizes) == 170
+    checker = check_all(uri, **OPTIONS)
+    assert checker.frames == 500
+    assert len(checker.attempts) == 2
+    with pytest.raises(DatasetMismatch):
+        LocalFleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
+
+
+@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
+def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode: str) -> None:
+    uri, chance = str(tmp_path / "data"), random.Random(5)
+    job = make_job(
+        num_envs=2,
+        policy="counter",
+        dataset=uri,
+        collection={"mode": mode, "totalFrames": 3000},
+        step_s=0.002,
+        run_policy={"maxRestartsPerSlot": 20},
+        **OPTIONS,
+    )
+    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+        for _ in range(2):
+            time.sleep(chance.uniform(0.2, 1.5))
+            workers = fleet.stats().workers
+            if workers:
+                os.kill(chance.choice(workers).pid, signal.SIGKILL)
+        assert fleet.wait_until_done(100)
+        stats = fleet.stats()
+        assert stats.frames == 3000
+        assert stats.restarts >= 1
+        assert stats.stepped_frames == 3000 + stats.dropped.get("crash", 0)
+    # A dead worker's frames are durable up to its last sealed shard; all others were collected again.
+    checker = check_all(uri, gaps=True, **OPTIONS)
+    assert checker.frames == 3000

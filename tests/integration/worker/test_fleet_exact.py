@@ -1,0 +1,252 @@
+"""Every value of every frame that a local fleet delivers, over workers, modes, kills and publishes."""
+
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import StaleWeights, WeightsMismatch
+
+
+@contextmanager
+def fleet_of(job: object, **options: object) -> Iterator[LocalFleet]:
+    with LocalFleet(job, FleetOptions(**options)) as fleet:
+        yield fleet
+        # Every slot that was lent has come back, or is with a worker or the consumer.
+        slots = fleet._deliveries.slots
+        assert slots is not None
+        assert slots.num_made <= slots.limit or fleet.options.workers == 0
+
+
+def balance(fleet: LocalFleet) -> int:
+    """Frames stepped that are neither accepted nor dropped."""
+    stats = fleet.stats()
+    return stats.stepped_frames - stats.frames - sum(stats.dropped.values())
+
+
+@pytest.mark.parametrize(("mode", "workers", "total"), [("async", 1, 107), ("sync", 2, 131)])
+def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, total: int) -> None:
+    options = {"lengths": (3, 1, 7), "ends": "alternate"}
+    job = make_job(num_envs=2, policy="counter", collection={"mode": mode, "totalFrames": total}, **options)
+    checker = make_checker(2, **options)
+    with fleet_of(job, workers=workers) as fleet:
+        sizes = [checker.take(batch) for batch in fleet.batches()]
+        assert sum(sizes) == fleet.stats().frames == total
+        assert fleet.is_done
+        assert fleet.take() is None
+        assert balance(fleet) == 0
+    full = 20 * (workers if mode == "sync" else 1)
+    assert sizes[:-1] == [full] * (total // full)
+    assert checker.attempts == {(0, index, 0) for index in range(workers)}
+
+
+def test_killed_workers_lose_nothing_that_was_finished_and_nothing_comes_twice() -> None:
+    chance = random.Random(3)
+    job = make_job(
+        num_envs=2,
+        policy="versioned",
+        action="box",
+        collection={"totalFrames": 3000},
+        lengths=(3, 8),
+        step_s=0.001,
+        run_policy={"maxRestartsPerSlot": 20},
+    )
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    with fleet_of(job, workers=2) as fleet:
+        fleet.publish(numbered(1), wait_s=20)
+        oldest = 0
+        kills = 0
+        for batch in fleet.batches():
+            checker.take(batch)
+            if fleet.stats().frames > 700 * (kills + 1) and kills < 2:
+                workers = [worker for worker in fleet.stats().workers if worker.phase == "stepping"]
+                if workers:
+                    os.kill(chance.choice(workers).pid, signal.SIGKILL)
+                    kills += 1
+                    # Who comes after the kill never acts with weights from before it.
+                    fleet.publish(numbered(kills + 1))
+            if any(attempt > 0 for _, _, attempt in checker.attempts):
+                versions = [s.version for (a, _), s in checker.streams.items() if a[2] > 0]
+                oldest = min(versions)
+                assert oldest >= 1
+        stats = fleet.stats()
+        assert stats.frames == checker.frames == 3000
+        assert stats.restarts == kills == 2
+        assert balance(fleet) == 0
+        assert stats.dropped.get("crash", 0) > 0
+    assert len(checker.attempts) == 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_sync_rounds_survive_kills_at_random_moments(seed: int) -> None:
+    chance = random.Random(seed)
+    job = make_job(
+        num_envs=2, policy="counter", collection={"mode": "sync", "totalFrames": 2400}, lengths=(3, 8), step_s=0.001
+    )
+    checker = make_checker(2, lengths=(3, 8))
+    stop = threading.Event()
+    with fleet_of(job, workers=3) as fleet:
+
+        def kill() -> None:
+            for _ in range(3):
+                if stop.wait(chance.uniform(0.2, 6.0)):
+                    return
+                workers = fleet.stats().workers
+                if workers:
+                    os.kill(chance.choice(workers).pid, signal.SIGKILL)
+
+        killer = threading.Thread(target=kill)
+        killer.start()
+        for batch in fleet.batches():
+            checker.take(batch)
+        stop.set()
+        killer.join()
+        assert checker.frames == fleet.stats().frames == 2400
+        assert balance(fleet) == 0
+
+
+def test_weights_are_published_whole_or_not_at_all_and_never_act_late() -> None:
+    job = make_job(num_envs=2, policy="several", action="box", lengths=(3, 8), queue={"capacityBatches": 2})
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    critic = {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}
+    with fleet_of(job, workers=2) as fleet:
+        assert set(fleet.specs) == {"policy", "critic"}
+        batches = fleet.batches()
+        checker.take(next(batches))
+        receipt = fleet.publish({"policy": numbered(1), "critic": critic}, wait_s=20)
+        assert (receipt.version, receipt.applied, receipt.waiting) == (1, ("cpu-0", "cpu-1"), ())
+        with pytest.raises(WeightsMismatch, match=r"policy/bias is missing.*nothing was applied"):
+            fleet.publish({"policy": {"number": numbered(9)["number"]}})
+        with pytest.raises(StaleWeights, match="version 1 is not newer than 1"):
+            fleet.publish(numbered(1), version=1)
+        # What was queued or under way is older; 2 queued, 2 held or landing, 2 workers with 2 tickets each.
+        for _ in range(8):
+            checker.take(next(batches))
+        for _ in range(4):
+            batch = next(batches)
+            checker.take(batch)
+            assert int(batch["collector", "policy_version"].min()) >= 1
+        # Weights published for one model keep the other's.
+        receipt = fleet.publish({"policy": numbered(5)}, version=5, wait_s=20)
+        assert fleet.receipt(5).applied == ("cpu-0", "cpu-1")
+        for _ in range(16):
+            checker.take(next(batches))
+        assert {stream.version for stream in checker.streams.values()} == {5}
+
+
+@pytest.mark.parametrize(("bound", "mode"), [(0, "sync"), pytest.param(1, "async", marks=pytest.mark.slow)])
+def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str) -> None:
+    collection = {"mode": mode, "totalFrames": 600, "weights": {"maxStaleness": bound}}
+    job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
+    with fleet_of(job, workers=2) as fleet:
+        for version, batch in enumerate(fleet.batches()):
+            mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else ...
+            assert version - int(batch["collector", "policy_version"][mask].min()) <= bound
+            checker.take(batch)
+            fleet.publish(numbered(version + 1))
+        stats = fleet.stats()
+        assert checker.frames == stats.frames == 600
+        # A ticket waits for the weights that were published before it. Where nobody can overtake, nothing is in vain.
+        assert stats.dropped.get("stale", 0) == 0 or mode == "async"
+        assert balance(fleet) == 0
+
+
+@pytest.mark.slow
+def test_batches_collected_with_stale_weights_are_thrown_away_and_collected_again() -> None:
+    collection = {"totalFrames": 400, "weights": {"maxStaleness": 1}}
+    job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
+    with fleet_of(job, workers=2) as fleet:
+        version = 0
+        for batch in fleet.batches():
+            assert version - int(batch["collector", "policy_version"].min()) <= 1
+            checker.take(batch)
+            for _ in range(1 + (checker.batches % 5 == 0) * 2):  # sometimes three publishes a batch
+                version += 1
+                fleet.publish(numbered(version))
+        stats = fleet.stats()
+        assert checker.frames == stats.frames == 400
+        assert stats.stepped_frames == 400 + stats.dropped.get("stale", 0)
+
+
+def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
+    job = make_job(
+        num_envs=2,
+        policy="versioned",
+        action="box",
+        collection={"totalFrames": 1500},
+        queue={"capacityBatches": 2, "onFull": "drop_oldest"},
+        lengths=(3, 8),
+    )
+    checker = make_checker(2, action="box", lengths=(3, 8), gaps=True)
+    with fleet_of(job, workers=2) as fleet:
+        for batch in fleet.batches():
+            checker.take(batch)
+            time.sleep(0.05)
+        stats = fleet.stats()
+        assert stats.frames == 1500
+        assert stats.dropped["drop_oldest"] > 0
+        assert checker.frames + stats.dropped["drop_oldest"] == stats.stepped_frames == 1500
+        slots = fleet._deliveries.slots
+        assert slots.room == slots.limit
+
+
+def test_a_consumer_that_waits_makes_workers_wait_with_a_bounded_number_of_blocks() -> None:
+    job = make_job(num_envs=2, queue={"capacityBatches": 3}, lengths=4)
+    checker = make_checker(2, lengths=4, versions=False)
+    with fleet_of(job, workers=1) as fleet:
+        batches = fleet.batches()
+        held = next(batches)
+        before = held.clone()
+        deadline = time.monotonic() + 20
+        while fleet.stats().stepped_frames < 5 * 20 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.5)
+        # 3 in queue and hand, 2 with the worker.
+        assert fleet.stats().stepped_frames == 5 * 20
+        assert fleet._deliveries.slots.num_made == 5
+        assert (held == before).all()
+        checker.take(held)
+        for _ in range(20):
+            checker.take(next(batches))
+
+
+def test_an_asynchronous_pool_is_exact_in_a_fleet() -> None:
+    env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
+    job = make_job(
+        env=env, policy="cormorant_worker.policies:mlp", collection={"framesPerBatch": 60, "totalFrames": 1000}
+    )
+    last: dict[tuple[int, int], tuple] = {}
+    frames = 0
+    with fleet_of(job, workers=1) as fleet:
+        for batch in fleet.batches():
+            full = ("collector", "mask") not in batch.keys(True)
+            mask = None if full else batch["collector", "mask"]
+            for b in range(6):
+                n = batch.shape[1] if mask is None else int(mask[b].sum())
+                column = batch[b, :n]
+                frames += n
+                assert (column["next", "reward"] == 1.0).all()
+                done = column["next", "done"].squeeze(-1)
+                same = (column["observation"][1:] == column["next", "observation"][:-1]).all(-1)
+                assert (same == ~done[:-1]).all()
+                if (0, b) in last:
+                    obs, was_done, traj = last[0, b]
+                    assert was_done or (obs == column["observation"][0]).all()
+                    assert was_done == (traj != int(column["collector", "traj_ids"][0]))
+                last[0, b] = (
+                    column["next", "observation"][-1].clone(), bool(done[-1]), int(column["collector", "traj_ids"][-1])
+                )  # fmt: skip
+    assert frames == 1000

@@ -1,0 +1,29 @@
+"""Arguments that kill the process which builds with them are refused before they can."""
+
+import pytest
+
+from cormorant_worker import make_collector
+from cormorant_worker.errors import EnvBuildError
+
+
+def job(kwargs: dict[str, object]) -> dict[str, object]:
+    return {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "probe"},
+        "spec": {
+            "env": {"envpool": {"taskId": "Catch-v0", "numEnvs": 2, "kwargs": kwargs}},
+            "policy": {"random": {}},
+            "collection": {"framesPerBatch": 8},
+        },
+    }
+
+
+def test_an_argument_that_segfaults_is_refused_with_a_sentence_and_this_process_lives() -> None:
+    with pytest.raises(EnvBuildError, match=r"Catch-v0 with kwargs \{'height': 0\} was killed by SIGSEGV; check"):
+        make_collector(job({"height": 0}))
+
+
+def test_arguments_that_work_pass() -> None:
+    with make_collector(job({"height": 7})) as collector:
+        assert collector.collect(num_steps=9)["observation"].shape[2:] == (7, 5)

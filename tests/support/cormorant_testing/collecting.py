@@ -1,0 +1,114 @@
+"""Builders of collectors and jobs of CountingEnvs."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from cormorant_testing.check import Checker
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.vectors import COUNTING, counting
+from cormorant_worker.actor import Actor, PolicyActor
+from cormorant_worker.collector import Collector, CollectorConfig
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.policy import load_policy
+from cormorant_worker.random_actions import RandomActor
+from cormorant_worker.seeding import SeedPath
+from cormorant_worker.weights import WeightSlot
+
+SEEDS = SeedPath(job_seed=7, index=0)
+
+
+def lanes_of(num_envs: int, lanes: int, options: Mapping[str, Any], seeds: SeedPath = SEEDS) -> list[VectorEnv]:
+    parts = np.array_split(np.array(seeds.env_seeds(num_envs)), lanes)
+    return [InlineVectorEnv(counting(**options), num_envs=len(part), seeds=part.tolist()) for part in parts]
+
+
+def make_collector(
+    *,
+    num_envs: int = 3,
+    lanes: int = 1,
+    policy: str = "",
+    policy_kwargs: Mapping[str, Any] | None = None,
+    envs: Sequence[VectorEnv] = (),
+    seeds: SeedPath = SEEDS,
+    max_frames: int = 0,
+    resets: bool = False,
+    warmup: int = 0,
+    exploration: str = "random",
+    **options: Any,
+) -> Collector:
+    """A collector of CountingEnvs in this process; random unless `policy` names a factory."""
+    observation = OBSERVATION_SPACES[options.get("observation", "box")]
+    action = ACTION_SPACES[options.get("action", "discrete")]
+    random = RandomActor(action, seeds.seed("actions"))
+    actor: Actor = random
+    weights = WeightSlot({})
+    if policy:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seeds.job_seed)
+            models = load_policy(_entrypoint(policy), dict(policy_kwargs or {}), observation, action)
+            actor = PolicyActor(models, observation, action, device=torch.device("cpu"))
+        weights = WeightSlot(models.modules)
+    config = CollectorConfig(
+        seeds=seeds,
+        max_frames_per_trajectory=max_frames,
+        reset_at_each_batch=resets,
+        init_random_frames=warmup,
+        exploration_type=ExplorationType(exploration),
+    )
+    made = list(envs) or lanes_of(num_envs, lanes, options, seeds)
+    return Collector(made, actor, config=config, warmup=random, weights=weights)
+
+
+def make_checker(num_envs: int = 3, *, action: str = "discrete", job_seed: int = 7, **more: Any) -> Checker:
+    fields = {name: more.pop(name) for name in list(more) if name in Checker.__dataclass_fields__}
+    return Checker(job_seed=job_seed, num_envs=num_envs, action=action, options=more, **fields)
+
+
+def make_job(
+    *,
+    num_envs: int = 2,
+    policy: str = "",
+    policy_kwargs: Mapping[str, Any] | None = None,
+    env: Mapping[str, Any] | None = None,
+    queue: Mapping[str, Any] | None = None,
+    dataset: str = "",
+    run_policy: Mapping[str, Any] | None = None,
+    collection: Mapping[str, Any] | None = None,
+    workers: int = 1,
+    **options: Any,
+) -> Any:
+    """A CollectorJob of CountingEnvs (or of `env`)."""
+    from cormorant_worker.front import load_job
+
+    options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    block = env or {
+        "gymnasium": {"entrypoint": COUNTING, "vectorization": "inline", "numEnvs": num_envs, "kwargs": options}
+    }
+    output: dict[str, Any] = {}
+    if queue is not None or not dataset:
+        output["queue"] = dict(queue or {"capacityBatches": 4})
+    if dataset:
+        output["dataset"] = {"uri": dataset}
+    spec: dict[str, Any] = {
+        "env": block,
+        "policy": {"entrypoint": _entrypoint(policy), "kwargs": dict(policy_kwargs or {})}
+        if policy
+        else {"random": {}},
+        "collection": {"framesPerBatch": 20, "seed": 7, **(collection or {})},
+        "output": output,
+        "replicas": workers,
+    }
+    if run_policy:
+        spec["runPolicy"] = dict(run_policy)
+    return load_job(
+        {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "counting"}, "spec": spec}
+    )
+
+
+def _entrypoint(policy: str) -> str:
+    return policy if ":" in policy else f"cormorant_testing.policies:{policy}"

@@ -1,0 +1,375 @@
+"""A counting environment whose every value is known by heart, and an oracle that says what it must be.
+
+    CountingEnv(lengths=(2, 3)), reset(seed=7), actions a1, a2, ...
+    observation counts  [ident, episode, step, echo]:   reset [7, 0, 0, 0]
+    step a1  ->  [7, 0, 1, a1]  reward 1
+    step a2  ->  [7, 0, 2, a2]  reward 2, terminated    reset [7, 1, 0, 0]
+    step a3  ->  [7, 1, 1, a3]  reward 1.001
+
+An environment that is restarted gets another seed, and so another ident: failures bound to a seed happen once.
+"""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+ObservationKind = Literal["box", "image", "dict", "tuple", "discrete", "multi_discrete", "multi_binary", "nested"]
+ActionKind = Literal["discrete", "discrete_start", "box", "multi_discrete", "multi_binary", "dict", "tuple"]
+Ends = Literal["terminate", "truncate", "both", "alternate"]
+
+IDENT_MODULUS = 65521
+"""Idents are `seed % IDENT_MODULUS`: float32 holds them exactly."""
+
+OBSERVATION_SPACES: dict[str, spaces.Space[Any]] = {
+    "box": spaces.Box(-np.inf, np.inf, (4,), np.float32),
+    "image": spaces.Box(0, 255, (4, 6, 6), np.uint8),
+    "dict": spaces.Dict(
+        {"counts": spaces.Box(-np.inf, np.inf, (4,), np.float64), "step": spaces.Discrete(1_000_000_000)}
+    ),
+    "tuple": spaces.Tuple(
+        (spaces.Box(-np.inf, np.inf, (2, 2), np.float32), spaces.MultiDiscrete([IDENT_MODULUS, 1_000_000]))
+    ),
+    "discrete": spaces.Discrete(2**62),
+    "multi_discrete": spaces.MultiDiscrete([IDENT_MODULUS, 1_000_000, 1_000_000]),
+    "multi_binary": spaces.MultiBinary(24),
+    "nested": spaces.Dict(
+        {
+            "cam": spaces.Tuple((spaces.Box(0, 255, (2, 2), np.uint8), spaces.Discrete(1_000_000_000))),
+            "pos": spaces.Dict(
+                {"counts": spaces.Box(-np.inf, np.inf, (4,), np.float32), "bits": spaces.MultiBinary(5)}
+            ),
+        }
+    ),
+}
+
+ACTION_SPACES: dict[str, spaces.Space[Any]] = {
+    "discrete": spaces.Discrete(5),
+    "discrete_start": spaces.Discrete(5, start=10),
+    "box": spaces.Box(-100.0, 100.0, (2,), np.float32),
+    "multi_discrete": spaces.MultiDiscrete([3, 4]),
+    "multi_binary": spaces.MultiBinary(3),
+    "dict": spaces.Dict({"move": spaces.Box(-9.0, 9.0, (2,), np.float32), "fire": spaces.Discrete(2)}),
+    "tuple": spaces.Tuple((spaces.Discrete(3), spaces.Box(-9.0, 9.0, (), np.float64))),
+}
+
+
+def echo(action: Any) -> float:
+    """One number for an action: the weighted sum of its leaves, in the space's own order."""
+    if isinstance(action, Mapping):
+        return sum((i + 1) * echo(part) for i, part in enumerate(action.values()))
+    if isinstance(action, tuple):
+        return sum((i + 1) * echo(part) for i, part in enumerate(action))
+    flat = np.asarray(action, dtype=np.float64).reshape(-1)
+    return float(np.dot(flat, np.arange(1, flat.size + 1)))
+
+
+def observe(kind: str, ident: int, episode: int, step: int, echoed: float) -> Any:
+    """The observation of one kind that encodes these counts."""
+    counts = [ident, episode, step, echoed]
+    match kind:
+        case "box":
+            return np.array(counts, np.float32)
+        case "image":
+            return np.full((4, 6, 6), pixel(ident, episode, step), np.uint8)
+        case "dict":
+            return {"counts": np.array(counts, np.float64), "step": step}
+        case "tuple":
+            return (np.array(counts, np.float32).reshape(2, 2), np.array([ident, step], np.int64))
+        case "discrete":
+            return (ident * 1_000_000 + episode) * 1_000_000 + step
+        case "multi_discrete":
+            return np.array([ident, episode, step], np.int64)
+        case "multi_binary":
+            bits = (ident % 256) * 65536 + (episode % 256) * 256 + step % 256
+            return np.array([(bits >> i) & 1 for i in range(24)], np.int8)
+        case "nested":
+            return {
+                "cam": (np.full((2, 2), pixel(ident, episode, step), np.uint8), step),
+                "pos": {
+                    "counts": np.array(counts, np.float32),
+                    "bits": np.array([(step >> i) & 1 for i in range(5)], np.int8),
+                },
+            }
+    raise ValueError(f"no observation kind {kind!r}; known are {', '.join(OBSERVATION_SPACES)}")
+
+
+def pixel(ident: int, episode: int, step: int) -> int:
+    return (ident * 31 + episode * 7 + step) % 256
+
+
+def reward_of(episode: int, step: int) -> float:
+    """step + episode / 1000, as float32 holds it."""
+    return float(np.float32(step + (episode % 1000) / 1000))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """What one step must return."""
+
+    episode: int
+    step: int
+    obs: Any
+    """What to act on next: after the end of an episode, the first observation of the next."""
+    final: Any
+    """The true last observation where the episode ended, else None."""
+    reward: float
+    terminated: bool
+    truncated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Oracle:
+    """Says what a CountingEnv of these options and this seed must return."""
+
+    seed: int
+    lengths: Sequence[int] = (5,)
+    longest: int = 0
+    ends: Ends = "terminate"
+    observation: str = "box"
+
+    @property
+    def ident(self) -> int:
+        return self.seed % IDENT_MODULUS
+
+    def length(self, episode: int) -> int:
+        """Steps in an episode; with `longest`, a function of the seed between 1 and `longest`."""
+        if self.longest:
+            return 1 + (self.ident * 7 + episode * 3) % self.longest
+        return self.lengths[episode % len(self.lengths)]
+
+    def obs(self, episode: int, step: int, action: Any = None) -> Any:
+        """The observation after `step` steps, the last of them with `action`."""
+        return observe(self.observation, self.ident, episode, step, 0.0 if action is None else echo(action))
+
+    def flags(self, episode: int) -> tuple[bool, bool]:
+        """(terminated, truncated) at the last step of an episode."""
+        ends = ("terminate", "truncate")[episode % 2] if self.ends == "alternate" else self.ends
+        return ends in {"terminate", "both"}, ends in {"truncate", "both"}
+
+    def moment(self, episode: int, step: int, action: Any) -> Moment:
+        """What the `step`-th step (from 1) of an episode (from 0) must return."""
+        ended = step >= self.length(episode)
+        terminated, truncated = self.flags(episode) if ended else (False, False)
+        obs = self.obs(episode, step, action)
+        return Moment(
+            episode=episode,
+            step=step,
+            obs=self.obs(episode + 1, 0) if ended else obs,
+            final=obs if ended else None,
+            reward=reward_of(episode, step),
+            terminated=terminated,
+            truncated=truncated,
+        )
+
+    def play(self, actions: Iterator[Any] | Sequence[Any]) -> Iterator[Moment]:
+        """One moment for each action, from the first reset on."""
+        episode, step = 0, 0
+        for action in actions:
+            step += 1
+            moment = self.moment(episode, step, action)
+            yield moment
+            if moment.final is not None:
+                episode, step = episode + 1, 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """When and how an environment fails. All conditions must hold."""
+
+    how: Literal["raise", "hang", "exit", "kill", "nan", "slow", "shape"] = "raise"
+    at: Literal["step", "reset", "init"] = "step"
+    step: int = 0
+    """The step of its process at which it fails, from 1; 0 = every step."""
+    seeds: Sequence[int] = ()
+    """Only environments that were first reset with one of these seeds; none = all."""
+    flag: str = ""
+    """A file that counts occasions. Only occasions skip .. skip + times - 1 fail; no file = every occasion."""
+    skip: int = 0
+    times: int = 1
+    seconds: float = 3600.0
+    """For hang and slow."""
+    words: str = "told to fail"
+
+    def is_due(self, at: str, *, step: int, seed: int | None) -> bool:
+        if at != self.at or (at == "step" and self.step not in {0, step}):
+            return False
+        if self.seeds and seed not in self.seeds:
+            return False
+        if not self.flag:
+            return True
+        with Path(self.flag).open("ab") as file:
+            occasion = file.tell()
+            file.write(b".")
+        return self.skip <= occasion < self.skip + self.times
+
+    def happen(self) -> None:
+        match self.how:
+            case "raise":
+                raise ValueError(self.words)
+            case "hang" | "slow":
+                time.sleep(self.seconds)
+            case "exit":
+                os._exit(7)
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass
+class _Counts:
+    seed: int | None = None
+    episode: int = -1
+    step: int = 0
+    total: int = 0
+    """Steps of this object, over all episodes."""
+    echoed: float = field(default=0.0)
+
+
+class CountingEnv(gymnasium.Env[Any, Any]):
+    """Counts; see the module. Keyword arguments are plain data, so that they travel in manifests and pickles.
+
+    Args:
+        lengths: steps of episode 0, 1, ...; begins again after the last.
+        longest: if not 0, lengths are a function of the seed and at most this.
+        ends: how episodes end.
+        observation, action: kinds of spaces.
+        failures: keyword arguments of `Failure`, any number of them.
+        step_s: seconds that every step takes, asleep; busy_s: the same, busy.
+    """
+
+    def __init__(
+        self,
+        *,
+        lengths: Sequence[int] | int = 5,
+        longest: int = 0,
+        ends: Ends = "terminate",
+        observation: ObservationKind = "box",
+        action: ActionKind = "discrete",
+        failures: Sequence[Mapping[str, Any]] = (),
+        step_s: float = 0.0,
+        busy_s: float = 0.0,
+    ) -> None:
+        self._lengths = (lengths,) if isinstance(lengths, int) else tuple(lengths)
+        self._longest = longest
+        self._ends: Ends = ends
+        self._kind = observation
+        self._failures = [Failure(**failure) for failure in failures]
+        self._step_s = step_s
+        self._busy_s = busy_s
+        self._counts = _Counts()
+        self.observation_space = OBSERVATION_SPACES[observation]
+        self.action_space = ACTION_SPACES[action]
+        self._fail("init")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        counts = self._counts
+        if seed is not None:
+            counts.seed, counts.episode = seed, -1
+        counts.episode += 1
+        counts.step, counts.echoed = 0, 0.0
+        hurt = self._fail("reset")
+        return self._observe(hurt), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if not self.action_space.contains(action):
+            raise TypeError(f"{action!r} ({type(action).__name__}) is not in {self.action_space}")
+        counts = self._counts
+        counts.step += 1
+        counts.total += 1
+        counts.echoed = echo(action)
+        hurt = self._fail("step")
+        if self._step_s:
+            time.sleep(self._step_s)
+        until = time.perf_counter() + self._busy_s
+        while self._busy_s and time.perf_counter() < until:
+            pass
+        moment = self._oracle().moment(counts.episode, counts.step, action)
+        return self._observe(hurt), moment.reward, moment.terminated, moment.truncated, {}
+
+    def get_state(self) -> dict[str, Any]:
+        c = self._counts
+        return {"seed": c.seed, "counts": np.array([c.episode, c.step, c.total]), "echoed": c.echoed}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        episode, step, total = (int(n) for n in state["counts"])
+        self._counts = _Counts(
+            seed=state["seed"], episode=episode, step=step, total=total, echoed=float(state["echoed"])
+        )
+
+    def _oracle(self) -> Oracle:
+        return Oracle(
+            seed=self._counts.seed or 0,
+            lengths=self._lengths,
+            longest=self._longest,
+            ends=self._ends,
+            observation=self._kind,
+        )
+
+    def _observe(self, hurt: str) -> Any:
+        counts = self._counts
+        ident = (counts.seed or 0) % IDENT_MODULUS
+        if hurt == "nan":
+            return observe(self._kind, ident, counts.episode, counts.step, float("nan"))
+        if hurt == "shape":
+            return np.zeros(99, np.float32)
+        return observe(self._kind, ident, counts.episode, counts.step, counts.echoed)
+
+    def _fail(self, at: str) -> str:
+        for failure in self._failures:
+            if failure.is_due(at, step=self._counts.total, seed=self._counts.seed):
+                failure.happen()
+                return failure.how
+        return ""
+
+
+def make_counting(**kwargs: Any) -> CountingEnv:
+    """Entrypoint `cormorant_testing.envs:make_counting`."""
+    return CountingEnv(**kwargs)
+
+
+class Forgetful(CountingEnv):
+    """Can be saved and not restored."""
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        raise OSError("no memory of it")
+
+
+def make_limited(*, limit: int, **kwargs: Any) -> gymnasium.Env[Any, Any]:
+    """A CountingEnv under gymnasium's TimeLimit."""
+    return gymnasium.wrappers.TimeLimit(CountingEnv(**kwargs), limit)
+
+
+def make_nothing(**_: Any) -> None:
+    """An entrypoint that forgets to return its environment."""
+
+
+class Stateless(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """A user's wrapper, for example with keyword arguments; it cannot be saved."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *, bonus: float = 0.0) -> None:
+        super().__init__(env)
+        self.bonus = bonus
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = super().step(action)
+        return obs, float(reward) + self.bonus, terminated, truncated, info
+
+
+class Talkative(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Prints at every step, as some simulators do."""
+
+    def __init__(self, env: gymnasium.Env[Any, Any], *, words: str) -> None:
+        super().__init__(env)
+        self._words = words
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        sys.stdout.write(self._words + "\n")
+        return super().step(action)

@@ -1,0 +1,157 @@
+"""Policies whose every output is known by heart. Named by entrypoint in manifests, so that workers import them."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule, TensorDictModuleBase
+from torch import Tensor, nn
+
+
+class Versioned(nn.Module):
+    """For the action kind "box": acts (number, noise). Publish `number` = version: each action names its weights."""
+
+    def __init__(self, *, hang_at: int = 0, flag: str = "") -> None:
+        super().__init__()
+        self.number = nn.Parameter(torch.zeros(()))
+        self.bias = nn.Parameter(torch.zeros(3))
+        self._hang_at, self._flag, self._calls = hang_at, flag, 0
+
+    def forward(self, observation: Tensor) -> Tensor:
+        self._calls += 1
+        if self._hang_at == self._calls and not Path(self._flag).exists():
+            Path(self._flag).touch()
+            time.sleep(3600)
+        n = observation.shape[0]
+        return torch.stack([self.number.expand(n), torch.rand(n)], -1)
+
+
+def versioned(observation_space: Any, action_space: Any, **kwargs: Any) -> nn.Module:
+    return Versioned(**kwargs)
+
+
+def numbered(version: int) -> dict[str, Tensor]:
+    """Weights for `versioned`: it acts this number."""
+    return {"number": torch.tensor(float(version)), "bias": torch.full((3,), float(version))}
+
+
+class Counter(TensorDictModuleBase):
+    """Recurrent: `count` is the number of frames since the trajectory began. Draws its actions, and one number more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.in_keys, self.out_keys = ["observation", "count", "is_init"], ["action", "drawn", ("next", "count")]
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        count = tensordict["count"]
+        tensordict["action"] = (count.squeeze(-1).long() + torch.randint(0, 5, count.shape[:1])) % 5
+        tensordict["drawn"] = torch.rand(count.shape[0])
+        tensordict["next", "count"] = count + 1
+        return tensordict
+
+    def initial_state(self, batch_size: int) -> dict[str, Tensor]:
+        return {"count": torch.zeros(batch_size, 1)}
+
+
+def counter(observation_space: Any, action_space: Any) -> TensorDictModuleBase:
+    return Counter()
+
+
+def linear(observation_space: Any, action_space: Any) -> nn.Module:
+    """A torch module: observation [n, 4] -> class indices [n]."""
+
+    class Argmax(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 5)
+
+        def forward(self, observation: Tensor) -> Tensor:
+            return self.layer(observation).argmax(-1)
+
+    return Argmax()
+
+
+def tensordict_module(observation_space: Any, action_space: Any) -> TensorDictModule:
+    return TensorDictModule(lambda obs: obs[:, 2].long() % 5, in_keys=["observation"], out_keys=["action"])
+
+
+def plain(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
+    """A plain callable: acts step % 5."""
+    return lambda observation: observation[:, 2].long() % 5
+
+
+def with_outputs(observation_space: Any, action_space: Any) -> Callable[[Tensor], dict[str, Any]]:
+    """A plain callable with further outputs, one of them nested."""
+
+    def act(observation: Tensor) -> dict[str, Any]:
+        step = observation[:, 2]
+        return {"action": step.long() % 5, "doubled": step * 2, "extra": {"twin": observation[:, :2]}}
+
+    return act
+
+
+def several(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
+    """Actor and critic: both take weights, one acts."""
+    return {"policy": Versioned(), "critic": nn.Linear(4, 1)}
+
+
+def raising(observation_space: Any, action_space: Any) -> nn.Module:
+    raise RuntimeError("no weights for this planet")
+
+
+def wrong_type(observation_space: Any, action_space: Any) -> int:
+    return 42
+
+
+def wrong_shape(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
+    return lambda observation: torch.zeros(observation.shape[0], 5, dtype=torch.int64)
+
+
+def floats(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
+    return lambda observation: torch.zeros(observation.shape[0])
+
+
+def in_place(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
+    return lambda observation: observation.mul_(0.5).sum(-1).long() * 0
+
+
+def nan_at(observation_space: Any, action_space: Any, *, step: int) -> Callable[[Tensor], Tensor]:
+    """For the action kind "box": NaN for every environment that has made `step` steps in its episode."""
+
+    def act(observation: Tensor) -> Tensor:
+        actions = torch.zeros(observation.shape[0], 2)
+        actions[observation[:, 2] == step] = float("nan")
+        return actions
+
+    return act
+
+
+def out_of_range(observation_space: Any, action_space: Any, *, step: int) -> Callable[[Tensor], Tensor]:
+    """For Discrete(5): 5 at one step."""
+    return lambda observation: torch.where(observation[:, 2] == step, 5, 0)
+
+
+def raising_at(observation_space: Any, action_space: Any, *, step: int) -> Callable[[Tensor], Tensor]:
+    def act(observation: Tensor) -> Tensor:
+        if (observation[:, 2] == step).any():
+            raise RuntimeError(f"cannot bear step {step}")
+        return torch.zeros(observation.shape[0], dtype=torch.int64)
+
+    return act
+
+
+def make_segfault(**_: Any) -> None:
+    """An environment's entrypoint that takes the process down."""
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+
+def as_tensordict(observation: Tensor, count: Tensor, is_init: Tensor) -> TensorDict:
+    return TensorDict(
+        {"observation": observation, "count": count, "is_init": is_init}, batch_size=observation.shape[:1]
+    )

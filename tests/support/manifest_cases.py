@@ -1,0 +1,374 @@
+"""Manifests and the verdict on each: one table for pydantic, for the CRD offline, and for a real API server."""
+
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+Document = dict[str, Any]
+ABSENT = object()
+
+
+def manifest(name: str = "pong", /, **changes: Any) -> Document:
+    """A small valid manifest with changes below spec: `manifest(env__envpool__numEnvs=0)`."""
+    document: Document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": name},
+        "spec": {
+            "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 8}},
+            "policy": {"random": {}},
+            "collection": {"framesPerBatch": 64},
+        },
+    }
+    for path, value in changes.items():
+        *parents, last = path.split("__")
+        node = document["spec"]
+        for parent in parents:
+            node = node.setdefault(parent, {})
+        if value is ABSENT:
+            del node[last]
+        else:
+            node[last] = deepcopy(value)
+    return document
+
+
+def gymnasium(**fields: Any) -> Document:
+    """A manifest whose environment is gymnasium's."""
+    return manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8} | fields})
+
+
+def groups(*worker_groups: Document, **changes: Any) -> Document:
+    """A manifest with these worker groups."""
+    return manifest(workerGroups=list(worker_groups), **changes)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """A manifest that must be refused."""
+
+    document: Document
+    path: str
+    """The field that every message names."""
+
+    sentence: str
+    """A part of what `cormorant validate` says of it."""
+
+    by: str = "schema"
+    """Who refuses it at the API server: schema, rule, or strict (unknown fields, refused with strict validation)."""
+
+
+CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
+
+VALID: dict[str, Document] = {
+    "smallest": manifest(),
+    "lockstep": manifest(env__envpool__batchSize=8),
+    "half-batches": manifest(env__envpool__batchSize=4),
+    "whole-float": manifest(collection__framesPerBatch=64.0),
+    "null-block-is-absent": manifest(env__gymnasium=None, output={"queue": {}, "dataset": None}),
+    "null-with-default": manifest(collection__seed=None),
+    "null-inside-kwargs": manifest(env__envpool__kwargs={"noop_max": None, "deep": {"x": [None, 1.5]}}),
+    "largest-count": manifest(collection__totalFrames=2**53 - 1),
+    "one-frame": manifest(collection__totalFrames=1),
+    "strictly-on-policy": manifest(collection__weights={"maxStaleness": 0}),
+    "dataset-only": manifest(output={"dataset": {"uri": "file:///data/pong"}}),
+    "queue-and-dataset": manifest(output={"queue": {"onFull": "drop_oldest"}, "dataset": {"uri": "s3://b/pong"}}),
+    "entrypoint": manifest(policy={"entrypoint": "my_pkg.policies:Actor.make", "kwargs": {"hidden": [64, 64]}}),
+    "registered": gymnasium(),
+    "namespaced-id": gymnasium(id="ALE/Pong-v5"),
+    "factory": gymnasium(id=None, entrypoint="my_pkg.envs:make"),
+    "wrapped": gymnasium(
+        wrappers=[{"entrypoint": "gymnasium.wrappers:ResizeObservation", "kwargs": {"shape": [84, 84]}}]
+    ),
+    "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
+    "code": manifest(code={"configMap": "my-policies"}),
+    "two-groups": groups(CPU, GPU),
+    "second-is-elastic": groups({"name": "a", "replicas": 0}, {"name": "b", "maxReplicas": 4}, elasticGroup="b"),
+    "replicas-at-bounds": groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 4}, replicas=4),
+    "scaled-to-zero": manifest(replicas=0),
+    "template": groups(
+        {"name": "cpu", "template": {"spec": {"nodeSelector": {"zone": "a"}}}, "resources": {"limits": {"cpu": "4"}}}
+    ),
+    "run-policy": manifest(runPolicy={"onStall": "Fail", "onUnschedulable": "ScaleToFit", "cleanPodPolicy": "None"}),
+    "longest-name": manifest("a" * 40),
+}
+
+INVALID: dict[str, Case] = {
+    "name-with-capital": Case(document=manifest("Pong"), path="metadata.name", sentence='"Pong" does not fit'),
+    "name-begins-with-digit": Case(
+        document=manifest("1pong"), path="metadata.name", sentence="beginning with a letter"
+    ),
+    "name-too-long": Case(
+        document=manifest("a" * 41), path="metadata.name", sentence="has 41 characters; write at most 40"
+    ),
+    "no-spec": Case(
+        document={key: value for key, value in manifest().items() if key != "spec"}, path="spec", sentence="is missing"
+    ),
+    "spec-is-a-list": Case(document=manifest() | {"spec": []}, path="spec", sentence="[] is a list, not an object"),
+    "no-env": Case(document=manifest(env=ABSENT), path="spec.env", sentence="is missing"),
+    "no-policy": Case(document=manifest(policy=ABSENT), path="spec.policy", sentence="is missing"),
+    "null-policy": Case(document=manifest(policy=None), path="spec.policy", sentence="is missing"),
+    "no-frames-per-batch": Case(
+        document=manifest(collection__framesPerBatch=ABSENT),
+        path="spec.collection.framesPerBatch",
+        sentence="is missing",
+    ),
+    "env-neither": Case(document=manifest(env={}), path="spec.env", sentence="found neither", by="rule"),
+    "env-both": Case(
+        document=manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
+        path="spec.env",
+        sentence="exactly one of envpool and gymnasium is needed, found both",
+        by="rule",
+    ),
+    "policy-neither": Case(document=manifest(policy={}), path="spec.policy", sentence="found neither", by="rule"),
+    "policy-both": Case(
+        document=manifest(policy__entrypoint="a:b"),
+        path="spec.policy",
+        sentence="found random and entrypoint a:b",
+        by="rule",
+    ),
+    "gymnasium-neither": Case(
+        document=gymnasium(id=None), path="spec.env.gymnasium", sentence="found neither", by="rule"
+    ),
+    "gymnasium-both": Case(
+        document=gymnasium(entrypoint="a:b"),
+        path="spec.env.gymnasium",
+        sentence="found id CartPole-v1 and entrypoint a:b",
+        by="rule",
+    ),
+    "output-neither": Case(document=manifest(output={}), path="spec.output", sentence="both missing", by="rule"),
+    "no-envs": Case(
+        document=manifest(env__envpool__numEnvs=0),
+        path="spec.env.envpool.numEnvs",
+        sentence="0 is less than 1; write a number from 1 to 65536",
+    ),
+    "too-many-envs": Case(
+        document=manifest(env__envpool__numEnvs=65537),
+        path="spec.env.envpool.numEnvs",
+        sentence="65537 is greater than 65536",
+    ),
+    "empty-task": Case(document=manifest(env__envpool__taskId=""), path="spec.env.envpool.taskId", sentence="is empty"),
+    "batch-not-multiple": Case(
+        document=manifest(collection__framesPerBatch=100),
+        path="spec.collection.framesPerBatch",
+        sentence="framesPerBatch 100 is not a multiple of numEnvs 8; write a multiple of it, for example 104",
+        by="rule",
+    ),
+    "batch-below-envs": Case(
+        document=manifest(collection__framesPerBatch=4),
+        path="spec.collection.framesPerBatch",
+        sentence="framesPerBatch 4 is not a multiple of numEnvs 8; write a multiple of it, for example 8",
+        by="rule",
+    ),
+    "batch-not-multiple-gymnasium": Case(
+        document=manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 7}}),
+        path="spec.collection.framesPerBatch",
+        sentence="framesPerBatch 64 is not a multiple of numEnvs 7",
+        by="rule",
+    ),
+    "batch-size-above-envs": Case(
+        document=manifest(env__envpool__batchSize=16),
+        path="spec.env.envpool.batchSize",
+        sentence="batchSize 16 does not divide numEnvs 8",
+        by="rule",
+    ),
+    "batch-size-no-divisor": Case(
+        document=manifest(env__envpool__batchSize=3),
+        path="spec.env.envpool.batchSize",
+        sentence="batchSize 3 does not divide numEnvs 8",
+        by="rule",
+    ),
+    "multi-step": Case(
+        document=manifest(collection__multiStep={"steps": 3}),
+        path="spec.collection.multiStep",
+        sentence="multiStep is not supported yet",
+        by="rule",
+    ),
+    "split-trajectories": Case(
+        document=manifest(collection__splitTrajectories=True),
+        path="spec.collection.splitTrajectories",
+        sentence="splitTrajectories true is not supported yet",
+        by="rule",
+    ),
+    "no-frames": Case(
+        document=manifest(collection__totalFrames=0), path="spec.collection.totalFrames", sentence="0 is less than 1"
+    ),
+    "frames-overflow": Case(
+        document=manifest(collection__totalFrames=2**63), path="spec.collection.totalFrames", sentence="is greater than"
+    ),
+    "frames-huge-float": Case(
+        document=manifest(collection__totalFrames=1e30),
+        path="spec.collection.totalFrames",
+        sentence="1e+30 is greater than",
+    ),
+    "batch-overflows-int32": Case(
+        document=manifest(collection__framesPerBatch=2**31),
+        path="spec.collection.framesPerBatch",
+        sentence="2147483648 is greater than 2147483647",
+    ),
+    "fraction": Case(
+        document=manifest(collection__framesPerBatch=64.5),
+        path="spec.collection.framesPerBatch",
+        sentence="64.5 is not an integer",
+    ),
+    "quoted-number": Case(
+        document=manifest(collection__framesPerBatch="64"),
+        path="spec.collection.framesPerBatch",
+        sentence='"64" is a string, not an integer; write it without quotes',
+    ),
+    "boolean-for-number": Case(
+        document=manifest(replicas=True), path="spec.replicas", sentence="true is a boolean, not an integer"
+    ),
+    "boolean-for-string": Case(
+        document=manifest(image=False), path="spec.image", sentence="false is a boolean, not a string; quote it"
+    ),
+    "string-for-boolean": Case(
+        document=manifest(suspend="no"), path="spec.suspend", sentence='"no" is a string, not true or false'
+    ),
+    "kwargs-is-a-list": Case(
+        document=manifest(env__envpool__kwargs=[]),
+        path="spec.env.envpool.kwargs",
+        sentence="[] is a list, not an object",
+    ),
+    "unknown-mode": Case(
+        document=manifest(collection__mode="asynch"),
+        path="spec.collection.mode",
+        sentence='"asynch" is not one of sync, async; did you mean async?',
+    ),
+    "unknown-device": Case(
+        document=groups({"name": "cpu", "device": "GPU"}),
+        path="spec.workerGroups[0].device",
+        sentence="did you mean gpu?",
+    ),
+    "entrypoint-without-colon": Case(
+        document=manifest(policy={"entrypoint": "my_pkg.policies"}),
+        path="spec.policy.entrypoint",
+        sentence="write package.module:attribute",
+    ),
+    "empty-uri": Case(
+        document=manifest(output={"dataset": {"uri": ""}}), path="spec.output.dataset.uri", sentence="is empty"
+    ),
+    "no-groups": Case(document=groups(), path="spec.workerGroups", sentence="has 0 items; write at least 1"),
+    "nine-groups": Case(
+        document=groups({"name": "a"}, *({"name": f"g{index}", "replicas": 1} for index in range(8))),
+        path="spec.workerGroups",
+        sentence="has 9 items; write at most 8",
+    ),
+    "group-is-null": Case(
+        document=manifest(workerGroups=[None]), path="spec.workerGroups[0]", sentence="null is null, not an object"
+    ),
+    "group-without-name": Case(document=groups({}), path="spec.workerGroups[0].name", sentence="is missing"),
+    "group-name-too-long": Case(
+        document=groups({"name": "a" * 11}),
+        path="spec.workerGroups[0].name",
+        sentence="has 11 characters; write at most 10",
+    ),
+    "group-twice": Case(
+        document=groups(CPU, {"name": "cpu"}),
+        path="spec.workerGroups",
+        sentence='the names ["cpu", "cpu"] are not unique',
+    ),
+    "no-such-elastic-group": Case(
+        document=groups(CPU, elasticGroup="gpu"),
+        path="spec.elasticGroup",
+        sentence='elasticGroup gpu names no worker group; write one of ["cpu"]',
+        by="rule",
+    ),
+    "elastic-group-sized-twice": Case(
+        document=groups({"name": "cpu", "replicas": 3}, replicas=2),
+        path="spec.workerGroups",
+        sentence="replicas of the elastic group cpu is refused, since spec.replicas 2 sizes it",
+        by="rule",
+    ),
+    "fixed-group-without-size": Case(
+        document=groups(CPU, {"name": "gpu"}),
+        path="spec.workerGroups",
+        sentence="replicas is missing in group gpu",
+        by="rule",
+    ),
+    "fixed-group-with-bounds": Case(
+        document=groups(CPU, GPU | {"maxReplicas": 2}),
+        path="spec.workerGroups",
+        sentence="minReplicas and maxReplicas of group gpu are refused, since cpu is the elastic group",
+        by="rule",
+    ),
+    "replicas-below-min": Case(
+        document=groups({"name": "cpu", "minReplicas": 4}, replicas=3),
+        path="spec.replicas",
+        sentence="replicas 3 is less than minReplicas 4 of the elastic group cpu",
+        by="rule",
+    ),
+    "replicas-above-max": Case(
+        document=groups({"name": "cpu", "maxReplicas": 4}, replicas=5),
+        path="spec.replicas",
+        sentence="replicas 5 is greater than maxReplicas 4 of the elastic group cpu",
+        by="rule",
+    ),
+    "bounds-in-reverse": Case(
+        document=groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4),
+        path="spec.workerGroups[0].minReplicas",
+        sentence="minReplicas 4 is greater than maxReplicas 2",
+        by="rule",
+    ),
+    "negative-replicas": Case(document=manifest(replicas=-1), path="spec.replicas", sentence="-1 is less than 0"),
+    "no-unavailable": Case(
+        document=manifest(runPolicy={"maxUnavailable": 0}),
+        path="spec.runPolicy.maxUnavailable",
+        sentence="0 is less than 1",
+    ),
+    "unknown-field": Case(
+        document=manifest(env__envpool__num_envs=8),
+        path="spec.env.envpool.num_envs",
+        sentence="unknown field; did you mean numEnvs?",
+        by="strict",
+    ),
+    "unknown-field-without-neighbour": Case(
+        document=manifest(output={"queue": {"zzz": 1}}),
+        path="spec.output.queue.zzz",
+        sentence="unknown field; known here: capacityBatches, onFull",
+        by="strict",
+    ),
+    "random-has-no-options": Case(
+        document=manifest(policy={"random": {"seed": 1}}),
+        path="spec.policy.random.seed",
+        sentence="unknown field; nothing is known here, write {}",
+        by="strict",
+    ),
+    "unknown-metadata": Case(
+        document=manifest() | {"metadata": {"name": "pong", "lables": {}}},
+        path="metadata.lables",
+        sentence="unknown field; did you mean labels?",
+        by="strict",
+    ),
+    "unknown-at-the-top": Case(
+        document=manifest() | {"specs": {}}, path="specs", sentence="unknown field; did you mean spec?", by="strict"
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Update:
+    """A valid manifest that becomes another valid one, and the field that must not change (empty: all may)."""
+
+    old: Document
+    new: Document
+    path: str = ""
+
+
+_ACTOR = {"entrypoint": "a:b", "kwargs": {"hidden": [64]}}
+UPDATES: dict[str, Update] = {
+    "scaled": Update(old=manifest(), new=manifest(replicas=3)),
+    "more-frames": Update(old=manifest(), new=manifest(collection__totalFrames=128)),
+    "other-exploration": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"explorationType": "mode"})),
+    "other-task": Update(old=manifest(), new=manifest(env__envpool__taskId="Breakout-v5"), path="spec.env"),
+    "other-env-kwargs": Update(old=manifest(), new=manifest(env__envpool__kwargs={"a": {"b": 1}}), path="spec.env"),
+    "other-kind-of-env": Update(old=manifest(), new=gymnasium(), path="spec.env"),
+    "other-entrypoint": Update(
+        old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"entrypoint": "a:c"}), path="spec.policy"
+    ),
+    "other-policy-kwargs": Update(
+        old=manifest(policy=_ACTOR),
+        new=manifest(policy=_ACTOR | {"kwargs": {"hidden": [32]}}),
+        path="spec.policy.kwargs",
+    ),
+    "random-to-entrypoint": Update(old=manifest(), new=manifest(policy={"entrypoint": "a:b"}), path="spec.policy"),
+}

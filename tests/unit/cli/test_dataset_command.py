@@ -1,0 +1,81 @@
+import json
+
+import gymnasium
+import numpy as np
+import pytest
+import typer
+
+from cormorant_cli.dataset import app, verify
+from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.sinks.dataset import open_dataset
+from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.spaces import leaves
+
+
+@pytest.fixture
+def uri(tmp_path):
+    observation, action = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(3)
+    layout = Layout(
+        num_rows=4, num_envs=2, observation=leaves(observation, ("observation",)), action=leaves(action, ("action",))
+    )
+    description = DatasetDescription.of({"envpool": {"taskId": "CartPole-v1"}}, observation, action, layout, job="pole")
+    block = Block(layout)
+    block.begin(4)
+    block.lengths[:] = 4
+    block.traj_ids[:] = [0, 1]
+    with open_dataset(str(tmp_path / "data"), description).writer("cpu-0-0", layout) as writer:
+        writer.append(block)
+    return str(tmp_path / "data")
+
+
+def run(*arguments):
+    try:
+        app(list(arguments), standalone_mode=False)
+    except typer.Exit as end:
+        return end.exit_code
+    return 0
+
+
+def test_ls_shows_parts_and_sums(uri, capsys):
+    assert run("ls", uri) == 0
+    text = capsys.readouterr().out
+    assert "cpu-0-0" in text
+    assert "8 frames in 1 parts" in text
+
+
+def test_ls_speaks_json(uri, capsys):
+    run("ls", uri, "--json")
+    told = json.loads(capsys.readouterr().out)
+    assert (told["job"], told["frames"]) == ("pole", 8)
+    assert told["parts"][0]["shards"] == 1
+
+
+def test_verify_accepts_a_good_dataset(uri, capsys):
+    assert run("verify", uri) == 0
+    assert "ok, 8 frames in 1 shards of 1 parts" in capsys.readouterr().out
+
+
+def test_verify_refuses_a_changed_one(uri, tmp_path, capsys):
+    shard = tmp_path / "data" / "cpu-0-0" / "frames-000000.arrow"
+    shard.write_bytes(shard.read_bytes() + b"x")
+    with pytest.raises(typer.Exit) as end:
+        verify(uri)
+    assert end.value.exit_code == 1
+    assert "the manifest says" in capsys.readouterr().err
+
+
+def test_export_writes_beside_the_dataset(uri, tmp_path, capsys):
+    assert run("export", uri, "--to", "parquet") == 0
+    assert (tmp_path / "data-parquet" / "cpu-0-0.parquet").exists()
+    assert "8 frames, 0 episodes, and 2 without their end" in capsys.readouterr().out
+
+
+def test_export_from_objects_needs_a_place():
+    with pytest.raises(BadInput, match="--out is missing"):
+        run("export", "memory://nowhere", "--to", "parquet")
+
+
+def test_no_dataset_is_a_sentence(tmp_path):
+    with pytest.raises(CommandFailed, match="there is no dataset at"):
+        run("verify", str(tmp_path))

@@ -1,0 +1,67 @@
+"""What `cormorant run` refuses before it imports the worker, and how it finds the job."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from cormorant_cli import __main__ as entry
+
+JOB = """
+apiVersion: cormorant.dev/v1alpha1
+kind: CollectorJob
+metadata: {name: NAME}
+spec:
+  env: {envpool: {taskId: CartPole-v1, numEnvs: 4}}
+  policy: {random: {}}
+  collection: {framesPerBatch: 64}
+"""
+TWO = JOB.replace("NAME", "one") + "---\n" + JOB.replace("NAME", "two")
+
+
+@pytest.fixture(autouse=True)
+def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "sentence"),
+    [
+        ("spec: [", [], "is not YAML"),
+        ("", [], "holds no document"),
+        (JOB.replace("numEnvs: 4", "numEnvs: 0"), [], "spec.env.envpool.numEnvs: 0 is less than 1"),
+        ("kind: Pod", [], '"Pod" is not CollectorJob'),
+        (TWO, [], "holds 2 CollectorJobs; choose one with --name one or --name two"),
+        (TWO, ["--name", "three"], 'holds 0 CollectorJobs named "three"; it has one, two'),
+    ],
+)
+def test_bad_manifests_end_with_two_and_a_sentence(
+    text: str, arguments: list[str], sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(text)
+    assert entry.run(["run", str(path), *arguments]) == 2
+    said = capsys.readouterr()
+    assert sentence in said.err
+    assert "Traceback" not in said.err
+    assert said.out == ""
+
+
+def test_a_machine_reads_the_refusal_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "absent.yaml"
+    assert entry.run(["run", str(missing), "--json"]) == 2
+    message = f"{missing}: no such file; check the path"
+    said = capsys.readouterr()
+    assert said.out == f'{{"event": "failed", "message": "{message}", "exit_code": 2}}\n'
+    assert said.err == f"{message}\n"
+
+
+def test_debug_shows_where_a_refusal_comes_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["run", str(tmp_path / "absent.yaml"), "--debug"]) == 2
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--workers=-1", "--frames=-1", "--device=tpu"])
+def test_bad_options_end_with_two(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["run", "job.yaml", option]) == 2
+    assert "Invalid value" in capsys.readouterr().err

@@ -1,0 +1,159 @@
+"""What a run looks like: rates, lines, JSON."""
+
+import io
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cormorant_cli.progress import (
+    JsonDisplay,
+    LiveDisplay,
+    PlainDisplay,
+    Plan,
+    Rate,
+    Snapshot,
+    Summary,
+    WorkerView,
+    summary_lines,
+)
+
+PLAN = Plan(job="pong", env="EnvPool Pong-v5, 64 a worker", workers=2, total_frames=200_000, dataset="data/pong")
+WORKER = WorkerView(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, env_restarts=0)
+SNAPSHOT = Snapshot(
+    frames=50_000,
+    total_frames=200_000,
+    fps=8123.4,
+    episodes=0,
+    mean_return=None,
+    mean_length=None,
+    version=3,
+    restarts=0,
+    queued_batches=1,
+    dropped={},
+    workers=(WORKER, replace(WORKER, name="cpu-1", phase="storing")),
+)
+SUMMARY = Summary(
+    reason="done",
+    frames=200_000,
+    new_frames=150_000,
+    total_frames=200_000,
+    seconds=20.0,
+    fps=7500.0,
+    episodes=250,
+    mean_return=-20.5,
+    mean_length=812.25,
+    version=0,
+    restarts=0,
+    dropped={},
+    dataset="data/pong",
+    dataset_bytes=3 * 1024 * 1024,
+)
+
+
+def test_rate_looks_at_the_last_seconds_only() -> None:
+    rate = Rate(window_s=10)
+    assert rate.observe(0, 0) == 0
+    assert rate.observe(1, 100) == 100
+    assert rate.observe(10, 1000) == 100
+    assert rate.observe(20, 1000) == 0
+
+
+def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    display.begin(PLAN)
+    display.progress(SNAPSHOT)
+    played = replace(
+        SNAPSHOT, episodes=5, mean_return=1.5, mean_length=20.0, dropped={"crash": 1200, "stale": 7}, restarts=1
+    )
+    display.progress(played)
+    dropped, workers = "dropped 1,200 (crash), 7 (stale)", "workers: cpu-0 stepping, cpu-1 storing"
+    amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
+    assert capsys.readouterr().out.splitlines() == [
+        "pong: 200,000 frames of EnvPool Pong-v5, 64 a worker; 2 workers into data/pong",
+        f"{amount}, 0 episodes, policy version 3, {workers}",
+        f"{amount}, 5 episodes, return 1.50, length 20.0, policy version 3, {dropped}, {workers}, 1 restarted",
+    ]
+
+
+def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    display = JsonDisplay()
+    display.begin(PLAN)
+    display.progress(SNAPSHOT)
+    display.log({"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2})
+    display.end(SUMMARY)
+    display.fail("it broke\nbadly", 1)
+    said = capsys.readouterr()
+    started, progress, finished, failed = map(json.loads, said.out.splitlines())
+    assert started["workers"] == 2
+    assert progress["mean_return"] is None
+    assert [worker["phase"] for worker in progress["workers"]] == ["stepping", "storing"]
+    assert (finished["event"], finished["reason"], finished["dataset_bytes"]) == ("finished", "done", 3 * 1024 * 1024)
+    assert failed == {"event": "failed", "message": "it broke\nbadly", "exit_code": 1}
+    assert json.loads(said.err) == {"event": "worker_ready", "level": "info", "worker": "cpu-0", "seconds": 4.2}
+
+
+def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> None:
+    screen = io.StringIO()
+    display = LiveDisplay(Console(file=screen, force_terminal=True, width=120, highlight=False), shares_stderr=True)
+    display.begin(PLAN)
+    display.progress(replace(SNAPSHOT, episodes=5, mean_return=1.5, mean_length=20.0))
+    display.log({"event": "worker_lost", "level": "warning", "reason": "[red]killed[/red]"})
+    display.end(SUMMARY)
+    display.close()
+    drawn = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue()).replace("\r", "")
+    assert "50,000 of 200,000 frames (25%)  8,123 frames/s  0:18 left" in drawn
+    assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
+    assert drawn.index("warning: worker_lost reason=[red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
+    assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
+    assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY)
+
+
+@pytest.mark.parametrize(
+    ("event", "line"),
+    [
+        ({"event": "worker_ready", "level": "info", "worker": "cpu-0"}, "worker_ready worker=cpu-0"),
+        ({"event": "worker_lost", "level": "warning", "frames": 64}, "warning: worker_lost frames=64"),
+        ({"event": "bad", "level": "error", "exception": "Traceback"}, "error: bad\nTraceback"),
+    ],
+)
+def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    PlainDisplay().log(event)
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    ("summary", "lines"),
+    [
+        (
+            SUMMARY,
+            [
+                "collected 150,000 frames in 20.0 s: 7,500 frames/s",
+                "250 episodes; the last 100 returned -20.50 in 812.2 frames on average",
+                "dataset: data/pong, 200,000 frames, 3.0 MiB",
+                "next: cormorant dataset verify data/pong",
+            ],
+        ),
+        (
+            replace(SUMMARY, reason="interrupted", dataset="", dataset_bytes=None, dropped={"drain": 64}),
+            [
+                "stopped after 150,000 frames in 20.0 s: 7,500 frames/s",
+                "250 episodes; the last 100 returned -20.50 in 812.2 frames on average",
+                "dropped frames: 64 (drain)",
+                "the frames were counted and not kept: add output.dataset, or read them with open_fleet()",
+            ],
+        ),
+        (
+            replace(SUMMARY, reason="already_complete", new_frames=0),
+            [
+                "nothing to do: the dataset at data/pong has 200,000 frames already",
+                "raise totalFrames (now 200,000) to go on, or give output.dataset another uri",
+            ],
+        ),
+    ],
+    ids=["done", "interrupted", "already_complete"],
+)
+def test_summary(summary: Summary, lines: list[str]) -> None:
+    assert summary_lines(summary) == lines

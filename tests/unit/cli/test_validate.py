@@ -1,0 +1,202 @@
+"""`cormorant validate`: one sentence an error, a line number each, and never a traceback."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cormorant_cli.__main__ import run
+from cormorant_manifest.reader import MAX_BYTES
+from manifest_cases import manifest
+
+GOOD = yaml.safe_dump(manifest())
+HEAD = "apiVersion: cormorant.dev/v1alpha1\nkind: CollectorJob\nmetadata: {name: pong}\n"
+SPEC = (
+    "spec:\n"
+    "  env: {envpool: {taskId: Pong-v5, numEnvs: 8}}\n"
+    "  policy: {random: {}}\n"
+    "  collection: {framesPerBatch: 64}\n"
+)
+LESS = "0 is less than 1; write a number from 1 to 65536"
+QUOTED = '"2" is a string, not an integer; write it without quotes'
+OTHER_KIND = '"ConfigMap" is not CollectorJob; this command reads CollectorJobs only'
+
+
+@pytest.fixture
+def validate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Write job.yaml, validate it, return exit code and the lines of stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def validate(content: str | bytes) -> tuple[int, list[str]]:
+        Path("job.yaml").write_bytes(content if isinstance(content, bytes) else content.encode())
+        code = run(["validate", "job.yaml"])
+        return code, capsys.readouterr().err.splitlines()
+
+    return validate
+
+
+def test_good_manifest_ends_with_zero(validate) -> None:
+    assert validate(GOOD) == (0, [])
+
+
+def test_example_of_the_design_is_good(validate) -> None:
+    text = HEAD + (
+        "spec:\n"
+        "  env:\n"
+        "    envpool: {taskId: Pong-v5, numEnvs: 64, batchSize: 64, numThreads: 0, kwargs: {}}\n"
+        "    maxEpisodeSteps: 27000\n"
+        "  policy:\n"
+        '    entrypoint: "my_pkg.policies:make_policy"\n'
+        "    kwargs: {}\n"
+        "    explorationType: random\n"
+        '    initialWeights: ""\n'
+        "  code: {configMap: my-policies}\n"
+        "  collection: {mode: async, framesPerBatch: 4096, totalFrames: 50000, seed: 7, weights: {maxStaleness: 2}}\n"
+        "  output:\n"
+        "    queue: {capacityBatches: 16, onFull: wait}\n"
+        '    dataset: {uri: "file:///data/pong", format: shards}\n'
+        "  image: ghcr.io/example/cormorant:0.1.0\n"
+        '  head: {resources: {}, template: {}, persistence: {claimName: ""}}\n'
+        "  workerGroups:\n"
+        "  - {name: cpu, device: cpu, minReplicas: 1, maxReplicas: 64, resources: {}, template: {}}\n"
+        "  - {name: gpu, device: gpu, replicas: 1, resources: {limits: {nvidia.com/gpu: 1}}}\n"
+        "  elasticGroup: cpu\n"
+        "  replicas: 4\n"
+        "  runPolicy: {maxHeadRestarts: 6, onStall: Restart, cleanPodPolicy: Workers}\n"
+    )
+    assert validate(text) == (0, [])
+
+
+def test_every_document_is_checked_and_every_error_has_its_line(validate) -> None:
+    bad = manifest("ant", env__envpool__numEnvs=0, replicas="2")
+    text = GOOD + "---\n" + yaml.safe_dump(bad, sort_keys=False) + "---\nkind: ConfigMap\n"
+    lines = text.splitlines()
+    envs, replicas = lines.index("      numEnvs: 0") + 1, lines.index("  replicas: '2'") + 1
+    assert validate(text)[0] == 2
+    assert validate(text)[1] == [
+        f"job.yaml:{envs}: document 2 (ant): spec.env.envpool.numEnvs: {LESS}",
+        f"job.yaml:{replicas}: document 2 (ant): spec.replicas: {QUOTED}",
+        f"job.yaml:{len(lines)}: document 3: kind: {OTHER_KIND}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("", "job.yaml: holds no document"),
+        ("---\n---\n# nothing\n", "job.yaml: holds no document"),
+        ("a: [\n", "job.yaml:2: is not YAML: while parsing a flow node"),
+        ("a: b: c\n", "job.yaml:1: is not YAML: mapping values are not allowed here"),
+        ("kind: a\0b\n", "job.yaml: is not YAML: character #x0000 at position 7; remove it"),
+        (b"kind: \xff\n", "job.yaml: is not UTF-8 text: byte 0xff at position 6"),
+        ("[" * 5000, "job.yaml: is nested too deeply"),
+        ("- a\n- b\n", "job.yaml:1: document 1: the document is a list, not a manifest"),
+        ("pong\n", "job.yaml:1: document 1: the document is a string, not a manifest"),
+        ("a: &a [*a]\n", "job.yaml:1: document 1: its aliases write out to more than"),
+        ("kind: !!python/object:os.system x\n", "job.yaml:1: document 1: could not determine a constructor"),
+        ("? [a, b]\n: 1\n", "job.yaml:1: document 1: found unhashable key"),
+        ("a: b\n" * (MAX_BYTES // 4), f"job.yaml: has more than {MAX_BYTES} bytes"),
+        (HEAD + "kind: CollectorJob\n", "job.yaml:4: document 1: kind: stands twice, on lines 2 and 4; keep one"),
+    ],
+)
+def test_what_is_no_manifest_gets_one_sentence(validate, content: str | bytes, sentence: str) -> None:
+    code, lines = validate(content)
+    assert (code, len(lines)) == (2, 1)
+    assert lines[0].startswith(sentence)
+
+
+def test_alias_bomb_is_refused_at_once(validate) -> None:
+    rows = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    code, lines = validate("\n".join(["a0: &a0 [x]", *rows]))
+    assert (code, len(lines)) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("field", "sentence"),
+    [
+        ("replicas: yes", "true is a boolean, not an integer"),
+        ("image: no", "false is a boolean, not a string; quote it"),
+        ("image: 1.5", "1.5 is a number, not a string; quote it"),
+        ("replicas: 1e30", "1e+30 is greater than 9999"),
+        ("replicas: .inf", "inf is not a finite number"),
+        ("replicas: .nan", "nan is not a finite number"),
+        ("replicas: " + "9" * 5000, "a number of thousands of digits is greater than 9999"),
+        ("replicas: 1:30", '"1:30" is a string, not an integer'),
+        ("replicas: !!timestamp 2026-01-01", "date cannot stand in a manifest"),
+        ("image: !!binary aGVsbG8=", "bytes cannot stand in a manifest"),
+    ],
+)
+def test_scalars_are_named_for_what_yaml_takes_them(validate, field: str, sentence: str) -> None:
+    code, lines = validate(f"{HEAD}{SPEC}  {field}\n")
+    assert (code, len(lines)) == (2, 1)
+    assert sentence in lines[0]
+
+
+@pytest.mark.parametrize("field", ["replicas: 1e1", "replicas: 0x0a", "replicas: 010", "replicas: 1_0", "suspend: yes"])
+def test_scalars_that_kubectl_accepts_are_accepted(validate, field: str) -> None:
+    assert validate(f"{HEAD}{SPEC}  {field}\n") == (0, [])
+
+
+def test_date_is_a_string_as_for_kubectl(validate) -> None:
+    assert validate(f"{HEAD}{SPEC}  image: 2026-01-01\n") == (0, [])
+
+
+def test_json_with_tabs_is_read(validate) -> None:
+    assert validate(json.dumps(manifest(), indent="\t")) == (0, [])
+
+
+def test_byte_order_mark_is_no_error(validate) -> None:
+    assert validate(b"\xef\xbb\xbf" + GOOD.encode()) == (0, [])
+
+
+def test_merged_keys_are_read(validate) -> None:
+    text = HEAD + SPEC + "  workerGroups:\n  - &cpu {name: cpu, template: {}}\n  - {<<: *cpu, name: b, replicas: 1}\n"
+    assert validate(text) == (0, [])
+
+
+def test_missing_file_directory_and_bad_file_are_all_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    good = tmp_path / "good.yaml"
+    good.write_text(GOOD)
+    assert run(["validate", str(tmp_path / "none.yaml"), str(tmp_path), str(good)]) == 2
+    out, err = capsys.readouterr()
+    assert err.splitlines() == [
+        f"{tmp_path}/none.yaml: no such file; check the path",
+        f"{tmp_path}: is a directory; name the manifests in it",
+    ]
+    assert out == f"{good}: pong: ok\n"
+
+
+def test_json_report_has_every_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(HEAD + SPEC + "  replicas: -1\n")
+    assert run(["validate", "--json", str(file)]) == 2
+    assert json.loads(capsys.readouterr().out) == {
+        "valid": False,
+        "files": [
+            {
+                "source": str(file),
+                "jobs": [],
+                "problems": [
+                    {
+                        "document": 1,
+                        "name": "pong",
+                        "line": 8,
+                        "path": "spec.replicas",
+                        "message": "-1 is less than 0; write a number from 0 to 9999",
+                    }
+                ],
+            }
+        ],
+    }
+
+
+def test_standard_input_is_read() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "cormorant_cli", "validate", "-"], input=GOOD, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "standard input: pong: ok\n", "")

@@ -1,0 +1,135 @@
+"""The verdict of the models on the table of manifests."""
+
+from typing import Any
+
+import pytest
+
+from cormorant_contract.errors import ManifestError
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job, refuse_update
+from manifest_cases import INVALID, UPDATES, VALID, Case, Update, manifest
+
+
+def problems_of(document: object) -> dict[str, str]:
+    with pytest.raises(ManifestError) as caught:
+        parse_job(document, "job.yaml")
+    return {problem.path: problem.message for problem in caught.value.problems}
+
+
+@pytest.mark.parametrize("document", VALID.values(), ids=VALID)
+def test_accepted(document: dict[str, Any]) -> None:
+    job = parse_job(document)
+    assert CollectorJob.model_validate(job.to_document()) == job
+
+
+@pytest.mark.parametrize("case", INVALID.values(), ids=INVALID)
+def test_refused_once_with_field_value_and_remedy(case: Case) -> None:
+    problems = problems_of(case.document)
+    assert case.path in problems
+    assert case.sentence in problems[case.path]
+    others = {path: message for path, message in problems.items() if path != case.path}
+    # A misspelt field is missing under its right name, and that is all that may follow from one mistake.
+    assert not others or case.path == "spec.env.envpool.num_envs"
+
+
+@pytest.mark.parametrize("update", UPDATES.values(), ids=UPDATES)
+def test_update_keeps_what_cannot_change(update: Update) -> None:
+    problems = refuse_update(parse_job(update.old), parse_job(update.new))
+    assert [problem.path for problem in problems] == ([update.path] if update.path else [])
+
+
+def test_all_problems_are_reported_at_once() -> None:
+    document = manifest("Pong", env__envpool__numEnvs=0, collection__mode="fast", replicas="2", bogus=1)
+    assert set(problems_of(document)) == {
+        "metadata.name",
+        "spec.env.envpool.numEnvs",
+        "spec.collection.mode",
+        "spec.replicas",
+        "spec.bogus",
+    }
+
+
+@pytest.mark.parametrize(
+    ("document", "path", "sentence"),
+    [
+        (None, "", "the document is empty"),
+        ([], "", "the document is a list, not a manifest"),
+        ("pong", "", "the document is a string, not a manifest"),
+        ({}, "kind", "is missing; add kind: CollectorJob"),
+        ({"kind": "Deployment"}, "kind", '"Deployment" is not CollectorJob'),
+        ({"kind": "collectorjob"}, "kind", "upper and lower case matter"),
+        ({"kind": ["CollectorJob"]}, "kind", '["CollectorJob"] is not CollectorJob'),
+        ({"kind": "CollectorJob"}, "apiVersion", "is missing"),
+        ({"kind": "CollectorJob", "apiVersion": "cormorant.dev/v1"}, "apiVersion", '"cormorant.dev/v1" is not known'),
+    ],
+)
+def test_document_of_another_kind_gets_one_sentence(document: object, path: str, sentence: str) -> None:
+    problems = problems_of(document)
+    assert list(problems) == [path]
+    assert sentence in problems[path]
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "path", "sentence"),
+    [
+        ({"a": float("nan")}, "kwargs.a", "nan is not a finite number"),
+        ({"a": [{"b": float("-inf")}]}, "kwargs.a[0].b", "-inf is not a finite number"),
+        ({"a": b"x"}, "kwargs.a", "bytes cannot stand in a manifest"),
+        ({1: 2}, "kwargs.1", "the key is a number, not a string; quote it"),
+    ],
+)
+def test_values_that_json_has_not_are_refused(kwargs: dict[Any, Any], path: str, sentence: str) -> None:
+    problems = problems_of(manifest(env__envpool__kwargs=kwargs))
+    assert list(problems) == [f"spec.env.envpool.{path}"]
+    assert sentence in problems[f"spec.env.envpool.{path}"]
+
+
+def test_problem_names_file_document_and_job() -> None:
+    with pytest.raises(ManifestError) as caught:
+        parse_job(manifest(env__envpool__numEnvs=0), "jobs.yaml", position=2)
+    assert str(caught.value) == (
+        "jobs.yaml: document 2 (pong): spec.env.envpool.numEnvs: 0 is less than 1; write a number from 1 to 65536"
+    )
+
+
+def test_number_of_thousands_of_digits_is_one_sentence() -> None:
+    problems = problems_of(manifest(collection__totalFrames=10**5000))
+    assert problems["spec.collection.totalFrames"].startswith("a number of thousands of digits is greater than")
+
+
+def test_document_is_not_changed() -> None:
+    document = manifest(env__gymnasium=None, replicas=2.0)
+    before = repr(document)
+    parse_job(document)
+    assert repr(document) == before
+
+
+def test_null_inside_kwargs_is_the_users_own() -> None:
+    job = parse_job(VALID["null-inside-kwargs"])
+    assert job.to_document()["spec"]["env"]["envpool"]["kwargs"] == {"noop_max": None, "deep": {"x": [None, 1.5]}}
+
+
+def test_group_sizes() -> None:
+    spec = parse_job(VALID["second-is-elastic"]).spec
+    assert spec.elastic.name == "b"
+    assert [spec.size_of(group) for group in spec.worker_groups] == [0, 1]
+
+
+def test_status_of_a_running_job_is_read() -> None:
+    condition = {
+        "type": "Ready",
+        "status": "True",
+        "reason": "FleetReady",
+        "lastTransitionTime": "2026-01-31T12:00:00Z",
+        "observedGeneration": 1,
+    }
+    document = manifest() | {"status": {"phase": "Running", "frames": {"collected": 7}, "conditions": [condition]}}
+    job = parse_job(document)
+    assert job.status.frames.collected == 7
+    assert job.to_document()["status"]["conditions"] == [condition | {"message": ""}]
+
+
+@pytest.mark.parametrize("time", [1769860800, "yesterday", "2026-01-31T12:00:00"])
+def test_status_time_that_is_no_time_is_refused(time: object) -> None:
+    problems = problems_of(manifest() | {"status": {"startTime": time}})
+    assert "a time like 2026-01-31T12:00:00Z" in problems["status.startTime"]

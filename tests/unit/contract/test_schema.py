@@ -1,0 +1,98 @@
+"""The CRD: structural, described, small, and of one mind with the models."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cormorant_contract.parsing import parse_job
+from cormorant_contract.schema import crd, structural_schema
+from manifest_cases import INVALID, VALID, Case
+from structural import verdict, with_defaults
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+
+
+NODES = dict(nodes(structural_schema()))
+
+
+@pytest.mark.parametrize("document", VALID.values(), ids=VALID)
+def test_schema_and_cel_accept(document: dict[str, Any]) -> None:
+    assert verdict(document) == []
+
+
+# The API server brings metadata's own schema along; the CRD narrows the name and nothing else.
+REFUSED_BY_THE_CRD = {name: case for name, case in INVALID.items() if name != "unknown-metadata"}
+
+
+@pytest.mark.parametrize("case", REFUSED_BY_THE_CRD.values(), ids=REFUSED_BY_THE_CRD)
+def test_schema_and_cel_refuse(case: Case) -> None:
+    complaints = verdict(case.document)
+    assert complaints
+    if case.by == "rule":
+        assert any(complaint.startswith(f".{case.path}: ") for complaint in complaints)
+
+
+def test_nodes_are_structural() -> None:
+    for path, node in NODES.items():
+        assert isinstance(node.get("type"), str), path
+        assert not node.keys() & {"$ref", "anyOf", "oneOf", "allOf", "not", "title", "const", "ge", "le", "nullable"}, (
+            path
+        )
+        assert node.get("additionalProperties") is not False, path
+
+
+def test_every_field_is_described() -> None:
+    bare = [path for path, node in NODES.items() if "description" not in node and not path.endswith(".metadata")]
+    assert bare == []
+
+
+def test_every_string_list_and_number_has_an_end() -> None:
+    for path, node in NODES.items():
+        if path in (".apiVersion", ".kind"):
+            continue
+        match node["type"]:
+            case "string":
+                assert node.keys() & {"maxLength", "enum", "format"}, path
+            case "array":
+                assert "maxItems" in node, path
+            case "integer":
+                assert node["minimum"] >= -(2**31), path
+                # Bounds beyond this are not exact in the API server, which compares floating point.
+                assert node["maximum"] < 2**53, path
+
+
+def test_default_of_the_schema_is_the_default_of_the_models() -> None:
+    document = VALID["smallest"]
+    filled = with_defaults({"spec": dict(document["spec"])}, structural_schema())
+    assert filled["spec"] == parse_job(document).to_document()["spec"]
+
+
+def test_status_has_no_defaults() -> None:
+    assert [path for path, node in NODES.items() if path.startswith(".status") and "default" in node] == []
+
+
+def test_scale_paths_exist() -> None:
+    (version,) = crd()["spec"]["versions"]
+    assert all(path in NODES for path in version["subresources"]["scale"].values())
+    assert NODES[".spec.replicas"]["default"] == 1
+
+
+def test_printer_columns_exist() -> None:
+    (version,) = crd()["spec"]["versions"]
+    paths = [column["jsonPath"] for column in version["additionalPrinterColumns"]]
+    plain = [path for path in paths if "[" not in path and not path.startswith(".metadata")]
+    assert all(path in NODES for path in plain)
+
+
+def test_keyed_lists_are_keyed_by_required_fields() -> None:
+    keyed = {path: node for path, node in NODES.items() if "x-kubernetes-list-map-keys" in node}
+    assert set(keyed) == {".spec.workerGroups", ".status.groups", ".status.conditions"}
+    for node in keyed.values():
+        assert set(node["x-kubernetes-list-map-keys"]) <= set(node["items"]["required"])

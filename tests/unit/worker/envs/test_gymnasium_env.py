@@ -1,0 +1,126 @@
+import pickle
+import warnings
+
+import gymnasium
+import pytest
+
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.errors import EnvBuildError, UnknownEnv
+
+COUNTING = "cormorant_testing.envs:make_counting"
+
+
+def test_a_registered_id_is_built_with_its_kwargs() -> None:
+    env = EnvFactory(id="CartPole-v1", kwargs={"sutton_barto_reward": True}).build()
+    assert env.unwrapped._sutton_barto_reward is True
+    assert env.spec.max_episode_steps == 500
+
+
+def test_an_entrypoint_is_built_with_its_kwargs() -> None:
+    env = EnvFactory(entrypoint=COUNTING, kwargs={"observation": "image"}).build()
+    assert isinstance(env, CountingEnv)
+    assert env.observation_space.shape == (4, 6, 6)
+
+
+def test_max_episode_steps_replaces_a_registered_limit() -> None:
+    assert _steps_until_truncated(EnvFactory(id="Pendulum-v1", max_episode_steps=300)) == 300
+    assert _steps_until_truncated(EnvFactory(id="Pendulum-v1", max_episode_steps=3)) == 3
+    assert _steps_until_truncated(EnvFactory(id="Pendulum-v1")) == 200
+
+
+@pytest.mark.parametrize("limit", [3, 9])
+def test_max_episode_steps_replaces_an_entrypoints_own_limit(limit: int) -> None:
+    factory = EnvFactory(
+        entrypoint="cormorant_testing.envs:make_limited", kwargs={"limit": 6, "lengths": 100}, max_episode_steps=limit
+    )
+    assert _steps_until_truncated(factory) == limit
+
+
+def test_max_episode_steps_is_applied_where_an_entrypoint_has_no_limit() -> None:
+    assert _steps_until_truncated(EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 100}, max_episode_steps=4)) == 4
+
+
+def test_wrappers_are_applied_from_the_inside_out() -> None:
+    env = EnvFactory(
+        entrypoint=COUNTING,
+        wrappers=(
+            "cormorant_testing.envs:Stateless",
+            {"entrypoint": "cormorant_testing.envs:Stateless", "kwargs": {"bonus": 2.5}},
+            {"entrypoint": "gymnasium.wrappers:TimeLimit", "kwargs": {"max_episode_steps": 2}},
+        ),
+    ).build()
+    assert isinstance(env, gymnasium.wrappers.TimeLimit)
+    assert (env.env.bonus, env.env.env.bonus) == (2.5, 0.0)
+    env.reset(seed=1)
+    assert env.step(0)[1] == 1 + 2.5
+
+
+def test_a_factory_survives_pickle() -> None:
+    factory = EnvFactory(entrypoint=COUNTING, kwargs={"lengths": [1, 2]}, wrappers=("a.b:C",), max_episode_steps=3)
+    assert pickle.loads(pickle.dumps(factory)) == factory
+
+
+def test_gymnasiums_warnings_are_not_shown() -> None:
+    with warnings.catch_warnings(record=True) as shown:
+        warnings.simplefilter("always")
+        EnvFactory(id="CartPole-v0").build()  # out of date
+        EnvFactory(id="CartPole").build()  # without a version
+    assert shown == []
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ({"id": "CartPole-v9"}, ['"CartPole-v9"', "CartPole-v1"]),
+        ({"id": "cartpol-v1"}, ["near matches: CartPole-v1"]),
+        ({"id": "Xyzzy"}, ['registered as "Xyzzy"', "package:Name-v0"]),
+        ({"id": "gymnasium.envs:Pendulm-v1"}, ["Pendulum-v1"]),
+    ],
+)
+def test_an_unknown_id_is_refused_with_near_matches(factory: dict, words: list[str]) -> None:
+    with pytest.raises(UnknownEnv) as caught:
+        EnvFactory(**factory).build()
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ({"entrypoint": "no_such_package:make"}, ["no_such_package", "PYTHONPATH"]),
+        ({"entrypoint": "cormorant_testing.envs:make_countin"}, ["has no make_countin", "near matches: make_counting"]),
+        ({"entrypoint": "cormorant_testing.envs"}, ["package.module:attribute"]),
+        ({"entrypoint": "cormorant_testing.envs:ACTION_SPACES"}, ["is a dict", "callable"]),
+        ({"entrypoint": "cormorant_testing.envs:make_nothing"}, ["NoneType", "gymnasium.Env"]),
+        ({"entrypoint": COUNTING, "kwargs": {"lenghts": 3}}, ["TypeError", "lenghts"]),
+        ({"entrypoint": COUNTING, "kwargs": {"failures": [{"at": "init"}]}}, ["ValueError: told to fail"]),
+        ({"id": "CartPole-v1", "kwargs": {"gravity": 3}}, ["CartPole-v1", "gravity"]),
+        ({"id": "no_such_package:Env-v0"}, ["no_such_package", "register Env-v0"]),
+        ({"entrypoint": COUNTING, "wrappers": ("gymnasium.wrappers:TimeLimt",)}, ["wrapper", "TimeLimit"]),
+        ({"entrypoint": COUNTING, "wrappers": ({"kwargs": {}},)}, ['needs "entrypoint"']),
+        ({"entrypoint": COUNTING, "wrappers": ("gymnasium.wrappers:TimeLimit",)}, ["wrapper", "max_episode_steps"]),
+        ({}, ["exactly one of id and entrypoint"]),
+        ({"id": "CartPole-v1", "entrypoint": COUNTING}, ["exactly one of id and entrypoint"]),
+    ],
+)
+def test_what_cannot_be_built_is_refused_with_a_sentence(factory: dict, words: list[str]) -> None:
+    with pytest.raises(EnvBuildError) as caught:
+        EnvFactory(**factory).build()
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_a_constructors_traceback_is_kept() -> None:
+    with pytest.raises(EnvBuildError) as caught:
+        EnvFactory(entrypoint=COUNTING, kwargs={"failures": [{"at": "init"}]}).build()
+    assert isinstance(caught.value.__cause__, ValueError)
+
+
+def _steps_until_truncated(factory: EnvFactory) -> int:
+    env = factory.build()
+    env.reset(seed=1)
+    for step in range(1, 1000):
+        if env.step(env.action_space.sample())[3]:
+            return step
+    raise AssertionError("never truncated")

@@ -1,0 +1,200 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.vectors import Referee, assert_arrays, counting, sample_actions, step_times
+from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
+
+SEEDS = [7, 70, 700]
+
+
+def make(num_envs: int = 3, limits: RestartLimits | None = None, **options: object) -> InlineVectorEnv:
+    return InlineVectorEnv(
+        counting(**options), num_envs=num_envs, seeds=SEEDS[:num_envs], limits=limits or RestartLimits()
+    )
+
+
+def play(env: InlineVectorEnv, options: dict, *, steps: int, action: str = "discrete") -> Referee:
+    referee = Referee(SEEDS[: env.num_envs], options, action=action)
+    assert_arrays(env.start(), referee.first())
+    for actions in sample_actions(action, steps, env.num_envs):
+        referee.drive(env, actions)
+    return referee
+
+
+@pytest.mark.parametrize("observation", sorted(OBSERVATION_SPACES))
+def test_every_kind_of_observation_is_exact(observation: str) -> None:
+    options = {"observation": observation, "lengths": (3, 1, 4), "ends": "alternate"}
+    play(make(**options), options, steps=20)
+
+
+@pytest.mark.parametrize("action", sorted(ACTION_SPACES))
+def test_every_kind_of_action_arrives_as_its_space_says(action: str) -> None:
+    play(make(action=action, lengths=4), {"lengths": 4}, steps=10, action=action)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=4),
+    ends=st.sampled_from(["terminate", "truncate", "both", "alternate"]),
+    num_envs=st.integers(1, 3),
+    steps=st.integers(1, 25),
+)
+@settings(max_examples=40, deadline=None)
+def test_any_episode_lengths_are_exact(lengths: list[int], ends: str, num_envs: int, steps: int) -> None:
+    options = {"lengths": lengths, "ends": ends}
+    play(make(num_envs, **options), options, steps=steps)
+
+
+def test_rows_can_be_sent_in_any_order_and_part() -> None:
+    env = make(lengths=(2, 3))
+    referee = Referee(SEEDS, {"lengths": (2, 3)})
+    env.start()
+    for rows in ([2, 0], [1], [0, 1, 2], [2], [2, 1], [0]):
+        referee.drive(env, [1] * len(rows), rows)
+    referee.drive(env, [2, 3, 4])
+
+
+def test_only_the_first_reset_is_seeded() -> None:
+    env = make(longest=5)
+    play(env, {"longest": 5}, steps=15)
+
+
+def test_restart_begins_a_new_episode_in_those_rows_only() -> None:
+    env = make(lengths=5)
+    referee = play(env, {"lengths": 5}, steps=2)
+    obs = env.restart(np.array([2, 0]))
+    np.testing.assert_array_equal(obs[0][:, :3], [[700, 1, 0], [7, 1, 0]])
+    referee.at[2] = referee.at[0] = (1, 0)
+    referee.drive(env, [1, 1, 1])
+
+
+def test_an_env_that_raises_is_built_anew_alone() -> None:
+    env = make(lengths=4, failures=[{"step": 6, "seeds": [70]}])
+    referee = Referee(SEEDS, {"lengths": 4})
+    env.start()
+    fresh = [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(10)]
+    assert fresh == [[]] * 5 + [[1]] + [[]] * 4
+    assert env.restarts == 1
+    assert referee.oracles[1].seed != 70
+
+
+def test_a_restarted_envs_seed_is_reproducible_and_new() -> None:
+    idents = []
+    for _ in range(2):
+        env = make(lengths=4, failures=[{"step": 2, "flag": ""}], limits=RestartLimits(total=6))
+        referee = Referee(SEEDS, {"lengths": 4})
+        env.start()
+        for _ in range(4):
+            referee.drive(env, [1, 2, 3])
+        idents.append([oracle.ident for oracle in referee.oracles])
+    assert idents[0] == idents[1]
+    assert len({*idents[0], *SEEDS}) == 6
+
+
+def test_a_reset_that_raises_at_the_end_of_an_episode_restarts_the_env(tmp_path) -> None:
+    failures = [{"at": "reset", "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
+    env = make(lengths=3, failures=failures)
+    referee = Referee(SEEDS, {"lengths": 3})
+    env.start()
+    assert [list(referee.drive(env, [1, 2, 3]).fresh) for _ in range(5)] == [[], [], [1], [], []]
+
+
+def test_an_env_that_always_raises_in_step_1_is_given_up() -> None:
+    env = make(failures=[{"step": 1, "words": "the simulator is gone"}])
+    env.start()
+    with pytest.raises(EnvCrashed) as caught:
+        step_times(env, 10)
+    message = str(caught.value)
+    assert "environment 0 raised ValueError: the simulator is gone" in message
+    assert "restarted 3 times without completing a step" in message
+    assert "Traceback" in message
+
+
+def test_an_env_that_raises_now_and_again_is_given_up_after_the_total() -> None:
+    env = make(1, failures=[{"step": 3}], lengths=100, limits=RestartLimits(total=4))
+    env.start()
+    step_times(env, 3 * 4)
+    with pytest.raises(EnvCrashed, match=r"4 restarts were used up"):
+        step_times(env, 3)
+
+
+@pytest.mark.parametrize(
+    ("how", "observation", "words"),
+    [
+        ("nan", "box", "environment 1 returned NaN in observation"),
+        ("nan", "nested", "environment 1 returned NaN in observation.pos.counts"),
+        ("shape", "box", r"returned observation of shape \(99,\) in step 3.*\(4,\)"),
+        ("shape", "dict", "does not fit its space"),
+    ],
+)
+def test_a_bad_observation_is_refused(how: str, observation: str, words: str) -> None:
+    env = make(observation=observation, failures=[{"how": how, "step": 3, "seeds": [70]}])
+    env.start()
+    with pytest.raises(EnvCrashed, match=words):
+        step_times(env, 3)
+
+
+def test_a_nan_in_a_final_observation_is_refused() -> None:
+    env = make(lengths=3, failures=[{"how": "nan", "step": 3, "seeds": [70]}])
+    env.start()
+    with pytest.raises(EnvCrashed, match="environment 1 returned NaN"):
+        step_times(env, 3)
+
+
+@pytest.mark.parametrize("failure", [{"at": "reset"}, {"at": "init"}])
+def test_a_failing_constructor_or_first_reset_is_a_build_error(failure: dict) -> None:
+    with pytest.raises(EnvBuildError, match="ValueError: told to fail"):
+        make(failures=[failure]).start()
+
+
+def test_seeds_must_be_as_many_as_environments() -> None:
+    with pytest.raises(EnvBuildError, match="2 environments need as many seeds"):
+        InlineVectorEnv(counting(), num_envs=2, seeds=[1])
+
+
+def test_restored_environments_go_on_bit_by_bit() -> None:
+    options = {"lengths": (3, 5)}
+    one, other = make(**options), make(**options)
+    referee = play(one, options, steps=4)
+    state = one.state()
+    assert isinstance(state, bytes)
+    other.start()
+    other.restore(state)
+    for actions in sample_actions("discrete", 9, 3):
+        referee.drive(other, actions)
+
+
+def test_a_time_limit_is_saved_and_restored() -> None:
+    factory = EnvFactory(entrypoint="cormorant_testing.envs:make_counting", kwargs={"lengths": 50}, max_episode_steps=5)
+    one, other = (InlineVectorEnv(factory, num_envs=1, seeds=[7]) for _ in range(2))
+    one.start()
+    step_times(one, 3)
+    other.start()
+    other.restore(one.state())
+    assert [bool(step_times(other, 1).truncated[0]) for _ in range(2)] == [False, True]
+
+
+def test_envs_without_states_cannot_be_saved() -> None:
+    assert InlineVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=1, seeds=[1]).state() is None
+    wrapped = EnvFactory(
+        entrypoint="cormorant_testing.envs:make_counting", wrappers=("cormorant_testing.envs:Stateless",)
+    )
+    assert InlineVectorEnv(wrapped, num_envs=1, seeds=[1]).state() is None
+
+
+def test_a_state_of_other_environments_is_refused() -> None:
+    with pytest.raises(StateError, match="of 3 environments, here are 2"):
+        make(2).restore(make(3).state())
+    with pytest.raises(StateError, match="no state of gymnasium environments"):
+        make().restore(b"{}")
+
+
+def test_close_may_be_called_twice() -> None:
+    env = make()
+    env.close()
+    env.close()

@@ -1,0 +1,60 @@
+import numpy as np
+import pytest
+
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
+from cormorant_worker.errors import StateError
+
+
+class Keeper(CountingEnv):
+    kept: object = None
+
+    def get_state(self):
+        return {"kept": self.kept}
+
+    def set_state(self, state):
+        self.kept = state["kept"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None,
+        True,
+        3,
+        2**80,
+        0.1,
+        float("inf"),
+        "text",
+        b"\x00\xff",
+        (1, (2.5, "x")),
+        [1, [None]],
+        {"a": {1: (2,)}},
+        np.float32(0.1),
+        np.int64(-5),
+        np.arange(6, dtype=np.uint8).reshape(2, 3),
+        np.array(1.5),
+        np.empty((0, 3), np.float32),
+        np.array([[True, False]]),
+        np.random.default_rng(3).bit_generator.state,
+    ],
+)
+def test_plain_values_come_back_as_they_were(value: object) -> None:
+    one, other = Keeper(), Keeper()
+    one.kept = value
+    states = unpack(pack(Vectors(envs=[save_env(one)], restarts={})), num_envs=1).envs
+    load_env(other, states[0])
+    assert type(other.kept) is type(value)
+    if isinstance(value, np.ndarray):
+        assert other.kept.dtype == value.dtype
+        np.testing.assert_array_equal(other.kept, value)
+        assert other.kept.shape == value.shape
+    else:
+        assert other.kept == value
+
+
+def test_other_values_are_refused_by_name() -> None:
+    env = Keeper()
+    env.kept = object()
+    with pytest.raises(StateError, match="returned a object"):
+        save_env(env)

@@ -1,0 +1,199 @@
+"""A collector made of dice: fills blocks with known frames, and remembers every trajectory it made."""
+
+import uuid
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import gymnasium
+import numpy as np
+import pytest
+
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.spaces import Leaf, leaf_spaces, leaves
+
+BOX = gymnasium.spaces.Box(-1, 1, (3,), np.float32)
+IMAGE = gymnasium.spaces.Box(0, 255, (2, 4, 5), np.uint8)
+NESTED = gymnasium.spaces.Dict(
+    {
+        "pos": BOX,
+        "cam": gymnasium.spaces.Tuple([IMAGE, gymnasium.spaces.Discrete(5)]),
+        "flag": gymnasium.spaces.Box(0, 1, (2,), np.bool_),
+        "many": gymnasium.spaces.MultiDiscrete([3, 4]),
+        "bits": gymnasium.spaces.MultiBinary(3),
+    }
+)
+DISCRETE = gymnasium.spaces.Discrete(4)
+LOG_PROB = Leaf(key=("action_log_prob",), shape=(), dtype=np.dtype(np.float32))
+HIDDEN = Leaf(key=("hidden",), shape=(2, 3), dtype=np.dtype(np.float32))
+
+
+@dataclass
+class Made:
+    """One trajectory as it was made."""
+
+    observation: list = field(default_factory=list)
+    states: list = field(default_factory=list)
+    action: list = field(default_factory=list)
+    outputs: list = field(default_factory=list)
+    reward: list = field(default_factory=list)
+    terminated: list = field(default_factory=list)
+    truncated: list = field(default_factory=list)
+    policy_version: list = field(default_factory=list)
+
+
+class Dice:
+    def __init__(
+        self, observation=BOX, action=DISCRETE, *, num_envs=3, num_rows=4, recurrent=False, end_odds=0.3, seed=0
+    ):
+        self.rng = np.random.default_rng(seed)
+        self.end_odds = end_odds
+        self.observation_space, self.action_space = observation, action
+        self.layout = Layout(
+            num_rows=num_rows,
+            num_envs=num_envs,
+            observation=leaves(observation, ("observation",)),
+            action=leaves(action, ("action",)),
+            outputs=(LOG_PROB,),
+            states=(HIDDEN,) if recurrent else (),
+        )
+        self.block = Block(self.layout)
+        self.made: dict[int, Made] = defaultdict(Made)
+        self.next_id = num_envs
+        self.ids = list(range(num_envs))
+        self.obs = [self._observe() for _ in range(num_envs)]
+        self.states = [self._remember() for _ in range(num_envs)]
+        self.fresh = [True] * num_envs
+        self.version = 0
+        self.frames = 0
+
+    def description(self, **notes):
+        return DatasetDescription.of(
+            {"gymnasium": {"id": "Dice-v0"}}, self.observation_space, self.action_space, self.layout, **notes
+        )
+
+    def fill(self, lengths=None, *, version=None):
+        """A sealed block whose columns have these lengths, all full by default. Padding holds rubbish."""
+        block, layout = self.block, self.layout
+        lengths = [layout.num_rows] * layout.num_envs if lengths is None else lengths
+        self.version = self.version + 1 if version is None else version
+        block.begin(max(lengths))
+        self._soil()
+        block.lengths[:] = lengths
+        for column, length in enumerate(lengths):
+            for row in range(length):
+                self._step(row, column)
+            for carried, value in zip(
+                block.observation + block.states, self.obs[column] + self.states[column], strict=True
+            ):
+                carried[length, column] = value
+        self.frames += sum(lengths)
+        return block
+
+    def _step(self, row, column):
+        block, made = self.block, self.made[self.ids[column]]
+        action = tuple(np.asarray(space.sample()) for space in leaf_spaces(self.action_space))
+        reward, version = np.float32(self.rng.normal()), self.version
+        terminated, truncated = (bool(x) for x in self.rng.random(2) < self.end_odds)
+        outputs = (np.float32(self.rng.normal()),)
+        for arrays, values in (
+            (block.observation, self.obs[column]),
+            (block.states, self.states[column]),
+            (block.action, action),
+            (block.outputs, outputs),
+        ):
+            for array, value in zip(arrays, values, strict=True):
+                array[row, column] = value
+        block.reward[row, column] = reward
+        block.terminated[row, column], block.truncated[row, column] = terminated, truncated
+        block.is_init[row, column] = self.fresh[column]
+        block.traj_ids[row, column], block.policy_version[row, column] = self.ids[column], version
+        if not made.observation:
+            made.observation.append(self.obs[column])
+            made.states.append(self.states[column])
+        for name, value in (
+            ("action", action),
+            ("outputs", outputs),
+            ("reward", reward),
+            ("terminated", terminated),
+            ("truncated", truncated),
+            ("policy_version", version),
+        ):
+            getattr(made, name).append(value)
+        self.obs[column], self.states[column] = self._observe(), self._remember()
+        made.observation.append(self.obs[column])
+        made.states.append(self.states[column])
+        self.fresh[column] = False
+        if terminated or truncated:
+            final = tuple(np.asarray(a)[None] for a in self.obs[column])
+            block.end(row, np.array([column]), final, tuple(a[None] for a in self.states[column]))
+            self.ids[column], self.next_id = self.next_id, self.next_id + 1
+            self.obs[column], self.states[column] = self._observe(), self._remember()
+            self.fresh[column] = True
+
+    def _observe(self):
+        found = []
+        for leaf in self.layout.observation:
+            high = 2 if leaf.dtype == np.bool_ else 4
+            value = (
+                self.rng.normal(size=leaf.shape) if leaf.dtype.kind == "f" else self.rng.integers(0, high, leaf.shape)
+            )
+            found.append(np.asarray(value).astype(leaf.dtype))
+        return tuple(found)
+
+    def _remember(self):
+        return tuple(self.rng.normal(size=leaf.shape).astype(leaf.dtype) for leaf in self.layout.states)
+
+    def _soil(self):
+        block = self.block
+        for array in (*block.observation, *block.states, *block.action, block.reward, block.traj_ids):
+            array[...] = 1
+        block.terminated[...] = block.truncated[...] = True
+
+    def assert_stored(self, stretches):
+        """Every trajectory, every value."""
+        stretches = {stretch.traj_id: stretch for stretch in stretches}
+        assert set(stretches) == set(self.made)
+        for traj_id, made in self.made.items():
+            stored = stretches[traj_id]
+            assert stored.first_step == 0
+            for name in ("observation", "states", "action", "outputs"):
+                arrays, steps = getattr(stored, name), getattr(made, name)
+                for leaf, array in enumerate(arrays):
+                    np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))
+            for name in ("reward", "terminated", "truncated", "policy_version"):
+                np.testing.assert_array_equal(getattr(stored, name), np.array(getattr(made, name)))
+            assert (stored.ending == "ended") == (made.terminated[-1] or made.truncated[-1])
+
+
+@pytest.fixture(scope="session")
+def make_dice():
+    return Dice
+
+
+@pytest.fixture(scope="session")
+def spaces():
+    return {"box": BOX, "image": IMAGE, "nested": NESTED, "discrete": DISCRETE}
+
+
+@pytest.fixture
+def memory_uri():
+    return f"memory://cormorant-{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def stored(tmp_path):
+    """A dataset of two parts with three shards each."""
+
+    def store(dice, *, uri=None, parts=("cpu-0-0", "cpu-1-0"), shards=3):
+        from cormorant_worker.sinks.dataset import open_dataset
+
+        dataset = open_dataset(str(uri or tmp_path / "dataset"), dice.description())
+        for part in parts:
+            with dataset.writer(part, dice.layout) as writer:
+                for _ in range(shards):
+                    writer.append(dice.fill())
+                    writer.flush()
+        return dataset
+
+    return store

@@ -1,0 +1,131 @@
+import json
+import re
+
+import gymnasium
+import numpy as np
+import pytest
+
+from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
+from cormorant_worker.sinks import space_json
+from cormorant_worker.sinks.dataset import find_dataset, open_dataset, part_name
+from cormorant_worker.sinks.description import DatasetDescription
+
+SPACES = [
+    gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32),
+    gymnasium.spaces.Box(np.array([-1.5, 0]), np.array([np.inf, 1e30]), dtype=np.float64),
+    gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8),
+    gymnasium.spaces.Box(-3, 9, (), np.int64),
+    gymnasium.spaces.Discrete(5, start=-2),
+    gymnasium.spaces.MultiDiscrete([[2, 3], [4, 5]]),
+    gymnasium.spaces.MultiBinary(4),
+    gymnasium.spaces.MultiBinary([2, 2]),
+    gymnasium.spaces.Dict(
+        {"b": gymnasium.spaces.Discrete(2), "a": gymnasium.spaces.Tuple([gymnasium.spaces.Discrete(3)])}
+    ),
+]
+
+
+@pytest.mark.parametrize("space", SPACES, ids=str)
+def test_a_space_survives_json(space):
+    text = json.dumps(space_json.to_json(space), allow_nan=False)
+    assert space_json.from_json(json.loads(text)) == space
+    assert len(text) < 400
+
+
+def test_text_is_refused():
+    with pytest.raises(DatasetError, match="no fixed shape"):
+        space_json.to_json(gymnasium.spaces.Text(5))
+
+
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_a_rerun_goes_on_where_the_last_one_stopped(make_dice, stored, tmp_path, prefix):
+    dice = make_dice()
+    stored(dice, parts=("cpu-0-0", "cpu-0-1", "cpu-3-0", "big-cpu-0-7"))
+    dataset = open_dataset(f"{prefix}{tmp_path}/dataset", dice.description(seed=99, job="another"))
+    assert dataset.frames == dice.frames
+    attempts = [dataset.next_attempt(*slot) for slot in (("cpu", 0), ("cpu", 1), ("cpu", 3), ("big-cpu", 0))]
+    assert attempts == [2, 0, 1, 8]
+    assert part_name("big-cpu", 0, 8) == "big-cpu-0-8"
+
+
+def test_a_part_that_holds_nothing_still_uses_up_its_attempt(make_dice, tmp_path):
+    dice = make_dice()
+    dataset = open_dataset(str(tmp_path), dice.description())
+    dataset.writer("cpu-0-0", dice.layout).close()
+    assert (dataset.frames, dataset.next_attempt("cpu", 0)) == (0, 1)
+
+
+def test_objects_hold_a_dataset_too(make_dice, stored, memory_uri):
+    dice = make_dice()
+    dataset = stored(dice, uri=memory_uri)
+    assert (dataset.frames, dataset.next_attempt("cpu", 1)) == (72, 1)
+    with pytest.raises(DatasetError, match="was written before"):
+        dataset.writer("cpu-0-0", dice.layout)
+
+
+def test_the_description_is_kept(make_dice, tmp_path):
+    dice = make_dice(recurrent=True)
+    made = dice.description(seed=7, job="pong", manifest_sha256="ab", notes={"cormorant": "0.1.0"})
+    assert open_dataset(str(tmp_path), made).description == made
+    assert find_dataset(str(tmp_path / "nowhere")) is None
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"env": {"gymnasium": {"id": "Cards-v0"}}}, 'env.gymnasium.id: "Dice-v0" is stored, now it is "Cards-v0"'),
+        ({"env": {"envpool": {}}}, 'env.gymnasium: {"id": "Dice-v0"} is stored, now it is "nothing"'),
+        ({"observation": "image"}, "observation space: Box(-1, 1, (3,), float32) is stored, now it is Box(0, 255, (2"),
+        ({"observation": "image"}, "observation observation: float32 [3] is stored, now it is uint8 [2, 4, 5]"),
+        ({"action": "box"}, "action space: Discrete(4) is stored, now it is Box(-1, 1, (3,), float32)"),
+        ({"recurrent": True}, "state hidden: nothing is stored, now it is float32 [2, 3]"),
+    ],
+)
+def test_another_job_is_refused_with_what_differs(make_dice, spaces, tmp_path, other, words):
+    open_dataset(str(tmp_path), make_dice().description())
+    changed = {name: spaces.get(value, value) if isinstance(value, str) else value for name, value in other.items()}
+    env = changed.pop("env", {"gymnasium": {"id": "Dice-v0"}})
+    dice = make_dice(**changed)
+    new = DatasetDescription.of(env, dice.observation_space, dice.action_space, dice.layout)
+    with pytest.raises(DatasetMismatch, match=re.escape(words)):
+        open_dataset(str(tmp_path), new)
+
+
+def test_a_writer_of_another_layout_is_refused(make_dice, spaces, tmp_path):
+    dataset = open_dataset(str(tmp_path), make_dice().description())
+    with pytest.raises(DatasetMismatch, match=r"action action: int64 \[\] is stored, now it is float32 \[3\]"):
+        dataset.writer("cpu-0-0", make_dice(action=spaces["box"]).layout)
+
+
+def test_a_file_is_no_dataset(make_dice, tmp_path):
+    (tmp_path / "file").write_text("hello")
+    for uri in ("file", "file/below"):
+        with pytest.raises(DatasetError, match="is not a folder"):
+            open_dataset(str(tmp_path / uri), make_dice().description())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"formatVersion": 1}'])
+def test_a_description_that_is_none_is_refused(tmp_path, text):
+    (tmp_path / "dataset.json").write_text(text)
+    with pytest.raises(DatasetCorrupt, match=r"dataset\.json does not describe a dataset"):
+        find_dataset(str(tmp_path))
+
+
+def test_a_later_format_is_refused(tmp_path):
+    (tmp_path / "dataset.json").write_text('{"formatVersion": 2}')
+    with pytest.raises(DatasetCorrupt, match="format version 2, this version reads 1"):
+        find_dataset(str(tmp_path))
+
+
+def test_an_unknown_scheme_is_refused():
+    with pytest.raises(DatasetError, match="nonsense://bucket/x cannot be opened"):
+        find_dataset("nonsense://bucket/x")
+
+
+def test_two_columns_of_one_name_are_refused(make_dice, tmp_path):
+    space = gymnasium.spaces.Dict(
+        {"a.b": gymnasium.spaces.Discrete(2), "a": gymnasium.spaces.Dict({"b": gymnasium.spaces.Discrete(2)})}
+    )
+    dice = make_dice(space)
+    with pytest.raises(DatasetError, match=r"two columns of the dataset would be called 'observation\.a\.b'"):
+        open_dataset(str(tmp_path), dice.description()).writer("cpu-0-0", dice.layout)

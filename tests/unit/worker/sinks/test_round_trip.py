@@ -1,0 +1,116 @@
+import uuid
+
+import gymnasium
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cormorant_worker.batch import to_tensordict
+from cormorant_worker.sinks.dataset import open_dataset
+from cormorant_worker.sinks.reading import iter_frames
+from cormorant_worker.sinks.shards import ShardLimits
+from cormorant_worker.sinks.trajectories import iter_stretches, iter_trajectories
+from cormorant_worker.sinks.verify import verify
+
+
+@st.composite
+def voyages(draw):
+    num_envs, num_rows = draw(st.integers(1, 4)), draw(st.integers(1, 5))
+    lengths = st.lists(st.integers(0, num_rows), min_size=num_envs, max_size=num_envs)
+    return {
+        "observation": draw(st.sampled_from(["box", "image", "nested", "discrete"])),
+        "action": draw(st.sampled_from(["discrete", "box", "nested"])),
+        "num_envs": num_envs,
+        "num_rows": num_rows,
+        "recurrent": draw(st.booleans()),
+        "end_odds": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
+        "batches": draw(st.lists(st.one_of(st.none(), lengths), min_size=1, max_size=5)),
+        "shard_bytes": draw(st.sampled_from([1, 500, 1 << 20])),
+        "seed": draw(st.integers(0, 99)),
+    }
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(voyage=voyages())
+def test_every_value_of_every_trajectory_comes_back(make_dice, spaces, voyage):
+    batches, shard_bytes = voyage.pop("batches"), voyage.pop("shard_bytes")
+    dice = make_dice(spaces[voyage.pop("observation")], spaces[voyage.pop("action")], **voyage)
+    uri = f"memory://{uuid.uuid4().hex}"
+    dataset = open_dataset(uri, dice.description())
+    with dataset.writer("cpu-0-0", dice.layout, limits=ShardLimits(size_bytes=shard_bytes)) as writer:
+        for lengths in batches:
+            writer.append(dice.fill(lengths))
+
+    assert dataset.frames == writer.durable_frames == dice.frames
+    dice.assert_stored(iter_trajectories(dataset))
+    assert verify(uri).problems == ()
+
+
+@pytest.mark.parametrize("lengths", [None, [4, 4, 3], [3, 3, 3], [4, 1, 2], [0, 4, 0]])
+def test_a_batch_read_back_has_the_learners_values(make_dice, spaces, tmp_path, lengths):
+    dice = make_dice(spaces["nested"], recurrent=True, num_envs=3, num_rows=4)
+    dataset = open_dataset(str(tmp_path / "d"), dice.description())
+    batches = []
+    with dataset.writer("cpu-0-0", dice.layout) as writer:
+        for _ in range(3):
+            block = dice.fill(lengths)
+            writer.append(block)
+            batches.append(to_tensordict(block).clone())
+
+    for batch, frames in zip(batches, iter_frames(dataset), strict=True):
+        read = frames.to_tensordict()
+        by_time = batch.transpose(0, 1)
+        mask = by_time.get(("collector", "mask"), None)
+        for key in batch.keys(include_nested=True, leaves_only=True):
+            if key == ("collector", "mask"):
+                continue
+            wanted = by_time[key].reshape(-1, *by_time[key].shape[2:]) if mask is None else by_time[key][mask]
+            assert (read[key] == wanted).all(), key
+
+
+def test_stretches_join_to_the_same_trajectories_in_little_memory(make_dice, stored):
+    dice = make_dice(end_odds=0.05, num_rows=5)
+    dataset = stored(dice, parts=("cpu-0-0",), shards=6)
+    whole = {t.traj_id: t for t in iter_trajectories(dataset)}
+
+    lengths = dict.fromkeys(whole, 0)
+    pieces = 0
+    for stretch in iter_stretches(dataset, max_bytes=0):
+        start = lengths[stretch.traj_id]
+        assert stretch.first_step == start
+        lengths[stretch.traj_id] += len(stretch)
+        stop = lengths[stretch.traj_id]
+        np.testing.assert_array_equal(stretch.observation[0], whole[stretch.traj_id].observation[0][start : stop + 1])
+        assert (stretch.ending != "open") == (stop == len(whole[stretch.traj_id]))
+        pieces += 1
+    assert lengths == {traj_id: len(t) for traj_id, t in whole.items()}
+    assert pieces > len(whole)
+
+
+def test_images_are_compressed_and_numbers_are_not(make_dice, stored, spaces, tmp_path):
+    still = gymnasium.spaces.Box(0, 255, (4, 32, 32), np.uint8)
+    dice = make_dice(still, num_rows=20)
+    dice._observe = lambda: (np.zeros((4, 32, 32), np.uint8),)
+    dataset = stored(dice, parts=("cpu-0-0",), shards=1)
+    record = dataset.parts()[0].records[0]
+    assert record.size_bytes < record.frames * 4 * 32 * 32 / 10
+
+
+def test_memory_of_the_block_may_be_reused_after_append(make_dice, tmp_path):
+    dice = make_dice()
+    dataset = open_dataset(str(tmp_path / "d"), dice.description())
+    with dataset.writer("cpu-0-0", dice.layout) as writer:
+        writer.append(dice.fill())
+        dice._soil()
+    dice.assert_stored(iter_trajectories(dataset))
+
+
+def test_plain_arrow_reads_a_shard(make_dice, stored, spaces, tmp_path):
+    import pyarrow as pa
+
+    dice = make_dice(spaces["nested"])
+    dataset = stored(dice, parts=("cpu-0-0",), shards=1)
+    table = pa.ipc.open_file(tmp_path / "dataset" / "cpu-0-0" / "frames-000000.arrow").read_all()
+    assert table.num_rows == dataset.frames
+    assert table["observation.cam.0"].combine_chunks().to_numpy_ndarray().shape == (12, 2, 4, 5)

@@ -1,0 +1,165 @@
+"""Environments that come back whenever they like: a VectorEnv whose order of arrival hypothesis chooses."""
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+
+import gymnasium
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cormorant_testing.collecting import SEEDS, make_checker, make_collector
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, Oracle
+from cormorant_worker.batch import to_tensordict
+from cormorant_worker.block import Block
+from cormorant_worker.envs.protocol import Rows, Step
+from cormorant_worker.spaces import Arrays, flatten
+
+
+class ArrivingEnv:
+    """CountingEnvs that arrive in an order drawn beforehand, `min_in_flight` or fewer at a time, like EnvPool's."""
+
+    lockstep = False
+    restarts = 0
+
+    def __init__(self, seeds: Sequence[int], order: Iterator[int], *, arrive: int, **options: object) -> None:
+        self.num_envs, self.min_in_flight = len(seeds), arrive
+        self.observation_space: gymnasium.Space = OBSERVATION_SPACES["box"]
+        self.action_space: gymnasium.Space = ACTION_SPACES["discrete"]
+        self._order = order
+        self._oracles = [Oracle(seed=seed, **options) for seed in seeds]
+        self._at = [(0, 0)] * len(seeds)
+        self._under_way: dict[int, int] = {}
+
+    def start(self) -> Arrays:
+        return (np.stack([oracle.obs(0, 0) for oracle in self._oracles]),)
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        numbers = range(self.num_envs) if isinstance(rows, slice) else rows.tolist()
+        for row, action in zip(numbers, actions[0].tolist(), strict=True):
+            assert row not in self._under_way, f"row {row} was sent twice"
+            self._under_way[row] = action
+
+    def recv(self) -> Step:
+        assert len(self._under_way) >= self.min_in_flight, "recv would wait for ever"
+        waiting = sorted(self._under_way)
+        rows = [waiting.pop(next(self._order) % len(waiting)) for _ in range(self.min_in_flight)]
+        # Some receives bring only rows whose transition is not known yet: EnvPool's ends take a step more.
+        hidden = [row for row in rows[1:] if next(self._order) % 7 == 6]
+        return self._step([row for row in rows if row not in hidden])
+
+    def _step(self, rows: list[int]) -> Step:
+        obs, reward, terminated, truncated, ended, final = [], [], [], [], [], []
+        for position, row in enumerate(rows):
+            episode, step = self._at[row]
+            moment = self._oracles[row].moment(episode, step + 1, self._under_way.pop(row))
+            obs.append(moment.obs)
+            reward.append(moment.reward)
+            terminated.append(moment.terminated)
+            truncated.append(moment.truncated)
+            self._at[row] = (episode, step + 1)
+            if moment.final is not None:
+                ended.append(position)
+                final.append(moment.final)
+                self._at[row] = (episode + 1, 0)
+        finals = np.stack(final) if final else np.zeros((0, 4), np.float32)
+        return Step(
+            np.array(rows, np.int64), flatten(self.observation_space, np.stack(obs)),
+            np.array(reward, np.float32), np.array(terminated), np.array(truncated),
+            np.array(ended, np.int64), (finals,),
+        )  # fmt: skip
+
+    def restart(self, rows: Rows) -> Arrays:
+        raise AssertionError("environments that are under way cannot be restarted")
+
+    def state(self) -> bytes | None:
+        return None
+
+    def restore(self, state: bytes) -> None:
+        raise AssertionError
+
+    def close(self) -> None:
+        pass
+
+
+@given(
+    num_envs=st.integers(1, 6),
+    data=st.data(),
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    ends=st.sampled_from(["terminate", "alternate"]),
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+    policy=st.sampled_from(["", "counter", "with_outputs"]),
+    warmup=st.sampled_from([0, 11]),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_order_of_arrival_is_exact_and_spills_into_the_next_batch(
+    num_envs: int, data: st.DataObject, lengths: list[int], ends: str, sizes: list[int], policy: str, warmup: int
+) -> None:
+    arrive = data.draw(st.integers(1, num_envs))
+    # An arrival order with a bias: some environments are asked far more often than others.
+    bias = data.draw(st.integers(1, 6))
+    generator = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    order = iter(lambda: int(generator.integers(0, 100) ** bias // 100 ** (bias - 1)), -1)
+    env = ArrivingEnv(SEEDS.env_seeds(num_envs), order, arrive=arrive, lengths=tuple(lengths), ends=ends)
+    collector = make_collector(num_envs=num_envs, envs=[env], policy=policy, warmup=warmup if policy else 0)
+    checker = make_checker(num_envs, lengths=lengths, ends=ends)
+    block = Block(collector.layout(40))
+    for size in sizes:
+        assert collector.fill(block, size).num_frames == size
+        assert checker.take(to_tensordict(block)) == size
+    # Frames beyond the batches are under way or kept; none was stepped without being kept.
+    assert int(collector.pulse[0]) >= checker.frames == sum(sizes)
+
+
+def test_a_column_far_ahead_waits_and_the_ring_grows_only_for_those_that_are_needed() -> None:
+    # Rows 0 and 1 come 150 times before row 2 comes once: two must be under way, so they cannot wait for it.
+    env = ArrivingEnv(SEEDS.env_seeds(3), cycle([0] * 450 + [2, 0, 0]), arrive=2, lengths=(4,))
+    collector = make_collector(envs=[env])
+    checker = make_checker(lengths=4)
+    for _ in range(3):
+        checker.take(collector.collect(num_steps=30))
+    assert checker.frames == 3 * 30
+
+
+def test_one_column_that_never_comes_back_first_is_waited_for() -> None:
+    # The last row comes only when nothing else is under way: the others run a ring ahead and then wait.
+    env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: 0, 1), arrive=1, lengths=(9,))
+    collector = make_collector(num_envs=4, envs=[env])
+    checker = make_checker(4, lengths=9)
+    for _ in range(3):
+        checker.take(collector.collect(num_steps=40))
+    assert int(collector.pulse[0]) < 3 * 40 + 4 * 130
+
+
+def test_new_trajectories_begin_from_the_first_state_wherever_an_environment_is() -> None:
+    generator = np.random.default_rng(1)
+    env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(50,))
+    collector = make_collector(num_envs=4, envs=[env], policy="counter")
+    collector.collect(num_steps=20)
+    for lane in collector.lanes:
+        lane.restart()
+    later = [collector.collect(num_steps=40) for _ in range(2)]
+    begun = 0
+    for batch in later:
+        init = batch["is_init"].squeeze(-1)
+        assert (batch["count"][init] == 0).all()
+        begun += int(init.sum())
+    assert begun >= 4
+
+
+def test_spilled_frames_keep_the_version_that_acted() -> None:
+    generator = np.random.default_rng(0)
+    env = ArrivingEnv(SEEDS.env_seeds(3), iter(lambda: int(generator.integers(0, 9)), -1), arrive=1)
+    collector = make_collector(envs=[env], policy="counter")
+    checker = make_checker(lengths=5)
+    seen = set()
+    for version in range(1, 20):
+        collector.weights.offer(
+            {"policy": {"weight": collector.weights.current()["policy"]["weight"]}}, version=version
+        )
+        batch = collector.collect(num_steps=9)
+        checker.take(batch)
+        versions = batch["collector", "policy_version"]
+        assert int(versions.max()) == version
+        seen |= set((version - versions).flatten().tolist())
+    assert seen >= {0, 1}

@@ -1,0 +1,329 @@
+import tempfile
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cormorant_testing.check import Checker
+from cormorant_testing.collecting import SEEDS, make_checker, make_collector
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_worker.batch import stack_workers, to_tensordict
+from cormorant_worker.block import Block
+from cormorant_worker.collector import Collector
+from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, PolicyError
+from cormorant_worker.seeding import SeedPath
+
+LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
+ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])
+
+
+def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker:
+    """Collect batches into the same block in turn, as a worker does, and check each."""
+    block = Block(collector.layout(max(-(-size // collector.num_envs) for size in sizes)))
+    for size in sizes:
+        filled = collector.fill(block, size)
+        assert filled.num_frames == size
+        assert checker.take(to_tensordict(block)) == size
+    assert collector.frames == checker.frames == int(collector.pulse[0]) == sum(sizes)
+    return checker
+
+
+@given(
+    num_envs=st.integers(1, 5),
+    lanes=st.integers(1, 2),
+    lengths=LENGTHS,
+    ends=ENDS,
+    sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
+)
+@settings(max_examples=30, deadline=None)
+def test_any_sizes_and_episode_lengths_are_exact_over_several_batches(
+    num_envs: int, lanes: int, lengths: list[int], ends: str, sizes: list[int]
+) -> None:
+    options = {"lengths": lengths, "ends": ends}
+    collector = make_collector(num_envs=num_envs, lanes=min(lanes, num_envs), **options)
+    collect(collector, make_checker(num_envs, versions=False, **options), sizes)
+
+
+@given(
+    max_frames=st.integers(1, 6),
+    lanes=st.integers(1, 2),
+    lengths=LENGTHS,
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    resets=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_trajectories_are_cut_at_their_longest_and_at_batches(
+    max_frames: int, lanes: int, lengths: list[int], sizes: list[int], resets: bool
+) -> None:
+    collector = make_collector(lanes=lanes, lengths=lengths, max_frames=max_frames, resets=resets)
+    checker = make_checker(lengths=lengths, max_frames=max_frames, resets=resets)
+    if resets:
+        # A column without a frame in a batch has no last frame to mark: only whole rows reset every column alike.
+        sizes = [3 * size for size in sizes]
+    collect(collector, checker, sizes)
+
+
+@pytest.mark.parametrize("observation", sorted(OBSERVATION_SPACES))
+@pytest.mark.parametrize("action", sorted(ACTION_SPACES))
+def test_every_kind_of_observation_and_action_is_exact(observation: str, action: str) -> None:
+    options = {"observation": observation, "action": action, "lengths": (3, 1, 4), "ends": "alternate"}
+    collect(make_collector(**options), make_checker(**options), [12, 7, 6])
+
+
+@given(
+    at=st.lists(st.integers(1, 12), min_size=3, max_size=3),
+    lengths=LENGTHS,
+    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
+    max_frames=st.sampled_from([0, 4]),
+    lanes=st.integers(1, 2),
+    policy=st.sampled_from(["", "counter"]),
+)
+@settings(max_examples=30, deadline=None)
+def test_an_environment_that_fails_loses_no_frame_of_others_and_ends_truncated(
+    at: list[int], lengths: list[int], sizes: list[int], max_frames: int, lanes: int, policy: str
+) -> None:
+    seeds = SEEDS.env_seeds(3)
+    failures = [{"how": "raise", "step": step, "seeds": [seed]} for step, seed in zip(at, seeds, strict=True)]
+    collector = make_collector(lanes=lanes, lengths=lengths, failures=failures, max_frames=max_frames, policy=policy)
+    checker = make_checker(lengths=lengths, max_frames=max_frames, crashes=True)
+    collect(collector, checker, sizes)
+    # Those that had no frame of their own yet to follow the restart are seen in a later batch only.
+    assert checker.restarts <= collector.env_restarts
+
+
+def test_every_restart_shows_in_the_stream() -> None:
+    failures = [{"how": "raise", "step": 5, "seeds": [SEEDS.env_seeds(3)[1]]}]
+    collector = make_collector(lengths=100, failures=failures)
+    checker = collect(collector, make_checker(lengths=100, crashes=True), [9, 9, 9, 3])
+    assert (checker.restarts, collector.env_restarts) == (1, 1)
+
+
+@given(sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5), lanes=st.integers(1, 2), lengths=LENGTHS)
+@settings(max_examples=20, deadline=None)
+def test_recurrent_states_are_exact_over_batches(sizes: list[int], lanes: int, lengths: list[int]) -> None:
+    collector = make_collector(lanes=lanes, lengths=lengths, policy="counter")
+    collect(collector, make_checker(lengths=lengths), sizes)
+
+
+@given(
+    warmup=st.integers(0, 40),
+    sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
+    lanes=st.integers(1, 2),
+    policy=st.sampled_from(["counter", "with_outputs", "plain"]),
+)
+@settings(max_examples=30, deadline=None)
+def test_first_frames_are_random_and_no_more_than_a_row_beyond_what_was_asked(
+    warmup: int, sizes: list[int], lanes: int, policy: str
+) -> None:
+    collector = make_collector(lanes=lanes, policy=policy, warmup=warmup)
+    block = Block(collector.layout(25))
+    # What earlier batches left in the memory must not shine through.
+    for array in (*block.outputs, *block.states, block.is_init):
+        array[:] = 1
+    checker = make_checker()
+    random = 0
+    for size in sizes:
+        collector.fill(block, size)
+        batch = to_tensordict(block)
+        checker.take(batch)
+        versions = batch["collector", "policy_version"]
+        mask = batch["collector", "mask"] if ("collector", "mask") in batch.keys(True) else versions == versions
+        random += int((versions[mask] == -1).sum())
+        if "doubled" in batch.keys():  # noqa: SIM118
+            acted = mask & (versions == 0)
+            assert (batch["doubled"][acted] == batch["observation"][..., 2][acted] * 2).all()
+            assert (batch["doubled"][~acted] == 0).all()
+    assert min(warmup, sum(sizes)) <= random < warmup + 3
+
+
+def test_batches_have_the_names_and_keys_of_torchrl() -> None:
+    batch = make_collector(lengths=3, policy="with_outputs").collect(num_steps=12)
+    assert batch.names == [None, "time"]
+    assert tuple(batch.shape) == (3, 4)
+    assert set(batch.keys(include_nested=True, leaves_only=True)) == {
+        "observation", "action", "doubled", ("extra", "twin"),
+        ("next", "observation"), ("next", "reward"), ("next", "done"), ("next", "terminated"), ("next", "truncated"),
+        ("collector", "traj_ids"), ("collector", "policy_version"),
+    }  # fmt: skip
+    assert tuple(batch["next", "reward"].shape) == (3, 4, 1)
+
+
+def test_a_short_last_row_is_masked() -> None:
+    collector = make_collector(lengths=100)
+    checker = make_checker(lengths=100)
+    batch = collector.collect(num_steps=7)
+    assert checker.take(batch) == 7
+    assert batch["collector", "mask"].sum(1).tolist() == [3, 2, 2]
+    assert checker.take(collector.collect(num_steps=2)) == 2
+
+
+@pytest.mark.parametrize("arguments", [{}, {"num_steps": 3, "num_episodes": 3}, {"num_steps": -1}])
+def test_collect_takes_exactly_one_of_steps_and_episodes(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="give exactly one of them"):
+        make_collector().collect(**arguments)
+
+
+def test_finished_episodes_are_told_with_their_returns() -> None:
+    collector = make_collector(num_envs=1, lengths=(2, 3))
+    block = Block(collector.layout(6))
+    episodes = collector.fill(block, 6).episodes
+    assert episodes.lengths == [2, 3]
+    assert episodes.returns == pytest.approx([1 + 2, 1.001 + 2.001 + 3.001])
+    assert collector.fill(block, 1).episodes.lengths == [2]
+
+
+def test_same_seed_same_data_for_one_and_two_lanes() -> None:
+    one = make_collector(num_envs=4, lanes=1, lengths=(3, 4), policy="plain").collect(num_steps=40)
+    two = make_collector(num_envs=4, lanes=2, lengths=(3, 4), policy="plain").collect(num_steps=40)
+    for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "done")):
+        assert (one[key] == two[key]).all()
+
+
+def test_workers_are_stacked_in_order_and_padded() -> None:
+    parts = []
+    for index, size in enumerate((12, 7)):
+        collector = make_collector(lengths=5, seeds=SeedPath(job_seed=7, index=index))
+        parts.append(collector.collect(num_steps=size))
+    checker = make_checker(lengths=5)
+    assert checker.take(stack_workers(parts)) == 19
+    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
+
+
+def test_actions_are_refused_before_any_environment_is_stepped() -> None:
+    collector = make_collector(action="box", policy="nan_at", policy_kwargs={"step": 2}, lengths=9)
+    with pytest.raises(InvalidAction, match=r"environment 0 is \[nan, nan\] \(3 of 3 environments\)"):
+        collector.collect(num_steps=30)
+    assert int(collector.pulse[0]) == 2 * 3
+
+
+def test_a_class_out_of_range_is_refused() -> None:
+    collector = make_collector(policy="out_of_range", policy_kwargs={"step": 1}, lengths=9)
+    with pytest.raises(InvalidAction, match=r"environment 0 is 5 .* outside Discrete\(5\)"):
+        collector.collect(num_steps=30)
+
+
+def test_a_policy_that_raises_says_so_with_its_own_words() -> None:
+    collector = make_collector(policy="raising_at", policy_kwargs={"step": 3}, lengths=9)
+    with pytest.raises((PolicyError, RuntimeError), match="cannot bear step 3"):
+        collector.collect(num_steps=30)
+
+
+def test_environments_of_other_spaces_do_not_mix() -> None:
+    from cormorant_testing.collecting import lanes_of
+
+    envs = [*lanes_of(2, 1, {}), *lanes_of(2, 1, {"observation": "discrete"})]
+    with pytest.raises(EnvBuildError, match="differ in their spaces"):
+        make_collector(envs=envs)
+
+
+# -- whole episodes --------------------------------------------------------------------------------------------
+
+
+def by_seed(num_envs: int, **options: object) -> list[int]:
+    """First episode's length of each environment, with `longest`."""
+    from cormorant_testing.envs import Oracle
+
+    return [Oracle(seed=seed, **options).length(0) for seed in SEEDS.env_seeds(num_envs)]
+
+
+@given(num_episodes=st.integers(1, 20), lengths=LENGTHS, lanes=st.integers(1, 2), resets=st.booleans())
+@settings(max_examples=20, deadline=None)
+def test_exactly_n_episodes_in_fixed_shares(num_episodes: int, lengths: list[int], lanes: int, resets: bool) -> None:
+    collector = make_collector(num_envs=3, lanes=lanes, lengths=lengths, resets=resets)
+    collector.collect(num_steps=5)
+    batch = collector.collect(num_episodes=num_episodes)
+    assert batch.shape[0] == num_episodes
+    mask = batch["collector", "mask"]
+    done = batch["next", "done"].squeeze(-1)
+    assert (done.sum(1) == 1).all()
+    idents = batch["observation"][..., 0]
+    for row in range(num_episodes):
+        length = int(mask[row].sum())
+        assert mask[row, :length].all()
+        assert done[row, length - 1]
+        assert batch["observation"][row, :length, 2].tolist() == list(range(length))
+        assert len(set(idents[row, :length].tolist())) == 1
+        assert len(set(batch["collector", "traj_ids"][row, :length].tolist())) == 1
+        assert not batch["next", "reward"][row, length:].any()
+    shares = [num_episodes // 3 + (i < num_episodes % 3) for i in range(3)]
+    expected = [float(s % 65521) for s, n in zip(SEEDS.env_seeds(3), shares, strict=True) for _ in range(n)]
+    assert idents[:, 0].tolist() == expected
+    assert len(set(batch["collector", "traj_ids"][:, 0].tolist())) == num_episodes
+
+
+def test_long_episodes_are_whole_even_when_batches_reset() -> None:
+    batch = make_collector(num_envs=2, lengths=150, resets=True).collect(num_episodes=3)
+    assert batch["collector", "mask"].sum(1).tolist() == [150, 150, 150]
+    assert batch["next", "terminated"].sum() == 3
+
+
+def test_short_episodes_are_not_favoured() -> None:
+    # One environment's episodes are 50 times as long as the others': it still gives its share.
+    seeds = SEEDS.env_seeds(4)
+    options = {"longest": 97}
+    collector = make_collector(num_envs=4, **options)
+    batch = collector.collect(num_episodes=40)
+    idents = batch["observation"][:, 0, 0]
+    assert [int((idents == seed % 65521).sum()) for seed in seeds] == [10, 10, 10, 10]
+    lengths = batch["collector", "mask"].sum(1).tolist()
+    assert max(lengths) > 20 * min(lengths)
+
+
+def test_what_follows_whole_episodes_is_exact_again() -> None:
+    collector = make_collector(lengths=(3, 5))
+    collector.collect(num_episodes=4)
+    batch = collector.collect(num_steps=12)
+    next_obs, obs, done = batch["next", "observation"], batch["observation"], batch["next", "done"].squeeze(-1)
+    assert ((obs[:, 1:] == next_obs[:, :-1]).all(-1) | done[:, :-1]).all()
+
+
+def test_episodes_that_never_end_are_an_error() -> None:
+    collector = make_collector(num_envs=2, lengths=10**9)
+    with pytest.raises(EnvError, match=r"environment 0 has ended 0 of 2 episodes in 100 frames; set spec.env.max"):
+        collector.collect(num_episodes=3, max_frames_per_env=100)
+
+
+def test_an_episode_never_joins_the_trajectories_before_and_after_a_crash() -> None:
+    # The crash comes with the first frame of the second chunk of 64: nothing is left to mark as truncated.
+    failures = [{"how": "raise", "step": 65, "seeds": [SEEDS.env_seeds(1)[0]]}]
+    batch = make_collector(num_envs=1, lengths=80, failures=failures).collect(num_episodes=1)
+    mask = batch["collector", "mask"][0]
+    assert len(set(batch["collector", "traj_ids"][0][mask].tolist())) == 1
+    assert batch["observation"][0, :, 2].tolist() == list(range(80))
+
+
+def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
+    paths = [
+        SeedPath(job_seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
+        for group in range(2)
+        for index in range(20)
+        for attempt in range(4)
+    ]
+    seeds = [seed for path in paths for seed in path.env_seeds(64)]
+    assert len(set(seeds)) == len(seeds)
+    assert seeds == [seed for path in paths for seed in path.env_seeds(64)]
+    assert all(0 <= seed < 2**31 for seed in seeds)
+    assert not set(seeds) & set(SeedPath(job_seed=4, index=0).env_seeds(8))
+    assert len({path.seed("policy") for path in paths}) == len(paths)
+    assert len(np.unique(seeds)) == len(seeds)
+
+
+@given(
+    at=st.sampled_from(["reset", "step"]),
+    skip=st.integers(4, 14),
+    times=st.integers(1, 2),
+    lengths=LENGTHS,
+    max_frames=st.sampled_from([0, 2, 3]),
+    sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
+    policy=st.sampled_from(["", "counter"]),
+)
+@settings(max_examples=40, deadline=None)
+def test_resets_that_fail_and_restarts_that_fail_again_leave_an_exact_stream(
+    at: str, skip: int, times: int, lengths: list[int], max_frames: int, sizes: list[int], policy: str
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        # Three first resets are let through; a crash on the way to a first observation is not a restart but no start.
+        failure = {"at": at, "flag": f"{folder}/occasions", "skip": skip, "times": times}
+        collector = make_collector(lengths=lengths, failures=[failure], max_frames=max_frames, policy=policy)
+        collect(collector, make_checker(lengths=lengths, max_frames=max_frames, crashes=True), sizes)

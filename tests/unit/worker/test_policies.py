@@ -1,0 +1,293 @@
+"""Policies of every kind through a collector, and the heads of those that ship against torch.distributions."""
+
+import math
+from collections.abc import Callable
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from cormorant_testing.collecting import make_checker, make_collector
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_worker.actor import PolicyActor
+from cormorant_worker.errors import PolicyLoadError, PolicyMismatch
+from cormorant_worker.exploration import ExplorationType, exploring, is_greedy
+from cormorant_worker.heads import make_head
+from cormorant_worker.policies import ActionHeads, atari_cnn, lstm, mlp
+from cormorant_worker.policy import wrap_policy
+from cormorant_worker.random_actions import RandomActor
+from cormorant_worker.spaces import leaves
+
+NUM_SAMPLES = 20_000
+
+
+@pytest.mark.parametrize("policy", ["plain", "tensordict_module"])
+def test_callables_and_tensordict_modules_act_on_what_is_stored(policy: str) -> None:
+    collector, checker = make_collector(policy=policy, lengths=9), make_checker(lengths=9)
+    batch = collector.collect(num_steps=20)
+    checker.take(batch)
+    mask = batch["collector", "mask"]
+    assert (batch["action"][mask] == (batch["observation"][..., 2].long() % 5)[mask]).all()
+
+
+def test_a_torch_module_acts_on_what_is_stored() -> None:
+    collector, checker = make_collector(policy="linear", lengths=9), make_checker(lengths=9)
+    batch = collector.collect(num_steps=21)
+    checker.take(batch)
+    layer = collector._actor.models.acting.layer
+    assert torch.equal(layer(batch["observation"]).argmax(-1), batch["action"])
+
+
+def test_several_modules_take_weights_and_one_acts() -> None:
+    collector = make_collector(policy="several", action="box")
+    assert set(collector.weights.specs) == {"policy", "critic"}
+    make_checker(action="box", acts_by_version=True).take(collector.collect(num_steps=9))
+
+
+def test_further_outputs_are_stored_where_they_were_computed() -> None:
+    batch = make_collector(policy="with_outputs", lengths=(3, 4)).collect(num_steps=21)
+    assert torch.equal(batch["doubled"], batch["observation"][..., 2] * 2)
+    assert torch.equal(batch["extra", "twin"], batch["observation"][..., :2])
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "words"),
+    [
+        ("raising", PolicyLoadError, "raised RuntimeError: no weights for this planet"),
+        ("wrong_type", PolicyLoadError, "returned int; return a TensorDictModule"),
+        ("no_such", PolicyLoadError, "has no no_such"),
+        ("no.such.module:policy", PolicyLoadError, "cannot import no.such.module"),
+        (
+            "wrong_shape",
+            PolicyMismatch,
+            r"action has shape \(2, 5\), the environment wants \(2,\); return class indices",
+        ),
+        ("floats", PolicyMismatch, "is float32, the environment wants whole numbers"),
+        ("in_place", PolicyMismatch, "changes its observations in place"),
+        ("cormorant_worker.policies:atari_cnn", PolicyLoadError, "wants one uint8 image"),
+    ],
+)
+def test_what_is_no_policy_for_these_spaces_is_refused_before_a_step(policy: str, error: type, words: str) -> None:
+    with pytest.raises(error, match=words):
+        make_collector(policy=policy)
+
+
+@pytest.mark.parametrize("factory", [mlp, lstm])
+def test_the_dry_run_stays_within_the_observation_space(factory: Callable) -> None:
+    space = spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(1.0, 2.0, (2,), np.float32)))
+    models = wrap_policy(factory(space, spaces.Discrete(2)), "test")
+    PolicyActor(models, space, spaces.Discrete(2), device=torch.device("cpu"))
+
+
+def test_exploration_types_choose_or_draw() -> None:
+    torch.manual_seed(0)
+    head = make_head(spaces.Discrete(3))
+    logits = torch.tensor([[0.0, 0.5, 0.2]]).repeat(200, 1)
+    for greedy in (ExplorationType.MODE, ExplorationType.MEAN, ExplorationType.DETERMINISTIC):
+        with exploring(greedy):
+            assert is_greedy()
+            assert head.act(logits).unique().tolist() == [1]
+    with exploring(ExplorationType.RANDOM):
+        assert not is_greedy()
+        assert head.act(logits).unique().tolist() == [0, 1, 2]
+    normal = make_head(spaces.Box(-np.inf, np.inf, (2,), np.float32))
+    with exploring(ExplorationType.MEAN):
+        assert normal.act(torch.tensor([[1.0, 2.0, 9.0, 9.0]])).tolist() == [[1.0, 2.0]]
+
+
+def test_a_greedy_collector_repeats_itself_and_a_random_one_does_not() -> None:
+    def actions(exploration: str, seed: int) -> list[int]:
+        collector = make_collector(policy="cormorant_worker.policies:mlp", exploration=exploration)
+        collector.rng.state = torch.Generator().manual_seed(seed).get_state()
+        return collector.collect(num_steps=60)["action"].flatten().tolist()
+
+    assert actions("mode", 1) == actions("mode", 2)
+    assert actions("random", 1) != actions("random", 2)
+
+
+@pytest.mark.parametrize("action", sorted(ACTION_SPACES))
+@pytest.mark.parametrize("factory", ["mlp", "lstm"])
+def test_shipped_policies_act_in_every_action_space_with_the_right_log_probability(action: str, factory: str) -> None:
+    kwargs = {"return_log_prob": True}
+    name = f"cormorant_worker.policies:{factory}"
+    collector = make_collector(policy=name, policy_kwargs=kwargs, action=action, lengths=(3, 5))
+    checker = make_checker(action=action, lengths=(3, 5))
+    batch = collector.collect(num_steps=24)
+    checker.take(batch)
+    if factory == "lstm":
+        return
+    policy = collector._actor.models.acting
+    flat = batch.flatten()
+    stored = flat["action"] if not hasattr(flat["action"], "keys") else flat["action"].to_dict()
+    logp, _ = policy.evaluate(flat["observation"], stored)
+    torch.testing.assert_close(logp, flat["action_log_prob"], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "observation", sorted(set(OBSERVATION_SPACES) - {"discrete", "dict", "tuple", "multi_discrete", "nested"})
+)
+def test_mlp_and_lstm_read_observations(observation: str) -> None:
+    for factory in (mlp, lstm):
+        factory(OBSERVATION_SPACES[observation], ACTION_SPACES["discrete"])
+    collector = make_collector(policy="cormorant_worker.policies:mlp", observation=observation, lengths=5)
+    make_checker(observation=observation, lengths=5).take(collector.collect(num_steps=12))
+
+
+HEADS = [
+    spaces.Discrete(4), spaces.Discrete(3, start=10),
+    spaces.MultiDiscrete([3, 2]), spaces.MultiDiscrete([3, 4], start=[5, -2]),
+    spaces.MultiBinary(3), spaces.Box(-np.inf, np.inf, (2,), np.float32),
+]  # fmt: skip
+
+
+def reference(space: gymnasium.Space, params: torch.Tensor, action: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Log-probability and entropy by torch.distributions."""
+    d = torch.distributions
+    if isinstance(space, spaces.Discrete):
+        one = d.Categorical(logits=params)
+        return one.log_prob(action - int(space.start)), one.entropy()
+    if isinstance(space, spaces.MultiDiscrete):
+        parts = [d.Categorical(logits=p) for p in torch.split(params, space.nvec.tolist(), -1)]
+        index = action - torch.as_tensor(space.start)
+        return sum(p.log_prob(index[:, i]) for i, p in enumerate(parts)), sum(p.entropy() for p in parts)
+    if isinstance(space, spaces.MultiBinary):
+        bits = d.Bernoulli(logits=params)
+        return bits.log_prob(action.float()).sum(-1), bits.entropy().sum(-1)
+    loc, log_std = params.chunk(2, -1)
+    normal = d.Normal(loc, log_std.exp())
+    return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
+
+
+@pytest.mark.parametrize("space", HEADS, ids=str)
+def test_log_probabilities_and_entropies_are_those_of_torch(space: gymnasium.Space) -> None:
+    torch.manual_seed(1)
+    head = make_head(space)
+    params = torch.randn(64, head.num_params)
+    action = head.act(params)
+    assert all(space.contains(a.numpy().astype(space.dtype)) or isinstance(space, spaces.Box) for a in action)
+    logp, entropy = reference(space, params, action)
+    torch.testing.assert_close(head.log_prob(params, action), logp, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(head.entropy(params), entropy, atol=1e-6, rtol=1e-5)
+
+
+def chi_square(counts: np.ndarray, probabilities: np.ndarray) -> float:
+    expected = probabilities * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def chi_square_limit(degrees: int) -> float:
+    """The 99.9 % quantile (Wilson and Hilferty 1931)."""
+    spread = 2 / (9 * degrees)
+    return degrees * (1 - spread + 3.09 * math.sqrt(spread)) ** 3
+
+
+@pytest.mark.parametrize("space", HEADS[:5], ids=str)
+def test_drawn_frequencies_are_the_probabilities(space: gymnasium.Space) -> None:
+    torch.manual_seed(2)
+    head = make_head(space)
+    params = torch.randn(1, head.num_params)
+    drawn = head.act(params.repeat(NUM_SAMPLES, 1)).reshape(NUM_SAMPLES, -1).numpy()
+    kinds, counts = np.unique(drawn, axis=0, return_counts=True)
+    shaped = torch.as_tensor(kinds).reshape(len(kinds), *(space.shape or ()))
+    probabilities = head.log_prob(params.repeat(len(kinds), 1), shaped).exp().numpy()
+    assert probabilities.sum() == pytest.approx(1.0, abs=1e-4)  # every kind was drawn
+    assert chi_square(counts, probabilities / probabilities.sum()) < chi_square_limit(len(kinds) - 1)
+
+
+def test_normal_draws_have_their_mean_and_deviation() -> None:
+    torch.manual_seed(3)
+    head = make_head(HEADS[-1])
+    params = torch.tensor([[1.0, -2.0, math.log(0.5), math.log(2.0)]])
+    drawn = head.act(params.repeat(NUM_SAMPLES, 1))
+    assert drawn.mean(0).tolist() == pytest.approx([1.0, -2.0], abs=5 * 2.0 / math.sqrt(NUM_SAMPLES))
+    assert drawn.std(0).tolist() == pytest.approx([0.5, 2.0], rel=0.03)
+
+
+def test_parameters_of_nested_spaces_do_not_mix() -> None:
+    torch.manual_seed(4)
+    space = spaces.Dict(
+        {"a": spaces.Box(-1, 1, (2,), np.float32), "b": spaces.Discrete(3), "c": spaces.Box(-1, 1, (1,), np.float32)}
+    )
+    heads = ActionHeads(4, space)
+    with torch.no_grad():
+        heads.log_std.copy_(torch.tensor([0.1, 0.2, 0.3]))
+    params = heads(torch.randn(5, 4))
+    assert params.shape == (5, 4 + 3 + 2)
+    assert params[:, 2:4].tolist() == [pytest.approx([0.1, 0.2])] * 5
+    assert params[:, 8].tolist() == pytest.approx([0.3] * 5)
+    action, _ = heads.act(params)
+    parts = {"a": params[:, :4], "b": params[:, 4:7], "c": params[:, 7:]}
+    logps = [reference(space[name], parts[name], action[name])[0] for name in space]
+    torch.testing.assert_close(heads.log_prob(params, action), sum(logps), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        *HEADS[:5], spaces.Box(0, 255, (2, 2), np.uint8), spaces.Box(-2.0, 3.0, (3,), np.float32),
+        spaces.Box(np.array([0.0, -np.inf, -np.inf, -1.0]), np.array([np.inf, 0.0, np.inf, 1.0]), dtype=np.float64),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_random_actions_have_gymnasiums_distribution_and_are_reproducible(space: gymnasium.Space) -> None:
+    n = 4000
+    obs, init = (np.zeros((n, 1)),), np.zeros(n, np.bool_)
+    (drawn,) = RandomActor(space, 1).act(obs, (), init).actions
+    (again,) = RandomActor(space, 1).act(obs, (), init).actions
+    (other,) = RandomActor(space, 2).act(obs, (), init).actions
+    (leaf,) = leaves(space, ("action",))
+    assert (drawn.shape, drawn.dtype) == ((n, *leaf.shape), leaf.dtype)
+    assert (drawn == again).all()
+    assert (drawn != other).any()
+    assert all(space.contains(a) for a in drawn[:200]) or not leaf.shape
+    space.seed(3)
+    theirs = np.stack([space.sample() for _ in range(n)]).astype(np.float64)
+    ours = drawn.astype(np.float64)
+    error = 6 * theirs.std(0) / math.sqrt(n) + 1e-9
+    assert (np.abs(ours.mean(0) - theirs.mean(0)) < error).all()
+    assert (np.abs(ours.std(0) - theirs.std(0)) < 0.1 * theirs.std(0) + 1e-9).all()
+
+
+def test_the_cnn_reads_images_and_nothing_else() -> None:
+    policy = atari_cnn(spaces.Box(0, 255, (4, 84, 84), np.uint8), spaces.Discrete(6), return_log_prob=True)
+    out = policy(torch.zeros(3, 4, 84, 84, dtype=torch.uint8))
+    assert out["action"].shape == out["action_log_prob"].shape == (3,)
+    for space in (spaces.Box(0, 255, (4, 20, 84), np.uint8), spaces.Box(0, 1, (4, 84, 84), np.float32)):
+        with pytest.raises(PolicyMismatch, match="try mlp"):
+            atari_cnn(space, spaces.Discrete(6))
+
+
+# -- recurrent -------------------------------------------------------------------------------------------------
+
+STATES = ("recurrent_state_h", "recurrent_state_c")
+
+
+def test_lstm_states_are_carried_reset_and_replayed_bit_by_bit() -> None:
+    options = {"lengths": (3, 1, 5), "policy": "cormorant_worker.policies:lstm", "policy_kwargs": {"hidden": 8}}
+    collector = make_collector(**options)
+    policy = collector._actor.models.acting
+    carried: dict[str, torch.Tensor] = {}
+    for _ in range(3):
+        batch = collector.collect(num_steps=21)
+        done, init = batch["next", "done"].squeeze(-1), batch["is_init"].squeeze(-1)
+        assert (init[:, 1:] == done[:, :-1]).all()
+        for key in STATES:
+            state, following = batch[key], batch["next", key]
+            assert (state[init] == 0).all()
+            assert torch.equal(state[:, 1:][~done[:, :-1]], following[:, :-1][~done[:, :-1]])
+            if key in carried:
+                assert torch.equal(state[:, 0][~init[:, 0]], carried[key][~init[:, 0]])
+            carried[key] = following[:, -1]
+        from tensordict import TensorDict
+
+        states = {key: batch[key][:, 0].clone() for key in STATES}
+        for t in range(batch.shape[1]):
+            given = {"observation": batch["observation"][:, t], "is_init": batch["is_init"][:, t], **states}
+            with torch.inference_mode():
+                out = policy(TensorDict(given, batch_size=[3]))
+            for key in STATES:
+                assert torch.equal(out["next", key], batch["next", key][:, t])
+            # What the next step begins with: zero after an end, by is_init.
+            states = {key: out["next", key] for key in STATES}

@@ -1,0 +1,278 @@
+"""The fleet's books, without processes: who may collect how many frames, and where each slot is."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cormorant_worker.block import Layout
+from cormorant_worker.engine.deliveries import Deliveries, Delivery, Part
+from cormorant_worker.engine.messages import Sealed
+from cormorant_worker.engine.schedule import Grant, Schedule
+from cormorant_worker.engine.slots import SlotPool
+from cormorant_worker.errors import FleetError
+from cormorant_worker.spaces import Leaf
+
+LAYOUT = Layout(
+    num_rows=1,
+    num_envs=1,
+    observation=(Leaf(key=("observation",), shape=(), dtype=np.dtype(np.float32)),),
+    action=(Leaf(key=("action",), shape=(), dtype=np.dtype(np.int64)),),
+)
+
+
+def sealed(*, num_frames: int, slot: int, version: int) -> Sealed:
+    return Sealed(
+        number=0, slot=slot, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version, returns=(),
+        lengths=(), durable_frames=0, env_restarts=0,
+    )  # fmt: skip
+
+
+class Books(RuleBasedStateMachine):
+    """Workers that collect, die and are replaced; a consumer that takes, publishes and dawdles."""
+
+    @initialize(
+        mode=st.sampled_from(["sync", "async"]),
+        frames_per_batch=st.integers(1, 7),
+        total=st.integers(1, 60),
+        bound=st.sampled_from([None, 0, 1, 2]),
+        workers=st.integers(1, 3),
+        capacity=st.integers(1, 3),
+        drops=st.booleans(),
+    )
+    def begin(
+        self, mode: str, frames_per_batch: int, total: int, bound: int | None, workers: int, capacity: int, drops: bool
+    ) -> None:
+        self.total, self.bound, self.capacity = total, bound, capacity
+        self.schedule = Schedule(mode=mode, frames_per_batch=frames_per_batch, total_frames=total, max_staleness=bound)
+        self.deliveries = Deliveries(self.schedule, capacity=capacity, drops_oldest=drops)
+        self.deliveries.slots = SlotPool(LAYOUT, 0)
+        self.places: list[tuple[str, int]] = []
+        self.alive: dict[tuple[str, int], int] = {}
+        """Worker by place, with its process id."""
+        self.leaving: set[tuple[str, int]] = set()
+        self.tickets: dict[tuple[str, int], list[tuple[Grant, int, int]]] = {}
+        self.version = 0
+        self.next_pid = 1
+        self.delivered = self.landed_frames = self.recollected = 0
+        self.held: Delivery | None = None
+        self.resize(workers)
+
+    @rule(workers=st.integers(1, 3))
+    def resize(self, workers: int) -> None:
+        wanted = [("cpu", i) for i in range(workers)]
+        for place in set(self.places) - set(wanted):
+            if place in self.alive:
+                self.leaving.add(place)
+            self.deliveries.complete(self.schedule.forget_member(place))
+        self.places = wanted
+        per_round = workers if self.schedule.mode == "sync" else 1
+        self.deliveries.slots.limit = 2 * workers + self.capacity * per_round
+        self.turn()
+
+    @rule()
+    def turn(self) -> None:
+        for place in self.places:
+            if place not in self.alive:
+                self.alive[place], self.next_pid = self.next_pid, self.next_pid + 1
+                self.tickets[place] = []
+        for place in [p for p in self.leaving if not self.tickets.get(p)]:
+            self.leaving.discard(place)
+            self.alive.pop(place)
+            self.deliveries.complete(self.schedule.forget_member(place))
+        self.deliveries.accept()
+        held = {p: len(self.tickets[p]) for p in self.alive if p not in self.leaving}
+        for grant in self.schedule.grants(
+            held,
+            num_workers=len(self.places),
+            ahead_of_consumer=self.deliveries.ahead_of_consumer,
+            room=self.deliveries.room,
+        ):
+            self.deliveries.make_slot()
+            slot, _ = self.deliveries.slots.lend(self.alive[grant.slot])
+            self.tickets[grant.slot].append((grant, slot, self.version))
+
+    @precondition(lambda self: any(self.tickets.get(p) for p in self.alive))
+    @rule(data=st.data(), old=st.booleans())
+    def land(self, data: st.DataObject, old: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(p for p in self.alive if self.tickets[p])))
+        grant, slot, version = self.tickets[place].pop(0)
+        acted = max(0, version - old)
+        self.landed_frames += grant.num_frames
+        message = sealed(num_frames=grant.num_frames, slot=slot, version=acted)
+        self.deliveries.land(grant.round, place, Part(message, slot))
+        self.turn()
+
+    @precondition(lambda self: bool(self.alive))
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.alive)))
+        self.deliveries.slots.forget(self.alive.pop(place))
+        for grant, slot, _ in self.tickets.pop(place):
+            self.deliveries.slots.give_back(slot)
+            assert self.schedule.lost(grant.round.number, place) == grant.num_frames
+        self.leaving.discard(place)
+        if place not in self.places:
+            self.deliveries.complete(self.schedule.forget_member(place))
+
+    @rule(publishes=st.integers(0, 2))
+    def take(self, publishes: int) -> None:
+        self.deliveries.demand()
+        self.turn()
+        least = None if self.bound is None else self.version - self.bound
+        self.held = self.deliveries.take(min_version=least)
+        if self.held is None:
+            return
+        assert least is None or self.held.min_version >= least
+        assert [place for place, _ in self.held.parts] == sorted(place for place, _ in self.held.parts)
+        self.delivered += self.held.num_frames
+        self.version += publishes
+
+    @rule()
+    def discard(self) -> None:
+        """What a restore does, when no ticket is out."""
+        if any(self.tickets.values()):
+            return
+        before = self.schedule.landed_frames
+        self.deliveries.discard("restore")
+        self.schedule.accepted_frames = before
+        assert self.schedule.num_open == 0
+
+    @invariant()
+    def never_more_than_the_total_is_asked_for(self) -> None:
+        assert self.schedule.accepted_frames + self.schedule.outstanding_frames <= self.total
+        assert self.schedule.remaining_frames >= 0
+
+    @invariant()
+    def every_slot_is_in_one_place(self) -> None:
+        slots, deliveries = self.deliveries.slots, self.deliveries
+        out = [slot for tickets in self.tickets.values() for _, slot, _ in tickets]
+        kept = [part.slot for parts in deliveries._landed.values() for part in parts.values()]
+        queued = [p.slot for d in (*deliveries._queue, *deliveries._backlog) for _, p in d.parts]
+        held = [part.slot for _, part in deliveries._held.parts] if deliveries._held else []
+        everywhere = [*out, *kept, *queued, *held, *slots._free]
+        assert sorted(everywhere) == list(range(slots.num_made))
+
+    @invariant()
+    def what_was_collected_is_delivered_dropped_or_waits(self) -> None:
+        waiting = sum(
+            p.message.num_frames
+            for parts in (
+                *(tuple(d.values()) for d in self.deliveries._landed.values()),
+                *(tuple(p for _, p in d.parts) for d in (*self.deliveries._queue, *self.deliveries._backlog)),
+            )
+            for p in parts
+        )
+        assert self.landed_frames == self.delivered + sum(self.deliveries.dropped.values()) + waiting
+
+    def teardown(self) -> None:
+        """However it began, it ends: everybody works on, and the total is reached exactly."""
+        for _ in range(2000):
+            if self.schedule.is_done and not self.deliveries.num_waiting:
+                break
+            self.turn()
+            for place in sorted(self.alive):
+                if self.tickets.get(place):
+                    grant, slot, version = self.tickets[place].pop(0)
+                    self.landed_frames += grant.num_frames
+                    message = sealed(num_frames=grant.num_frames, slot=slot, version=version)
+                    self.deliveries.land(grant.round, place, Part(message, slot))
+            self.take(1)
+        else:
+            raise AssertionError("it does not end")
+        assert self.schedule.accepted_frames == self.total
+        self.deliveries.demand()
+        assert not any(self.tickets.values())
+        assert len(self.deliveries.slots._free) == self.deliveries.slots.num_made
+        self.deliveries.slots.close()
+
+
+Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks = Books.TestCase
+
+
+def test_sync_shares_the_last_round_out_evenly() -> None:
+    schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=37, max_staleness=None)
+    held = {("cpu", i): 0 for i in range(3)}
+    sizes = []
+    for _ in range(2):
+        grants = schedule.grants(held, num_workers=3, ahead_of_consumer=0, room=3)
+        sizes.append([grant.num_frames for grant in grants])
+    assert sizes == [[10, 10, 10], [3, 2, 2]]
+    assert schedule.remaining_frames == 0
+
+
+def test_a_sync_round_waits_until_every_place_is_filled() -> None:
+    schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=None, max_staleness=None)
+    assert schedule.grants({("cpu", 0): 0}, num_workers=2, ahead_of_consumer=0, room=9) == []
+
+
+def test_idle_workers_come_first_when_room_is_scarce() -> None:
+    schedule = Schedule(mode="async", frames_per_batch=10, total_frames=None, max_staleness=None)
+    grants = schedule.grants({("cpu", 0): 1, ("cpu", 1): 0}, num_workers=2, ahead_of_consumer=0, room=1)
+    assert [grant.slot for grant in grants] == [("cpu", 1)]
+
+
+@pytest.mark.parametrize(
+    ("bound", "ahead", "expected"), [(0, 0, 1), (0, 1, 0), (1, 1, 1), (1, 2, 0), (2, 0, 2), (None, 9, 4)]
+)
+def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | None, ahead: int, expected: int) -> None:
+    schedule = Schedule(mode="async", frames_per_batch=10, total_frames=None, max_staleness=bound)
+    held = {("cpu", 0): 0, ("cpu", 1): 0}
+    assert len(schedule.grants(held, num_workers=2, ahead_of_consumer=ahead, room=9)) == expected
+
+
+def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
+    schedule = Schedule(mode="async", frames_per_batch=5, total_frames=100, max_staleness=None)
+    deliveries = Deliveries(schedule, capacity=1, drops_oldest=True)
+    deliveries.slots = SlotPool(LAYOUT, 3)
+    for _ in range(3):
+        (grant,) = schedule.grants({("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
+        slot, _ = deliveries.slots.lend(1)
+        deliveries.land(grant.round, ("cpu", 0), Part(sealed(num_frames=5, slot=slot, version=0), slot))
+        deliveries.accept()
+    assert deliveries.dropped == {"drop_oldest": 10}
+    assert schedule.accepted_frames == 15
+    last = deliveries.take(min_version=None)
+    assert last is not None
+    assert last.round.number == 2
+    # The consumer at work does not keep the next one out.
+    (grant,) = schedule.grants({("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
+    slot, _ = deliveries.slots.lend(1)
+    deliveries.land(grant.round, ("cpu", 0), Part(sealed(num_frames=5, slot=slot, version=0), slot))
+    deliveries.accept()
+    assert schedule.accepted_frames == 20
+    deliveries.slots.close()
+
+
+@pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
+def test_stale_frames_are_collected_again_unless_a_dataset_has_them(has_dataset: bool, accepted: int) -> None:
+    schedule = Schedule(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)
+    deliveries = Deliveries(schedule, capacity=1, drops_oldest=False, has_dataset=has_dataset)
+    deliveries.slots = SlotPool(LAYOUT, 3)
+    (grant,) = schedule.grants({("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
+    slot, _ = deliveries.slots.lend(1)
+    deliveries.land(grant.round, ("cpu", 0), Part(sealed(num_frames=5, slot=slot, version=3), slot))
+    deliveries.accept()
+    assert schedule.accepted_frames == 5
+    assert deliveries.take(min_version=4) is None
+    assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
+    assert deliveries.slots.room == 3
+    deliveries.slots.close()
+
+
+def test_a_slot_comes_with_its_memory_only_the_first_time_that_a_worker_sees_it() -> None:
+    pool = SlotPool(LAYOUT, 2)
+    slot, memory = pool.lend(1)
+    assert memory is not None
+    pool.give_back(slot)
+    assert pool.lend(1) == (slot, None)
+    pool.give_back(slot)
+    again, memory = pool.lend(2)
+    assert (again, memory is not None) == (slot, True)
+    other, _ = pool.lend(2)
+    assert other != slot
+    with pytest.raises(FleetError, match="all 2 batch slots are in use"):
+        pool.lend(3)
+    pool.close()

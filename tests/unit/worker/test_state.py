@@ -1,0 +1,120 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cormorant_testing.collecting import make_checker, make_collector
+from cormorant_worker.collector import Collector
+from cormorant_worker.errors import StateError
+
+
+def batches(collector: Collector, sizes: list[int]) -> list[dict]:
+    return [dict(collector.collect(num_steps=size).items(include_nested=True, leaves_only=True)) for size in sizes]
+
+
+def assert_equal(found: list[dict], expected: list[dict]) -> None:
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.keys() == theirs.keys()
+        for key, value in ours.items():
+            assert torch.equal(value, theirs[key]), key
+
+
+@given(
+    policy=st.sampled_from(["", "counter", "cormorant_worker.policies:lstm", "cormorant_worker.policies:mlp"]),
+    before=st.lists(st.integers(1, 20), max_size=3),
+    after=st.lists(st.integers(1, 20), min_size=1, max_size=3),
+    lanes=st.integers(1, 2),
+    resets=st.booleans(),
+    warmup=st.sampled_from([0, 25]),
+    max_frames=st.sampled_from([0, 3]),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_restored_collector_goes_on_bit_by_bit(
+    policy: str, before: list[int], after: list[int], lanes: int, resets: bool, warmup: int, max_frames: int
+) -> None:
+    options = {"lanes": lanes, "policy": policy, "lengths": (3, 1, 5), "resets": resets, "max_frames": max_frames}
+    options["warmup"] = warmup if policy else 0
+    first = make_collector(**options)
+    batches(first, before)
+    saved = first.state()
+    expected = batches(first, after)
+    second = make_collector(**options)
+    second.collect(num_steps=11)  # whatever it did before is forgotten
+    second.restore(saved)
+    assert_equal(batches(second, after), expected)
+    assert second.frames == first.frames == sum(before) + sum(after)
+
+
+def test_saving_changes_nothing_of_what_is_exact() -> None:
+    collector, checker = make_collector(policy="counter", lengths=(2, 5)), make_checker(lengths=(2, 5))
+    for size in (7, 12, 3, 9):
+        checker.take(collector.collect(num_steps=size))
+        collector.state()
+    collector.restore(collector.state())
+    checker.take(collector.collect(num_steps=12))
+
+
+def test_restarted_environments_keep_their_seeds_in_a_state() -> None:
+    seeds = make_collector()._config.seeds.env_seeds(3)
+    options = {"lengths": 50, "failures": [{"how": "raise", "step": 4, "seeds": seeds}]}
+    first = make_collector(**options)
+    first.collect(num_steps=24)
+    saved = first.state()
+    second = make_collector(**options)
+    second.restore(saved)
+    assert second.env_restarts == 3
+    assert_equal(batches(second, [30]), batches(first, [30]))
+
+
+def test_the_learners_random_numbers_are_left_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    collector = make_collector(policy="counter")
+    collector.collect(num_steps=30)
+    assert torch.equal(torch.rand(4), expected)
+    again = make_collector(policy="counter")
+    torch.manual_seed(99)
+    assert_equal(batches(again, [30]), batches(make_collector(policy="counter"), [30]))
+
+
+def test_environments_that_cannot_be_saved_begin_anew_under_new_ids() -> None:
+    from cormorant_testing.collecting import SEEDS
+    from cormorant_testing.vectors import COUNTING
+    from cormorant_worker.envs.gymnasium_env import EnvFactory
+    from cormorant_worker.envs.inline import InlineVectorEnv
+
+    def make() -> Collector:
+        wrapper = {"entrypoint": "cormorant_testing.envs:Stateless"}
+        factory = EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 9}, wrappers=(wrapper,))
+        return make_collector(envs=[InlineVectorEnv(factory, num_envs=3, seeds=SEEDS.env_seeds(3))])
+
+    first = make()
+    ids = set(first.collect(num_steps=12)["collector", "traj_ids"].flatten().tolist())
+    second = make()
+    second.restore(first.state())
+    batch = second.collect(num_steps=12)
+    assert batch["observation"][:, 0, 2].tolist() == [0, 0, 0]
+    assert not ids & set(batch["collector", "traj_ids"].flatten().tolist())
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"num_envs": 2}, "num_envs is 3, this collector's is 2"),
+        ({"observation": "discrete"}, "layout is observation float32"),
+        ({"policy": "counter"}, "layout is observation float32"),
+    ],
+)
+def test_a_state_of_another_collector_is_refused_and_nothing_changed(options: dict, words: str) -> None:
+    saved = make_collector().state()
+    other, control = make_collector(**options), make_collector(**options)
+    with pytest.raises(StateError, match=words):
+        other.restore(saved)
+    assert_equal(batches(other, [10]), batches(control, [10]))
+
+
+@pytest.mark.parametrize("data", [b"", b"nonsense", b"\x10\x00\x00\x00\x00\x00\x00\x00{}" + b" " * 14, bytes(100)])
+def test_what_is_no_state_is_refused(data: bytes) -> None:
+    with pytest.raises(StateError, match="not a collector's state"):
+        make_collector().restore(data)

@@ -1,0 +1,195 @@
+import threading
+
+import pytest
+import torch
+
+from cormorant_testing.collecting import make_checker, make_collector
+from cormorant_testing.policies import numbered
+from cormorant_worker.errors import StaleWeights, WeightsError, WeightsMismatch
+from cormorant_worker.gate import Gate, Stopped
+from cormorant_worker.weights import WeightSlot, verify
+from cormorant_worker.weights_file import by_model, from_bytes, to_bytes
+
+
+def slot_of(*widths: int) -> tuple[WeightSlot, dict[str, torch.nn.Module]]:
+    modules = {f"m{i}" if i else "policy": torch.nn.Linear(2, width) for i, width in enumerate(widths)}
+    return WeightSlot(modules), modules
+
+
+def filled(module: torch.nn.Module, value: float) -> dict[str, torch.Tensor]:
+    return {name: torch.full_like(tensor, value) for name, tensor in module.state_dict().items()}
+
+
+def test_every_difference_is_listed_and_nothing_is_staged() -> None:
+    slot, modules = slot_of(3)
+    before = slot.current()
+    bad = {"weight": torch.zeros(3, 5), "extra": torch.zeros(1)}
+    with pytest.raises(WeightsMismatch) as caught:
+        slot.offer({"policy": bad}, version=1)
+    message = str(caught.value)
+    assert message.startswith("3 tensors do not fit the policy")
+    assert "policy/bias is missing" in message
+    assert "policy/weight has shape [3, 5], not [3, 2]" in message
+    assert "policy/extra is unknown" in message
+    assert message.endswith("nothing was applied")
+    slot.apply()
+    assert slot.version == 0
+    assert all(torch.equal(before["policy"][name], tensor) for name, tensor in modules["policy"].state_dict().items())
+
+
+def test_another_dtype_is_refused() -> None:
+    slot, modules = slot_of(3)
+    bad = filled(modules["policy"], 1.0) | {"bias": torch.zeros(3, dtype=torch.float64)}
+    with pytest.raises(WeightsMismatch, match="policy/bias is float64, not float32"):
+        slot.offer({"policy": bad}, version=1)
+
+
+def test_at_most_twenty_differences_are_shown() -> None:
+    slot, modules = slot_of(3)
+    extra = {f"x{i}": torch.zeros(1) for i in range(30)}
+    with pytest.raises(WeightsMismatch, match=r"30 tensors .* and 10 more; nothing was applied"):
+        slot.offer({"policy": filled(modules["policy"], 1.0) | extra}, version=1)
+
+
+def test_unknown_models_empty_publishes_and_policies_without_weights_are_refused() -> None:
+    slot, modules = slot_of(3)
+    with pytest.raises(WeightsMismatch, match=r'model "actor" is not one of \[\'policy\'\]'):
+        slot.offer({"actor": filled(modules["policy"], 1.0)}, version=1)
+    with pytest.raises(WeightsMismatch, match="no model was given"):
+        slot.offer({}, version=1)
+    with pytest.raises(WeightsMismatch, match="the policy has no weights"):
+        verify({"policy": {}}, {})
+
+
+def test_several_models_are_applied_together_or_not_at_all() -> None:
+    slot, modules = slot_of(3, 4)
+    bad = {"policy": filled(modules["policy"], 1.0), "m1": {"weight": torch.zeros(1)}}
+    with pytest.raises(WeightsMismatch):
+        slot.offer(bad, version=1)
+    slot.apply()
+    assert not any((tensor == 1.0).all() for tensor in modules["policy"].state_dict().values())
+    slot.offer({name: filled(module, 2.0) for name, module in modules.items()}, version=2)
+    assert slot.version == 0
+    assert slot.apply() == slot.version == 2
+    assert all((t == 2.0).all() for module in modules.values() for t in module.state_dict().values())
+
+
+def test_the_newest_wins_and_what_it_does_not_name_is_kept_from_an_older_offer() -> None:
+    slot, modules = slot_of(3, 4)
+    slot.offer({"policy": filled(modules["policy"], 1.0), "m1": filled(modules["m1"], 1.0)}, version=1)
+    slot.offer({"policy": filled(modules["policy"], 5.0)}, version=5)
+    for version in (5, 4, 1):
+        with pytest.raises(StaleWeights, match=f"version {version} is not newer than 5"):
+            slot.offer({"policy": filled(modules["policy"], 9.0)}, version=version)
+    assert slot.apply() == 5
+    assert (modules["policy"].bias == 5.0).all()
+    assert (modules["m1"].bias == 1.0).all()
+    with pytest.raises(StaleWeights, match="version 5 is not newer than 5"):
+        slot.offer({"policy": filled(modules["policy"], 9.0)}, version=5)
+
+
+def test_weights_act_from_the_next_batch_on_and_are_stamped_on_every_frame() -> None:
+    collector = make_collector(policy="versioned", action="box", lengths=3)
+    checker = make_checker(action="box", lengths=3, acts_by_version=True)
+    for version in (0, 1, 2, 7):
+        if version:
+            collector.weights.offer({"policy": numbered(version)}, version=version)
+        for _ in range(2):
+            batch = collector.collect(num_steps=9)
+            assert checker.take(batch) == 9
+            assert batch["collector", "policy_version"].unique().tolist() == [version]
+
+
+def test_the_offered_tensors_belong_to_the_slot_once_applied() -> None:
+    slot, modules = slot_of(3)
+    mine = filled(modules["policy"], 1.0)
+    slot.offer({"policy": mine}, version=1)
+    slot.apply()
+    mine["bias"] += 7
+    assert (modules["policy"].bias == 1.0).all()
+
+
+def test_who_waits_for_an_offer_sees_it_come() -> None:
+    slot, modules = slot_of(3)
+    assert slot.wait_until_offered(0, 0.0)
+    assert not slot.wait_until_offered(1, 0.0)
+    thread = threading.Thread(target=lambda: slot.offer({"policy": filled(modules["policy"], 1.0)}, version=2))
+    thread.start()
+    assert slot.wait_until_offered(1, 10.0)
+    thread.join()
+    slot.apply()
+    assert slot.wait_until_offered(2, 0.0)
+
+
+def test_weights_travel_as_safetensors_and_never_as_pickle() -> None:
+    _, modules = slot_of(3, 4)
+    weights = {name: filled(module, 3.0) for name, module in modules.items()}
+    found = from_bytes(to_bytes(weights))
+    assert found.keys() == weights.keys()
+    assert all(torch.equal(found[m][name], tensor) for m in weights for name, tensor in weights[m].items())
+    assert by_model(weights["policy"]).keys() == {"policy"}
+    tied = torch.ones(3)
+    assert set(from_bytes(to_bytes({"policy": {"a": tied, "b": tied}}))["policy"]) == {"a", "b"}
+    for data in (b"", b"\x80\x04K\x01.", b"PK\x03\x04rest", b"nonsense"):
+        with pytest.raises(WeightsError):
+            from_bytes(data)
+
+
+# -- the gate --------------------------------------------------------------------------------------------------
+
+
+def test_a_shut_gate_holds_until_it_is_opened() -> None:
+    gate = Gate()
+    gate.shut()
+    through = threading.Event()
+    thread = threading.Thread(target=lambda: (gate.hold(), through.set()))
+    thread.start()
+    assert gate.wait_until_held(10)
+    assert gate.is_held()
+    assert not through.is_set()
+    gate.open()
+    assert through.wait(10)
+    thread.join()
+    assert not gate.is_closed
+    assert not gate.is_held()
+
+
+def test_who_is_told_that_it_stands_still_is_right_even_when_the_gate_was_open_for_a_moment() -> None:
+    gate = Gate()
+    steps = 0
+    done = threading.Event()
+
+    def step() -> None:
+        nonlocal steps
+        while not done.is_set():
+            if gate.is_closed:
+                gate.hold()
+            steps += 1
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    for _ in range(300):
+        gate.shut()
+        assert gate.wait_until_held(10)
+        before = steps
+        threading.Event().wait(0.0005)
+        assert steps == before
+        gate.open()
+    done.set()
+    gate.open()
+    thread.join()
+
+
+def test_a_stopped_gate_ends_the_batch_shut_or_open() -> None:
+    gate = Gate()
+    gate.shut()
+    gate.stop()
+    with pytest.raises(Stopped):
+        gate.hold()
+    gate.open()
+    assert gate.is_closed
+    collector = make_collector()
+    collector.gate.stop()
+    with pytest.raises(Stopped):
+        collector.collect(num_steps=3)
+    assert int(collector.pulse[0]) == 0
