@@ -1,0 +1,1 @@
+"""Speed of the collectors, as ratios measured in one run. See README.md."""

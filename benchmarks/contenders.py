@@ -1,0 +1,92 @@
+"""Who takes part, in which order, under which interpreter."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+ROOT = Path(__file__).parent.parent
+PEERS_PYTHON = ROOT / ".venv-peers" / "bin" / "python"
+
+Family = Literal["policy", "random"]
+"""Workloads with a network, or with random actions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Contender:
+    """One script and its arguments, measured in a process of its own."""
+
+    name: str
+    module: str
+    arguments: tuple[str, ...] = ()
+    python: Path = Path(sys.executable)
+    families: tuple[Family, ...] = ("policy",)
+    in_quick: bool = True
+    """Takes part in a `--quick` run."""
+    starts_alone: bool = False
+    """Its start measures something, or starts so much at once that it gets the machine for itself."""
+
+    def command(self, workload: str) -> list[str]:
+        return [
+            str(self.python),
+            "-m",
+            self.module,
+            "--serve",
+            "--workload",
+            workload,
+            *self.arguments,
+        ]
+
+
+BARE = Contender(name="bare loop", module="benchmarks.bare", families=("policy", "random"))
+
+_TORCHRL = "benchmarks.peers.torchrl_collectors"
+_OURS = "benchmarks.ours"
+_AHEAD = ("--settle-takes", "2")
+"""One batch a worker lies ready after a pause."""
+_QUEUED = ("--settle-takes", "3")
+"""Two batches a worker lie in the queue."""
+
+CONTENDERS = (
+    BARE,
+    Contender(name="bare loop, tuned", module="benchmarks.bare", arguments=("--kind", "tuned")),
+    Contender(
+        name="cormorant, in process",
+        module=_OURS,
+        arguments=("--workers", "0"),
+        families=("policy", "random"),
+        starts_alone=True,
+    ),
+    Contender(
+        name="cormorant, 1 worker",
+        module=_OURS,
+        arguments=("--workers", "1", *_QUEUED),
+        families=("policy", "random"),
+        starts_alone=True,
+    ),
+    Contender(name="cormorant, 2 workers", module=_OURS, arguments=("--workers", "2", *_QUEUED), starts_alone=True),
+    Contender(name="TorchRL Collector", module=_TORCHRL, arguments=("--collector", "single"), python=PEERS_PYTHON),
+    Contender(
+        name="TorchRL MultiSync, 2",
+        module=_TORCHRL,
+        arguments=("--collector", "multi_sync"),
+        python=PEERS_PYTHON,
+        in_quick=False,
+    ),
+    Contender(
+        name="TorchRL MultiAsync, 2",
+        module=_TORCHRL,
+        arguments=("--collector", "multi_async", *_AHEAD),
+        python=PEERS_PYTHON,
+        in_quick=False,
+    ),
+    Contender(
+        name="TorchRL Ray, 2",
+        module=_TORCHRL,
+        arguments=("--collector", "ray", *_AHEAD),
+        python=PEERS_PYTHON,
+        in_quick=False,
+        starts_alone=True,
+    ),
+    Contender(name="Tianshou Collector", module="benchmarks.peers.tianshou_collector", python=PEERS_PYTHON),
+)

@@ -1,0 +1,93 @@
+"""This project, driven through its own front door.
+
+`--workers N`: a fleet of N local worker processes that share the environments, read as a learner reads it.
+`--workers 0`: one collector in this process, without a fleet.
+"""
+
+import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from benchmarks import protocol
+from benchmarks.workloads import Workload
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.batch import to_tensordict
+from cormorant_worker.block import Block
+from cormorant_worker.build import build_collector
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.place import WorkerPlace
+
+ENTRYPOINTS = {"mlp": "cormorant_worker.policies:mlp", "atari_cnn": "cormorant_worker.policies:atari_cnn"}
+
+
+def make_job(workload: Workload, *, workers: int) -> CollectorJob:
+    """The manifest of a workload; `numEnvs` is what one worker has."""
+    num_envs = workload.share(workers)
+    policy = {"random": {}} if workload.policy == "random" else {"entrypoint": ENTRYPOINTS[workload.policy]}
+    spec = {
+        "env": {"envpool": {"taskId": workload.task_id, "numEnvs": num_envs}},
+        "policy": policy,
+        "collection": {"mode": "async", "framesPerBatch": workload.steps_per_batch * num_envs, "seed": 7},
+        # As little ahead as the workers need: what waits in the queue has to be thrown away before each measurement.
+        "output": {"queue": {"capacityBatches": 2 * max(1, workers)}},
+        "workerGroups": [{"name": "cpu", "minReplicas": 1, "maxReplicas": 8}],
+        "replicas": workers,
+    }
+    return CollectorJob.model_validate(
+        {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": workload.name},
+            "spec": spec,
+        }
+    )
+
+
+@contextmanager
+def open_ours(workload: Workload, args: argparse.Namespace) -> Iterator[protocol.Take]:
+    """A take is one batch from every worker."""
+    if args.workers == 0:
+        with _in_process(workload) as take:
+            yield take
+    else:
+        with _fleet(workload, args.workers) as take:
+            yield take
+
+
+@contextmanager
+def _in_process(workload: Workload) -> Iterator[protocol.Take]:
+    collector = build_collector(make_job(workload, workers=1), WorkerPlace()).collector
+    blocks = [Block(collector.layout(workload.steps_per_batch)) for _ in range(2)]
+
+    def take() -> int:
+        blocks.reverse()
+        collector.fill(blocks[0], blocks[0].layout.num_frames)
+        return to_tensordict(blocks[0]).numel()
+
+    with collector:
+        yield take
+
+
+@contextmanager
+def _fleet(workload: Workload, workers: int) -> Iterator[protocol.Take]:
+    with open_local_fleet(make_job(workload, workers=workers), workers=workers) as fleet:
+        batches = fleet.batches()
+
+        def take() -> int:
+            return sum(next(batches).numel() for _ in range(workers))
+
+        yield take
+
+
+def open_local_fleet(job: CollectorJob, *, workers: int) -> LocalFleet:
+    """The one place that knows how a fleet is opened."""
+    return LocalFleet(job, FleetOptions(workers=workers))
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--workers", type=int, default=1)
+
+
+if __name__ == "__main__":
+    protocol.main(open_ours, _arguments)
