@@ -50,6 +50,19 @@ def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, to
     assert checker.attempts == {(0, index, 0) for index in range(workers)}
 
 
+def kill_within_a_batch(fleet: LocalFleet, chance: random.Random) -> bool:
+    """Kill a worker that has an unfinished batch. False when it was between two batches: nothing was done."""
+    workers = [worker for worker in fleet.stats().workers if worker.phase == "stepping"]
+    if not workers:
+        return False
+    pid = chance.choice(workers).pid
+    # Stopped first: whether its batch is open cannot change any more between looking and killing.
+    os.kill(pid, signal.SIGSTOP)
+    has_open_batch = any(worker.pid == pid and worker.frames % 20 for worker in fleet.stats().workers)
+    os.kill(pid, signal.SIGKILL if has_open_batch else signal.SIGCONT)
+    return has_open_batch
+
+
 def test_killed_workers_lose_nothing_that_was_finished_and_nothing_comes_twice() -> None:
     chance = random.Random(3)
     job = make_job(
@@ -68,13 +81,10 @@ def test_killed_workers_lose_nothing_that_was_finished_and_nothing_comes_twice()
         kills = 0
         for batch in fleet.batches():
             checker.take(batch)
-            if fleet.stats().frames > 700 * (kills + 1) and kills < 2:
-                workers = [worker for worker in fleet.stats().workers if worker.phase == "stepping"]
-                if workers:
-                    os.kill(chance.choice(workers).pid, signal.SIGKILL)
-                    kills += 1
-                    # Who comes after the kill never acts with weights from before it.
-                    fleet.publish(numbered(kills + 1))
+            if fleet.stats().frames > 700 * (kills + 1) and kills < 2 and kill_within_a_batch(fleet, chance):
+                kills += 1
+                # Who comes after the kill never acts with weights from before it.
+                fleet.publish(numbered(kills + 1))
             if any(attempt > 0 for _, _, attempt in checker.attempts):
                 versions = [s.version for (a, _), s in checker.streams.items() if a[2] > 0]
                 oldest = min(versions)

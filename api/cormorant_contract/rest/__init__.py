@@ -1,0 +1,1 @@
+"""What the control plane and its clients say to each other in JSON."""

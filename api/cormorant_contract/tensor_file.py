@@ -1,0 +1,221 @@
+"""Headers of safetensors files: written for what we send, parsed strictly for what others send. Standard library only.
+
+A file is 8 bytes (the header's length N, little-endian), N bytes of JSON, then the tensors' bytes:
+
+    {"__metadata__": {str: str}, "name": {"dtype": "F32", "shape": [2, 3], "data_offsets": [begin, end]}, ...}
+
+Format: https://github.com/huggingface/safetensors#format. Bytes cross process borders here as views: the library's own
+`save` and `load` copy everything.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MEDIA_TYPE = "application/vnd.safetensors"
+MAX_HEADER_BYTES = 16 * 1024 * 1024
+"""Longer headers are refused before they are read: a policy has thousands of tensors at most."""
+ITEM_BYTES = {
+    "BOOL": 1,
+    "U8": 1,
+    "I8": 1,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "U16": 2,
+    "I16": 2,
+    "F16": 2,
+    "BF16": 2,
+    "U32": 4,
+    "I32": 4,
+    "F32": 4,
+    "U64": 8,
+    "I64": 8,
+    "F64": 8,
+    "C64": 8,
+}
+"""Bytes of one element, by the format's name of its dtype."""
+
+_LENGTH_BYTES = 8
+_ALIGNMENT = 64
+_METADATA = "__metadata__"
+_PICKLE_MAGIC = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04", b"\x1f\x8b")
+
+
+class MalformedTensorFile(ValueError):
+    """The bytes are not a safetensors file. `offset` is where in them the fault lies."""
+
+    def __init__(self, message: str, *, offset: int = 0) -> None:
+        super().__init__(message)
+        self.offset = offset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorEntry:
+    """Where one tensor lies."""
+
+    dtype: str
+    """The format's name, e.g. "F32"."""
+    shape: tuple[int, ...]
+    begin: int
+    """First byte, counted from the end of the header."""
+    end: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorFile:
+    """A parsed header."""
+
+    tensors: Mapping[str, TensorEntry]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    data_start: int
+    """Bytes before the first tensor: the length field and the header."""
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return self.data_start + max((entry.end for entry in self.tensors.values()), default=0)
+
+
+def looks_like_pickle(head: bytes) -> bool:
+    """True for the first bytes of what `torch.save` or `pickle` writes (a zip archive, a protocol mark, gzip).
+
+    A safetensors file may begin with the same byte, as the length of its header: what parses is not a pickle.
+    """
+    return head.startswith(_PICKLE_MAGIC)
+
+
+def header_size(head: bytes | memoryview, *, file_size: int) -> int:
+    """Bytes of the length field and the header together, from a file's first 8 bytes.
+
+    Raises:
+        MalformedTensorFile: the length cannot be true.
+    """
+    if len(head) < _LENGTH_BYTES:
+        raise MalformedTensorFile(
+            f"the file has {len(head)} bytes; a safetensors file has at least {_LENGTH_BYTES + 2}"
+        )
+    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
+    if length > MAX_HEADER_BYTES:
+        raise MalformedTensorFile(f"the header claims {length:,} bytes; at most {MAX_HEADER_BYTES:,} are read")
+    if _LENGTH_BYTES + length > file_size:
+        raise MalformedTensorFile(f"the header claims {length:,} bytes, the whole file has {file_size:,}")
+    return _LENGTH_BYTES + length
+
+
+def parse_header(data: bytes | bytearray | memoryview, *, file_size: int | None = None) -> TensorFile:
+    """Read the header of a safetensors file and check that its tensors fill the rest exactly: no gap, no overlap.
+
+    Args:
+        data: the file, or at least its length field and header.
+        file_size: bytes of the whole file; by default `len(data)`.
+
+    Raises:
+        MalformedTensorFile: anything in it cannot be true; names the tensor and the values.
+    """
+    size = len(data) if file_size is None else file_size
+    start = header_size(memoryview(data)[:_LENGTH_BYTES], file_size=size)
+    document = _load_json(bytes(memoryview(data)[_LENGTH_BYTES:start]))
+    metadata = _checked_metadata(document.pop(_METADATA, {}))
+    tensors = {name: _checked_entry(name, value) for name, value in document.items()}
+    _check_cover(tensors, size - start, start)
+    return TensorFile(tensors=tensors, metadata=metadata, data_start=start)
+
+
+def make_header(
+    tensors: Iterable[tuple[str, str, tuple[int, ...]]], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, TensorFile]:
+    """Lay tensors out one after another, and write the header for them.
+
+    Args:
+        tensors: name, the format's dtype and shape of each, in the order in which their bytes will follow.
+        metadata: strings to carry along.
+
+    Returns:
+        The length field and the header, padded so that the tensors begin at a multiple of 64 bytes; and where each
+        tensor lies.
+    """
+    entries: dict[str, TensorEntry] = {}
+    offset = 0
+    for name, dtype, shape in tensors:
+        end = offset + math.prod(shape) * ITEM_BYTES[dtype]
+        entries[name] = TensorEntry(dtype=dtype, shape=tuple(shape), begin=offset, end=end)
+        offset = end
+    document: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
+    for name, entry in entries.items():
+        document[name] = {"dtype": entry.dtype, "shape": entry.shape, "data_offsets": (entry.begin, entry.end)}
+    text = json.dumps(document, separators=(",", ":")).encode()
+    padding = -(_LENGTH_BYTES + len(text)) % _ALIGNMENT
+    header = (len(text) + padding).to_bytes(_LENGTH_BYTES, "little") + text + b" " * padding
+    return header, TensorFile(tensors=entries, metadata=dict(metadata or {}), data_start=len(header))
+
+
+def _load_json(text: bytes) -> dict[str, Any]:
+    try:
+        document = json.loads(text.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_refuse_constant)
+    except MalformedTensorFile:
+        raise
+    except (ValueError, RecursionError) as error:  # UnicodeDecodeError and JSONDecodeError among them
+        position = getattr(error, "pos", getattr(error, "start", 0))
+        raise MalformedTensorFile(f"the header is not JSON: {error}", offset=_LENGTH_BYTES + position) from error
+    if not isinstance(document, dict):
+        raise MalformedTensorFile(
+            f"the header is a JSON {type(document).__name__}, not an object", offset=_LENGTH_BYTES
+        )
+    return document
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in found:
+            raise MalformedTensorFile(f'the header names "{key[:80]}" twice', offset=_LENGTH_BYTES)
+        found[key] = value
+    return found
+
+
+def _refuse_constant(name: str) -> None:
+    raise MalformedTensorFile(f"the header holds {name}, which is not JSON", offset=_LENGTH_BYTES)
+
+
+def _checked_metadata(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise MalformedTensorFile(f"{_METADATA} must map strings to strings", offset=_LENGTH_BYTES)
+    return value
+
+
+def _checked_entry(name: str, value: Any) -> TensorEntry:
+    def refuse(what: str) -> MalformedTensorFile:
+        return MalformedTensorFile(f'tensor "{name[:80]}": {what}', offset=_LENGTH_BYTES)
+
+    if not isinstance(value, dict) or set(value) != {"dtype", "shape", "data_offsets"}:
+        raise refuse("must have dtype, shape and data_offsets, and nothing else")
+    dtype, shape, offsets = value["dtype"], value["shape"], value["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in ITEM_BYTES:
+        raise refuse(f"dtype {str(dtype)[:40]!r} is not one of {', '.join(sorted(ITEM_BYTES))}")
+    if not isinstance(shape, list) or not all(type(size) is int and size >= 0 for size in shape):
+        raise refuse(f"shape {str(shape)[:80]} must be a list of integers from 0 up")
+    if not isinstance(offsets, list) or len(offsets) != 2 or not all(type(at) is int and at >= 0 for at in offsets):
+        raise refuse(f"data_offsets {str(offsets)[:80]} must be two integers from 0 up")
+    begin, end = offsets
+    wanted = math.prod(shape) * ITEM_BYTES[dtype]
+    if end - begin != wanted:
+        raise refuse(f"data_offsets [{begin}, {end}] hold {end - begin} bytes; {dtype} {shape} needs {wanted}")
+    return TensorEntry(dtype=dtype, shape=tuple(shape), begin=begin, end=end)
+
+
+def _check_cover(tensors: Mapping[str, TensorEntry], size: int, start: int) -> None:
+    """Tensors follow one another without gaps up to the end of the file: what the reference parser demands."""
+    at = 0
+    for name, entry in sorted(tensors.items(), key=lambda item: (item[1].begin, item[1].end)):
+        if entry.begin != at:
+            what = "overlaps the one before" if entry.begin < at else "leaves a gap before it"
+            raise MalformedTensorFile(
+                f'tensor "{name[:80]}" begins at {entry.begin:,} and {what}, which ends at {at:,}', offset=start + at
+            )
+        at = entry.end
+    if at != size:
+        raise MalformedTensorFile(
+            f"the tensors take {at:,} bytes, {size:,} follow the header", offset=start + min(at, size)
+        )

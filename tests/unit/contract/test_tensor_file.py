@@ -1,0 +1,135 @@
+"""Safetensors headers: ours against the library's, and what a hostile sender may write."""
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.numpy
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from cormorant_contract.tensor_file import (
+    MAX_HEADER_BYTES,
+    MalformedTensorFile,
+    looks_like_pickle,
+    make_header,
+    parse_header,
+)
+
+DTYPES = {"F32": np.float32, "F64": np.float64, "I64": np.int64, "U8": np.uint8, "BOOL": np.bool_, "I32": np.int32}
+names = st.text(st.characters(codec="utf-8"), min_size=1, max_size=12).filter(lambda name: name != "__metadata__")
+
+
+@st.composite
+def tensor_sets(draw: st.DrawFn) -> dict[str, np.ndarray[Any, Any]]:
+    found = {}
+    for name in draw(st.lists(names, max_size=4, unique=True)):
+        dtype = draw(st.sampled_from(sorted(DTYPES)))
+        shape = draw(hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+        found[name] = np.full(shape, 1 if dtype == "BOOL" else 3, dtype=DTYPES[dtype])
+    return found
+
+
+def name_of(array: np.ndarray[Any, Any]) -> str:
+    return next(name for name, dtype in DTYPES.items() if array.dtype == dtype)
+
+
+@given(tensors=tensor_sets(), metadata=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=2))
+def test_the_library_reads_what_we_write(tensors: dict[str, Any], metadata: dict[str, str]) -> None:
+    header, file = make_header(((name, name_of(array), array.shape) for name, array in tensors.items()), metadata)
+    data = header + b"".join(array.tobytes() for array in tensors.values())
+    assert len(header) % 64 == 0
+    assert file.data_start == len(header)
+    assert file.size_bytes == len(data)
+    read = safetensors.numpy.load(data)
+    assert read.keys() == tensors.keys()
+    for name, array in tensors.items():
+        assert read[name].dtype == array.dtype
+        np.testing.assert_array_equal(read[name], array)
+    again = parse_header(data)
+    assert (again.tensors, again.metadata) == (file.tensors, metadata)
+
+
+@given(tensors=tensor_sets())
+def test_we_read_what_the_library_writes(tensors: dict[str, Any]) -> None:
+    data = safetensors.numpy.save(tensors, metadata={"by": "the library"})
+    file = parse_header(data)
+    assert file.metadata == {"by": "the library"}
+    for name, array in tensors.items():
+        entry = file.tensors[name]
+        assert (DTYPES[entry.dtype], entry.shape) == (array.dtype, array.shape)
+        assert data[file.data_start + entry.begin : file.data_start + entry.end] == array.tobytes()
+
+
+@given(data=st.binary(max_size=200))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    try:
+        parse_header(data)
+    except MalformedTensorFile:
+        return
+    safetensors.deserialize(data)  # what we accept, the reference accepts
+
+
+def file_of(header: object, *, payload: int = 8, length: int | None = None) -> bytes:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + bytes(payload)
+
+
+def tensor(begin: object = 0, end: object = 8, *, dtype: object = "F32", shape: object = (2,)) -> dict[str, object]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "the file has 0 bytes"),
+        (file_of({"a": tensor()}, length=2**63), "at most 16,777,216 are read"),
+        (file_of({"a": tensor()}, length=1000), "claims 1,000 bytes, the whole file has"),
+        (file_of(b"\xff\xfe"), "the header is not JSON"),
+        (file_of(b"[" * 100_000), "the header is not JSON"),
+        (file_of([1]), "a JSON list, not an object"),
+        (file_of(b'{"a":1,"a":2}'), 'names "a" twice'),
+        (file_of(b'{"a":NaN}'), "holds NaN"),
+        (file_of({"__metadata__": {"a": 1}}, payload=0), "must map strings to strings"),
+        (file_of({"a": {"dtype": "F32"}}), "must have dtype, shape and data_offsets"),
+        (file_of({"a": tensor(dtype="object")}), "dtype 'object' is not one of"),
+        (file_of({"a": tensor(dtype=["F32"])}), "is not one of"),
+        (file_of({"a": tensor(shape=[-2])}), "must be a list of integers from 0 up"),
+        (file_of({"a": tensor(shape=[2.0])}), "must be a list of integers from 0 up"),
+        (file_of({"a": tensor(shape=[True, 2])}), "must be a list of integers from 0 up"),
+        (file_of({"a": tensor(-8, 0)}), "must be two integers from 0 up"),
+        (file_of({"a": tensor(2**63, 2**63 + 8)}), "leaves a gap before it"),
+        (file_of({"a": tensor(shape=[2**62, 2**62])}), "needs"),
+        (file_of({"a": tensor(8, 0)}), r"hold -8 bytes"),
+        (file_of({"a": tensor(), "b": tensor(4, 12)}, payload=12), "overlaps the one before"),
+        (file_of({"a": tensor()}, payload=9), "the tensors take 8 bytes, 9 follow"),
+        (file_of({"a": tensor()}, payload=7), "the tensors take 8 bytes, 7 follow"),
+        (file_of(b'{"a":' + b"9" * 5000 + b"}"), "the header is not JSON"),
+    ],
+)
+def test_headers_that_lie_are_refused_with_a_sentence(data: bytes, message: str) -> None:
+    with pytest.raises(MalformedTensorFile, match=message) as caught:
+        parse_header(data)
+    assert caught.value.offset >= 0
+
+
+def test_only_the_header_is_needed() -> None:
+    header, file = make_header([("a", "F32", (1000, 1000))])
+    assert parse_header(header, file_size=file.size_bytes).tensors == file.tensors
+    with pytest.raises(MalformedTensorFile, match="0 follow the header"):
+        parse_header(header)
+
+
+def test_long_headers_are_refused_before_they_are_read() -> None:
+    data = (MAX_HEADER_BYTES + 1).to_bytes(8, "little")
+    with pytest.raises(MalformedTensorFile, match="at most"):
+        parse_header(data, file_size=10**12)
+
+
+def test_pickles_are_known_by_their_first_bytes() -> None:
+    assert looks_like_pickle(b"PK\x03\x04rest")
+    assert looks_like_pickle(b"\x80\x04\x95")
+    assert not looks_like_pickle(make_header([("a", "F32", (1,))])[0])
