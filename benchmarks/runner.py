@@ -7,13 +7,20 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 
+import psutil
+
 from benchmarks.contenders import ROOT, Contender
 
 READY_S = 300.0
+IDLE_S = 30.0
+"""For a contender to finish what it collects ahead."""
+_IDLE_SHARE = 0.1
+_IDLE_WINDOW_S = 0.25
 REPLY_S = 120.0
 CLOSE_S = 15.0
 
@@ -83,6 +90,30 @@ class Process:
             raise ContenderFailed(f"it ended between two measurements: {self._last_words()}") from error
         reply = self.reply("frames", timeout_s=REPLY_S + 10 * seconds)
         return Sample(frames=int(reply["frames"]), seconds=reply["seconds"])
+
+    def wait_until_idle(self) -> None:
+        """Wait until this contender and all its workers rest: what they collect ahead must not fall into the next
+        one's measurement. One that never rests is left as it is after `IDLE_S`.
+        """
+        deadline = time.monotonic() + IDLE_S
+        before = self._cpu_seconds()
+        while time.monotonic() < deadline:
+            time.sleep(_IDLE_WINDOW_S)
+            now = self._cpu_seconds()
+            if now - before < _IDLE_SHARE * _IDLE_WINDOW_S:
+                return
+            before = now
+
+    def _cpu_seconds(self) -> float:
+        """Processor time of the whole tree so far."""
+        total = 0.0
+        with suppress(psutil.NoSuchProcess):
+            root = psutil.Process(self._process.pid)
+            for process in (root, *root.children(recursive=True)):
+                with suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+        return total
 
     def reply(self, key: str, *, timeout_s: float) -> dict:
         """The next JSON line that has `key`; other output of the libraries is passed over."""
@@ -169,4 +200,5 @@ def run_workload(
                 say(f"{workload}: round {number + 1} of {rounds}, {name}")
                 with failures_into(outcomes[name]):
                     outcomes[name].samples.append(process.measure(seconds))
+                process.wait_until_idle()
     return outcomes

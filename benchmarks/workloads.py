@@ -44,7 +44,7 @@ WORKLOADS = {
             phantom_steps=1000,
         ),
         Workload(name="halfcheetah-64", task_id="HalfCheetah-v4", num_envs=64, policy="mlp", steps_per_batch=64),
-        Workload(name="pong-64", task_id="Pong-v5", num_envs=64, policy="atari_cnn", steps_per_batch=32),
+        Workload(name="pong-64", task_id="Pong-v5", num_envs=64, policy="atari_cnn", steps_per_batch=16),
         Workload(
             name="random-cartpole-64",
             task_id="CartPole-v1",
