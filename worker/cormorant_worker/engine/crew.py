@@ -13,6 +13,7 @@ import structlog
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.deliveries import Deliveries, Part
+from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.member import Member, TicketOut, new_member
 from cormorant_worker.engine.messages import (
     Applied,
@@ -25,15 +26,10 @@ from cormorant_worker.engine.messages import (
     Reply,
     Request,
     Sealed,
-    Start,
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.process import WorkerProcess
 from cormorant_worker.engine.schedule import Grant, Schedule, Slot
-from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.engine.slots import SlotPool
-from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
@@ -51,7 +47,9 @@ _LONGEST_BACKOFF_S = 30.0
 class Crew:
     """Every worker of one fleet, by place."""
 
-    def __init__(self, job: CollectorJob, options: FleetOptions, schedule: Schedule, deliveries: Deliveries) -> None:
+    def __init__(
+        self, job: CollectorJob, options: FleetOptions, engine: Engine, schedule: Schedule, deliveries: Deliveries
+    ) -> None:
         self.job = job
         self.members: dict[Slot, Member] = {}
         self.places: list[Slot] = []
@@ -76,6 +74,7 @@ class Crew:
         self.returns: deque[float] = deque(maxlen=_RECENT)
         self.lengths: deque[int] = deque(maxlen=_RECENT)
         self._options = options
+        self.engine = engine
         self._hang_limit_s = options.hang_limit_s(job)
         self._schedule = schedule
         self._deliveries = deliveries
@@ -139,7 +138,7 @@ class Crew:
 
     def describe(self) -> str:
         """Who does what, for messages."""
-        found = [f"{m.name} is {m.process.pulse.phase.name.lower()}" for _, m in sorted(self.members.items())]
+        found = [f"{m.name} is {m.link.phase.name.lower()}" for _, m in sorted(self.members.items())]
         return ", ".join(found) or "there are no workers"
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -165,13 +164,12 @@ class Crew:
             group_number=names.index(group),
             num_groups=len(names),
             num_workers=len(self.places),
-            max_threads=max(1, available_cpus() // len(self.places)),
+            max_threads=self.engine.cpus_for(len(self.places)),
             num_threads=self._num_threads,
             device=self._options.device or _device_of(self.job, group),
         )
-        member = self.members[slot] = new_member(WorkerProcess(place))
         num_rows = -(-self._schedule.frames_per_batch // self.job.spec.env.num_envs)
-        member.send(Start(job=self.job, place=place, num_rows=num_rows))
+        self.members[slot] = new_member(self.engine.start(self.job, place, num_rows=num_rows))
 
     def _welcome(self, member: Member, ready: Ready) -> None:
         if self.ready is None:
@@ -200,7 +198,7 @@ class Crew:
         """The first worker has started: memory and dataset can be laid out."""
         self.ready = ready
         self._num_threads = ready.num_threads
-        self._deliveries.slots = SlotPool(ready.layout, self._slot_limit())
+        self._deliveries.slots = self.engine.make_store(ready.layout, self._slot_limit())
         if self.store is not None:
             try:
                 self.store.open(self.job, ready)
@@ -212,24 +210,18 @@ class Crew:
     # -- listening ---------------------------------------------------------------------------------------------
 
     def sources(self) -> Iterator[Connection]:
-        """What to wait on."""
+        """What to wait on, beside the engine's own wake-ups."""
         for member in self.members.values():
-            yield member.process.data
-            yield member.process.control
+            yield from member.link.sources()
 
     def listen(self, ready: Sequence[object]) -> None:
-        """Read whatever has come on these connections."""
+        """Read whatever has come, and bury who is gone."""
         for slot, member in list(self.members.items()):
-            for connection in (member.process.control, member.process.data):
-                if connection in ready and self.members.get(slot) is member:
-                    self._receive(slot, member, connection)
-
-    def _receive(self, slot: Slot, member: Member, connection: Connection) -> None:
-        try:
-            while self.members.get(slot) is member and connection.poll():
-                self._handle(slot, member, connection.recv())
-        except (EOFError, OSError):
-            if connection is member.process.data:
+            for message in member.link.receive(ready):
+                self._handle(slot, member, message)
+                if self.members.get(slot) is not member:
+                    break
+            if self.members.get(slot) is member and not member.link.is_open:
                 self._bury(slot, member)
 
     def _handle(self, slot: Slot, member: Member, message: object) -> None:
@@ -280,7 +272,7 @@ class Crew:
         self._deliveries.make_slot()
         assert self._deliveries.slots is not None
         member = self.members[grant.slot]
-        slot, memory = self._deliveries.slots.lend(member.process.pid)
+        slot, memory = self._deliveries.slots.lend(member.link.pid)
         number = self._next_number()
         member.tickets[number] = TicketOut(grant.round, slot, grant.num_frames)
         ticket = Ticket(
@@ -290,29 +282,29 @@ class Crew:
             num_frames=grant.num_frames,
             version=self.version,
         )
-        member.send(ticket, memory)
+        member.send_ticket(ticket, memory)
 
     def request(self, member: Member, action: str, *, state: bytes = b"") -> int:
         """Ask a worker for something; the reply will be in `requests` under the number that is returned."""
         number = self._next_number()
         self.requests[number] = None
-        memory = shared_copy(state) if state else None
+        payload = self.engine.share(state) if state else None
         # A worker that is dying hears nothing and answers nothing: whoever waits sees that it is no member any more.
-        member.request(Request(number=number, action=action, size_bytes=len(state)), memory)
-        if memory is not None:
-            memory.close()
+        member.request(Request(number=number, action=action, size_bytes=len(state)), payload)
+        if payload is not None:
+            payload.close()
         return number
 
     def offer(self, members: list[Member]) -> int:
         """Offer the published weights, one copy in memory for all. Returns the last request's number."""
-        memory = shared_copy(self.weights)
+        payload = self.engine.share(self.weights)
         number = 0
         for member in members:
             number = member.pending_offer = self._next_number()
             member.request(
-                Request(number=number, action="offer", version=self.version, size_bytes=len(self.weights)), memory
+                Request(number=number, action="offer", version=self.version, size_bytes=len(self.weights)), payload
             )
-        memory.close()
+        payload.close()
         return number
 
     def may_collect(self) -> dict[Slot, int]:
@@ -331,7 +323,7 @@ class Crew:
         """End workers that have nothing to lose yet."""
         for member in self.members.values():
             if not member.is_ready:
-                member.process.kill()
+                member.link.kill()
 
     def open_gates(self) -> None:
         """Let every worker go on."""
@@ -373,7 +365,7 @@ class Crew:
             limit = self._hang_limit_s if member.is_ready else self._options.startup_timeout_s
             if (silent := member.silent_for_s(now, is_paused=self.is_paused)) > limit:
                 log.warning("worker_hung", worker=member.name, seconds=round(silent, 1))
-                member.process.kill()
+                member.link.kill()
                 self._bury(slot, member, reason=f"made no progress for {limit:.0f} s and was killed")
 
     def _fail(self, slot: Slot, member: Member, failed: Failed) -> None:
@@ -387,8 +379,8 @@ class Crew:
         """A worker is gone: keep what it finished, take back what it did not, and have it replaced."""
         del self.members[slot]
         if not member.has_finished and not reason:
-            member.process.wait(1.0)
-            reason = member.process.describe_end()
+            member.link.wait(1.0)
+            reason = member.link.describe_end()
             if self.ready is None:
                 reason += f" {_describe_env(self.job)}: check its arguments"
         stepped = member.stepped_frames
@@ -398,7 +390,7 @@ class Crew:
         self._schedule.take_back(not_durable)
         unfinished = max(0, stepped - member.landed_frames)
         self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
-        member.process.close()
+        member.link.close()
         if slot not in self.places or self.is_closing:
             self._deliveries.complete(self._schedule.forget_member(slot))
         if member.has_finished and not not_durable:
@@ -409,7 +401,7 @@ class Crew:
 
     def _take_back(self, slot: Slot, member: Member) -> int:
         if self._deliveries.slots is not None:
-            self._deliveries.slots.forget(member.process.pid)
+            self._deliveries.slots.forget(member.link.pid)
             for out in member.tickets.values():
                 self._deliveries.slots.give_back(out.slot)
         return sum(self._schedule.lost(out.round.number, slot) for out in member.tickets.values())
@@ -428,13 +420,6 @@ class Crew:
             return
         backoff = 0.0 if restarts == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (restarts - 1))
         self._respawn_at[slot] = time.monotonic() + backoff
-
-
-def shared_copy(data: bytes) -> SharedMemory:
-    """Bytes in new shared memory."""
-    memory = SharedMemory.create(max(1, len(data)))
-    memory.buffer[: len(data)] = data
-    return memory
 
 
 def _dataset_root(job: CollectorJob) -> "DatasetRoot | None":

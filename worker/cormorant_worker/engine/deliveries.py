@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cormorant_worker.engine.link import BlockStore
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.schedule import Round, Schedule, Slot
-from cormorant_worker.engine.slots import SlotPool
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,7 @@ class Deliveries:
             drops_oldest: a full queue drops its oldest round instead of making workers wait.
             has_dataset: frames are durable, and count, whatever becomes of them in the queue.
         """
-        self.slots: SlotPool | None = None
+        self.slots: BlockStore | None = None
         """Set when the first worker has told the layout."""
         self.dropped: dict[str, int] = {}
         """Frames that were stepped and never delivered, by reason."""

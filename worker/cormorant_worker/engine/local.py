@@ -25,6 +25,8 @@ from cormorant_worker.block import Layout
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.deliveries import Deliveries, Delivery
 from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.link import Engine
+from cormorant_worker.engine.local_engine import LocalEngine
 from cormorant_worker.engine.member import Member
 from cormorant_worker.engine.messages import Ready, Reply
 from cormorant_worker.engine.options import FleetOptions, default_workers
@@ -57,7 +59,7 @@ class Batch:
 class LocalFleet:
     """Collectors in processes of this machine. Use as a context manager; methods may be called from any thread."""
 
-    def __init__(self, job: CollectorJob, options: FleetOptions | None = None) -> None:
+    def __init__(self, job: CollectorJob, options: FleetOptions | None = None, *, engine: Engine | None = None) -> None:
         """Start the workers and wait until all of them stand at their first observation.
 
         Raises:
@@ -87,11 +89,13 @@ class LocalFleet:
         )
         self._changed = threading.Condition()
         """Guards everything here, in the crew, the schedule and the deliveries; notified whenever it changes."""
-        self._crew = Crew(job, self.options, self._schedule, self._deliveries)
+        self._engine = engine or LocalEngine()
+        self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries)
         self._quiesced = 0
         self._is_done = False
         self._is_closed = False
         self._wake_read, self._wake_write = Pipe(duplex=False)
+        self._engine.open(self._wake)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._crew.resize(self.options.workers or default_workers(job))
         self._thread.start()
@@ -128,15 +132,16 @@ class LocalFleet:
         self._wake_write.close()
         for member in crew.members.values():
             log.warning("worker_killed", worker=member.name, reason="it did not end in time")
-            member.process.close()
+            member.link.close()
         crew.members.clear()
         if self._deliveries.slots is not None:
             self._deliveries.slots.close()
+        self._engine.close()
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
         for member in tuple(self._crew.members.values()):
-            member.process.kill()
+            member.link.kill()
 
     def __enter__(self) -> "LocalFleet":
         """Use as a context manager to close the fleet."""

@@ -1,10 +1,11 @@
 """One worker of a fleet, as the fleet's books know it."""
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 
-from cormorant_worker.engine.messages import Request
-from cormorant_worker.engine.process import WorkerProcess
+from cormorant_worker.engine.link import Link, LinkClosed, Payload
+from cormorant_worker.engine.messages import Request, Ticket
 from cormorant_worker.engine.protocol import WorkerStats
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Round, Slot
@@ -28,7 +29,7 @@ class Member:
     starting -> ready (has said its layout) -> synced (has the current weights: may hold tickets) -> leaving -> finished
     """
 
-    process: WorkerProcess
+    link: Link
     started: float
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     is_ready: bool = False
@@ -52,36 +53,36 @@ class Member:
     @property
     def name(self) -> str:
         """`<group>-<index>`."""
-        return f"{self.process.place.group}-{self.process.place.index}"
+        return f"{self.link.place.group}-{self.link.place.index}"
 
     @property
     def place(self) -> Slot:
         """(group, index)."""
-        return self.process.place.group, self.process.place.index
+        return self.link.place.group, self.link.place.index
 
     @property
     def stepped_frames(self) -> int:
         """Frames that this attempt has stepped."""
-        return int(self.process.pulse.frames[0])
+        return self.link.frames
 
-    def send(self, message: object, memory: SharedMemory | None = None) -> None:
-        """Send on the data socket. A worker that is dying hears nothing: its socket's end tells the fleet."""
-        try:
-            self.process.send_ticket(message, memory)
-        except OSError:
-            return
+    def send(self, message: object) -> None:
+        """Send Begin or Finish. A worker that is dying hears nothing: its link tells the fleet."""
+        with suppress(LinkClosed):
+            self.link.send(message)
 
-    def request(self, request: Request, memory: SharedMemory | None = None) -> bool:
-        """Send on the control socket. False when the worker is gone."""
-        try:
-            self.process.send_request(request, memory)
-        except OSError:
-            return False
-        return True
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        """Have a batch collected, unless the worker is dying."""
+        with suppress(LinkClosed):
+            self.link.send_ticket(ticket, memory)
+
+    def request(self, request: Request, payload: Payload | None = None) -> None:
+        """Ask for something, unless the worker is dying."""
+        with suppress(LinkClosed):
+            self.link.request(request, payload)
 
     def silent_for_s(self, now: float, *, is_paused: bool) -> float:
         """Seconds without a sign of life, while there should be one."""
-        beat, phase = self.stepped_frames, self.process.pulse.phase
+        beat, phase = self.stepped_frames, self.link.phase
         rests = phase in (Phase.WAITING, Phase.STORING) or is_paused
         if beat != self.last_pulse or (rests and self.is_ready):
             self.last_pulse, self.last_progress = beat, now
@@ -89,20 +90,20 @@ class Member:
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
         """What to tell others."""
-        phase = self.process.pulse.phase
+        phase = self.link.phase
         is_held = is_paused and phase in (Phase.STEPPING, Phase.WAITING)
         return WorkerStats(
             name=self.name,
-            attempt=self.process.place.attempt,
+            attempt=self.link.place.attempt,
             phase="paused" if is_held else phase.name.lower(),
             frames=self.stepped_frames,
             version=self.version,
-            pid=self.process.pid,
+            pid=self.link.pid,
             env_restarts=self.env_restarts,
         )
 
 
-def new_member(process: WorkerProcess) -> Member:
+def new_member(link: Link) -> Member:
     """A place has just been filled."""
     now = time.monotonic()
-    return Member(process=process, started=now, last_progress=now)
+    return Member(link=link, started=now, last_progress=now)

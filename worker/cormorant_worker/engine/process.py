@@ -5,10 +5,13 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 from typing import Any
 
+from cormorant_worker.engine.link import LinkClosed, Payload
+from cormorant_worker.engine.messages import Request, Ticket
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.place import WorkerPlace
@@ -16,12 +19,27 @@ from cormorant_worker.place import WorkerPlace
 _MODULE = "cormorant_worker.engine.worker"
 
 
+class SharedPayload:
+    """Bytes in shared memory, of which workers get the descriptor."""
+
+    def __init__(self, memory: SharedMemory, *, is_borrowed: bool) -> None:
+        self.memory = memory
+        self.size_bytes = memory.size_bytes
+        self._is_borrowed = is_borrowed
+
+    def close(self) -> None:
+        """Close the memory, unless somebody else will."""
+        if not self._is_borrowed:
+            self.memory.close()
+
+
 class WorkerProcess:
-    """A worker and the two sockets to it."""
+    """A worker and the two sockets to it: the `Link` of the local engine."""
 
     def __init__(self, place: WorkerPlace) -> None:
         """Start the process. It imports, then waits for `Start` on `data`."""
         self.place = place
+        self.is_open = True
         self.data, theirs_data = _socket_pair()
         self.control, theirs_control = _socket_pair()
         self.pulse = Pulse.create()
@@ -47,17 +65,65 @@ class WorkerProcess:
         """The process id."""
         return self._process.pid
 
-    def send_ticket(self, message: object, memory: SharedMemory | None) -> None:
-        """Send a message on the data socket, and a descriptor after it."""
-        self.data.send(message)
-        if memory is not None:
-            send_handle(self.data, memory.descriptor, self.pid)
+    @property
+    def phase(self) -> Phase:
+        """What the worker does."""
+        return self.pulse.phase
 
-    def send_request(self, message: object, memory: SharedMemory | None) -> None:
-        """Send a message on the control socket, and a descriptor after it."""
-        self.control.send(message)
-        if memory is not None:
-            send_handle(self.control, memory.descriptor, self.pid)
+    @property
+    def frames(self) -> int:
+        """Frames that the worker has stepped."""
+        return int(self.pulse.frames[0])
+
+    def sources(self) -> Iterator[Connection]:
+        """Both sockets."""
+        yield self.data
+        yield self.control
+
+    def receive(self, ready: Sequence[object]) -> Iterator[object]:
+        """Whatever has come on the sockets that are ready. The end of the data socket is the worker's end."""
+        for connection in (self.control, self.data):
+            if connection not in ready:
+                continue
+            try:
+                while self.is_open and connection.poll():
+                    yield connection.recv()
+            except (EOFError, OSError):
+                if connection is self.data:
+                    self.is_open = False
+
+    def send(self, message: object) -> None:
+        """Send on the data socket.
+
+        Raises:
+            LinkClosed: the process is gone.
+        """
+        self._send(self.data, message, None)
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        """Send on the data socket, and a descriptor after it.
+
+        Raises:
+            LinkClosed: the process is gone.
+        """
+        self._send(self.data, ticket, memory)
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        """Send on the control socket, and a descriptor after it.
+
+        Raises:
+            LinkClosed: the process is gone.
+        """
+        assert payload is None or isinstance(payload, SharedPayload), payload
+        self._send(self.control, request, payload.memory if payload is not None else None)
+
+    def _send(self, connection: Connection, message: object, memory: SharedMemory | None) -> None:
+        try:
+            connection.send(message)
+            if memory is not None:
+                send_handle(connection, memory.descriptor, self.pid)
+        except OSError as error:
+            raise LinkClosed(f"worker process {self.pid} is gone: {error}") from error
 
     def describe_end(self) -> str:
         """How the process ended, as a clause: "was killed by SIGSEGV while building"."""
@@ -85,6 +151,7 @@ class WorkerProcess:
 
     def close(self) -> None:
         """Kill what is left and close the sockets."""
+        self.is_open = False
         self.kill()
         self.data.close()
         self.control.close()

@@ -1,0 +1,178 @@
+"""What a fleet needs of an engine: a way to a worker (`Link`), memory for batches (`BlockStore`), and who makes both.
+
+The fleet's core knows these protocols only. `process.py` and `slots.py` implement them with processes and shared memory
+of this machine, `ray/` with actors and objects of a Ray cluster.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection
+from typing import Protocol
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.engine.messages import Request, Ticket
+from cormorant_worker.engine.pulse import Phase
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.place import WorkerPlace
+
+
+class LinkClosed(OSError):
+    """The worker is gone: nothing that is sent now is heard."""
+
+
+class Payload(Protocol):
+    """Bytes that were laid out once for any number of workers (weights, states)."""
+
+    size_bytes: int
+
+    def close(self) -> None:
+        """Nobody will be sent it any more; who has it keeps it."""
+        ...
+
+
+class Link(Protocol):
+    """One worker attempt, as its fleet holds it. Owned by the fleet's thread; `kill` may be called from any."""
+
+    place: WorkerPlace
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id, on whichever machine; 0 while it is not known."""
+        ...
+
+    @property
+    def phase(self) -> Phase:
+        """What the worker does, as far as it is known here."""
+        ...
+
+    @property
+    def frames(self) -> int:
+        """Frames that the worker has stepped, as far as it is known here."""
+        ...
+
+    @property
+    def is_open(self) -> bool:
+        """False once nothing will come from the worker any more."""
+        ...
+
+    def sources(self) -> Iterator[Connection]:
+        """Connections whose news the fleet's thread has to wait for. None where the engine wakes the fleet itself."""
+        ...
+
+    def receive(self, ready: Sequence[object]) -> Iterator[object]:
+        """The worker's messages that have come, given the connections that are ready to be read."""
+        ...
+
+    def send(self, message: object) -> None:
+        """Send Start, Begin or Finish.
+
+        Raises:
+            LinkClosed: the worker is gone.
+        """
+        ...
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        """Have a batch collected; `memory` is that of a slot which this worker does not know yet.
+
+        Raises:
+            LinkClosed: the worker is gone.
+        """
+        ...
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        """Have a request answered, with the bytes that belong to it. Never waits behind tickets.
+
+        Raises:
+            LinkClosed: the worker is gone.
+        """
+        ...
+
+    def describe_end(self) -> str:
+        """How the worker ended, as a clause: "was killed by SIGSEGV while building"."""
+        ...
+
+    def kill(self) -> None:
+        """End the worker at once. May be called twice, and from any thread."""
+        ...
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the worker to end. False when it has not after `timeout_s`."""
+        ...
+
+    def close(self) -> None:
+        """Kill what is left and let go of everything."""
+        ...
+
+
+class BlockStore(Protocol):
+    """The memory of batches, block by block: lent for a ticket, read by the consumer, given back."""
+
+    limit: int
+    """Blocks at most: those that workers fill, those that wait, those that consumers hold."""
+
+    @property
+    def room(self) -> int:
+        """How many blocks can be lent now."""
+        ...
+
+    @property
+    def num_made(self) -> int:
+        """Blocks that exist: how much memory is taken."""
+        ...
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        """Take a block for a worker's ticket: its number, and its memory where the worker has to map it."""
+        ...
+
+    def give_back(self, slot: int) -> None:
+        """The block's batch is not needed any more."""
+        ...
+
+    def forget(self, pid: int) -> None:
+        """A worker is gone."""
+        ...
+
+    def block(self, slot: int) -> Block:
+        """The arrays of a batch that has landed."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all memory. Views of blocks stay valid."""
+        ...
+
+
+class Engine(Protocol):
+    """Starts workers and keeps what they fill."""
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Called once, before anything else.
+
+        Args:
+            wake: to be called, from any thread, when a link without `sources` has news for the fleet's thread.
+        """
+        ...
+
+    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> Link:
+        """Start a worker, which will say `Ready` or `Failed`. Never waits for it."""
+        ...
+
+    def cpus_for(self, num_workers: int) -> int:
+        """Processors that each of so many workers may use; 0: the worker finds out where it runs."""
+        ...
+
+    def make_store(self, layout: Layout, limit: int) -> BlockStore:
+        """Lay out the memory of batches. Called once, when the first worker has told the layout."""
+        ...
+
+    def share(self, data: bytes | SharedMemory) -> Payload:
+        """Lay bytes out for any number of workers.
+
+        Args:
+            data: bytes are copied. Shared memory is handed on as it is where workers can map it, and has to stay open
+                until the payload is closed.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of everything, after the last worker was closed."""
+        ...

@@ -1,0 +1,48 @@
+"""The engine of one machine: worker processes, batches in shared memory."""
+
+from collections.abc import Callable
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.block import Layout
+from cormorant_worker.engine.link import LinkClosed
+from cormorant_worker.engine.messages import Start
+from cormorant_worker.engine.process import SharedPayload, WorkerProcess
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.engine.slots import SlotPool
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.place import WorkerPlace
+
+
+class LocalEngine:
+    """Starts worker processes and owns the shared memory that they fill."""
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Nothing to open: the fleet's thread waits on the workers' sockets."""
+
+    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> WorkerProcess:
+        """Start a process and tell it what to build."""
+        process = WorkerProcess(place)
+        try:
+            process.send(Start(job=job, place=place, num_rows=num_rows))
+        except LinkClosed:
+            return process  # it died already: the end of its socket tells the fleet
+        return process
+
+    def cpus_for(self, num_workers: int) -> int:
+        """Workers share this process's processors."""
+        return max(1, available_cpus() // num_workers)
+
+    def make_store(self, layout: Layout, limit: int) -> SlotPool:
+        """Shared memory, mapped by every worker that fills it."""
+        return SlotPool(layout, limit)
+
+    def share(self, data: bytes | SharedMemory) -> SharedPayload:
+        """Shared memory, whose descriptor workers get."""
+        if isinstance(data, SharedMemory):
+            return SharedPayload(data, is_borrowed=True)
+        memory = SharedMemory.create(max(1, len(data)))
+        memory.buffer[: len(data)] = data
+        return SharedPayload(memory, is_borrowed=False)
+
+    def close(self) -> None:
+        """Nothing is left: workers and slots were closed one by one."""
