@@ -1,0 +1,31 @@
+"""What the JSON bodies of the REST API share."""
+
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from cormorant_contract.base import COUNT_MAX
+
+VERSION_MAX = 2**63 - 1
+"""Policy versions are stamped on frames as int64."""
+
+Time = AwareDatetime
+Version = Annotated[int, Field(ge=0, le=VERSION_MAX)]
+Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+Millis = Annotated[float, Field(ge=0)]
+Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]*$")]
+"""Who somebody says to be: an owner of a lease, a consumer."""
+
+__all__ = ["Answer", "Count", "Millis", "Name", "Request", "Time", "Version"]
+
+
+class Request(BaseModel):
+    """A body that a client sends. Unknown keys are refused: a misspelt one must not be ignored."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Answer(BaseModel):
+    """A body that the head sends. A client ignores keys that it does not know: heads may be newer."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)

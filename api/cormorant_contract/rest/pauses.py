@@ -1,0 +1,58 @@
+"""`/v1/pauses`: who wants the fleet to stand still, and for how long."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from cormorant_contract.rest.base import Answer, Name, Request, Time
+
+LONGEST_TTL_S = 24 * 3600
+LONGEST_WAIT_S = 300
+
+PauseState = Literal["running", "draining", "paused"]
+"""draining: asked to stop, and not every worker has."""
+TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_S)]
+WaitSeconds = Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)]
+
+
+class PauseRequest(Request):
+    """Ask for a lease. The same owner asking again renews the one it holds."""
+
+    owner: Name = "default"
+    """Who pauses; one lease each."""
+    reason: Annotated[str, Field(max_length=1024)] = ""
+    mode: Literal["now"] = "now"
+    """now: stop at the next vector step; batches under way are kept and go on at resume."""
+    ttl_seconds: TtlSeconds = 300
+    """The lease ends by itself after so long: an owner that died does not hold up the job for ever."""
+    wait_seconds: WaitSeconds = 30
+    """Answer when every worker stands still, or after so long."""
+
+
+class PauseLease(Answer):
+    """One owner's pause."""
+
+    id: str
+    owner: str
+    reason: str
+    mode: Literal["now"]
+    created_at: Time
+    expires_at: Time
+    state: PauseState
+    """Of the whole fleet, when this was written."""
+
+
+class Pauses(Answer):
+    """All leases. The fleet is paused while there is one, or while the job's `spec.paused` is true."""
+
+    state: PauseState
+    spec_paused: bool
+    leases: tuple[PauseLease, ...]
+    error: str = ""
+    """Why the fleet is not where it should be, if so."""
+
+
+class ResumeRequest(Request):
+    """End the lease of an owner."""
+
+    owner: Name = "default"

@@ -1,0 +1,128 @@
+"""Errors of the REST API: `application/problem+json` (RFC 9457) with stable types."""
+
+from enum import StrEnum
+from typing import Any
+
+from pydantic import ConfigDict
+
+from cormorant_contract.rest.base import Answer, Count, Version
+
+TYPE_PREFIX = "https://cormorant.dev/problems/"
+
+
+class ProblemType(StrEnum):
+    """What went wrong, as the last part of the `type` URI. Clients tell errors apart by this, never by the text."""
+
+    MALFORMED_REQUEST = "malformed-request"
+    MALFORMED_SAFETENSORS = "malformed-safetensors"
+    UNAUTHENTICATED = "unauthenticated"
+    FORBIDDEN = "forbidden"
+    NOT_FOUND = "not-found"
+    UNKNOWN_MODEL = "unknown-model"
+    UNKNOWN_UPDATE = "unknown-update"
+    UNKNOWN_WORKER = "unknown-worker"
+    UNKNOWN_BATCH = "unknown-batch"
+    NO_WEIGHTS = "no-weights"
+    VERSION_EXPIRED = "version-expired"
+    METHOD_NOT_ALLOWED = "method-not-allowed"
+    NOT_ACCEPTABLE = "not-acceptable"
+    UPLOAD_STALLED = "upload-stalled"
+    VERSION_CONFLICT = "version-conflict"
+    NOT_PAUSED = "not-paused"
+    NO_QUEUE = "no-queue"
+    STREAM_ENDED = "stream-ended"
+    LENGTH_REQUIRED = "length-required"
+    TOO_LARGE = "too-large"
+    PRECONDITION_FAILED = "precondition-failed"
+    RANGE_NOT_SATISFIABLE = "range-not-satisfiable"
+    UNSAFE_FORMAT = "unsafe-format"
+    UNSUPPORTED_FORMAT = "unsupported-format"
+    INVALID_REQUEST = "invalid-request"
+    TENSOR_MISMATCH = "tensor-mismatch"
+    STATE_MISMATCH = "state-mismatch"
+    DIGEST_MISMATCH = "digest-mismatch"
+    BUSY = "busy"
+    DRAINING = "draining"
+    NO_WORKERS = "no-workers"
+    FLEET_FAILED = "fleet-failed"
+    STORE_FAILED = "store-failed"
+    CONTROL_TIMEOUT = "control-timeout"
+    INTERNAL = "internal"
+
+    @property
+    def uri(self) -> str:
+        """The full `type`."""
+        return TYPE_PREFIX + self.value
+
+
+class Differences(Answer):
+    """Tensors that do not fit; at most 20 are named, all are counted."""
+
+    count: Count
+    names: tuple[str, ...]
+
+
+class FieldError(Answer):
+    """One thing wrong in a request."""
+
+    field: str
+    """Where, e.g. `query.version` or `body.ttl_seconds`."""
+    message: str
+
+
+class Problem(Answer):
+    """The body of every error. Members past `instance` are there where they mean something."""
+
+    model_config = ConfigDict(
+        extra="allow",
+        json_schema_extra={
+            "example": {
+                "type": TYPE_PREFIX + ProblemType.VERSION_CONFLICT,
+                "title": "Version conflict",
+                "status": 409,
+                "detail": "version 6 is not newer than 7; publish a higher version or leave it out",
+                "current_version": 7,
+            }
+        },
+    )
+
+    type: str
+    """A URI that never changes; its last part is one of ProblemType."""
+    title: str
+    """The type in words."""
+    status: int
+    """The HTTP status."""
+    detail: str = ""
+    """What happened, the values, and what to do."""
+    instance: str = ""
+    """Path of the request."""
+    current_version: Version | None = None
+    current_etag: str | None = None
+    oldest_retained: Version | None = None
+    update_id: str | None = None
+    offset: Count | None = None
+    """Of malformed bytes: where the fault lies."""
+    limit_bytes: Count | None = None
+    accepted: tuple[str, ...] | None = None
+    """Media types or encodings that would do."""
+    known: tuple[str, ...] | None = None
+    """Names that exist."""
+    retry_after_s: float | None = None
+    expected: str | None = None
+    got: str | None = None
+    missing: Differences | None = None
+    unexpected: Differences | None = None
+    shape: Differences | None = None
+    dtype: Differences | None = None
+    errors: tuple[FieldError, ...] | None = None
+    role: str | None = None
+    """Of a 403: the role that is needed."""
+
+    @property
+    def kind(self) -> str:
+        """The last part of `type`, to compare with ProblemType; anything else for a problem of a newer head."""
+        return self.type.removeprefix(TYPE_PREFIX)
+
+    def document(self) -> dict[str, Any]:
+        """As it is sent: members that mean nothing here are left out."""
+        return self.model_dump(mode="json", exclude_none=True)
