@@ -60,13 +60,13 @@ def _parse() -> argparse.Namespace:
     )
     parser.add_argument("--contender", action="append", metavar="TEXT", help="only contenders with TEXT in their name")
     parser.add_argument("--rounds", type=int, default=0, help="default 5, with --quick 1")
-    parser.add_argument("--seconds", type=float, default=0.0, help="of one measurement; default 2, with --quick 0.5")
+    parser.add_argument("--seconds", type=float, default=0.0, help="of one measurement; default 1, with --quick 0.5")
     parser.add_argument(
         "--json", type=Path, default=ROOT / "benchmarks" / "results" / f"{time.strftime('%Y%m%d-%H%M%S')}.json"
     )
     args = parser.parse_args()
     args.rounds = args.rounds or (1 if args.quick else 5)
-    args.seconds = args.seconds or (0.5 if args.quick else 2.0)
+    args.seconds = args.seconds or (0.5 if args.quick else 1.0)
     return args
 
 

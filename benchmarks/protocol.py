@@ -22,7 +22,7 @@ import torch
 from benchmarks.workloads import WORKLOADS, Workload
 
 SETTLE_S = 0.3
-MIN_TAKES = 4
+MIN_TAKES = 2
 """A window has at least so many, so that where it ends matters little."""
 
 Take = Callable[[], int]
