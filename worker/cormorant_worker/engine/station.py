@@ -1,0 +1,288 @@
+"""A worker's station: one collector, its sink, and the answers to its fleet. It knows no transport.
+
+One thread runs it and steps; others answer requests beside it. `worker.py` gives it sockets and shared memory, the Ray
+actor gives it calls and objects.
+"""
+
+import os
+import threading
+import traceback
+from collections.abc import MutableMapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import structlog
+
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.build import Built, build_collector
+from cormorant_worker.collector import Collector
+from cormorant_worker.engine.messages import (
+    Applied,
+    Begin,
+    Failed,
+    Finish,
+    Finished,
+    Logged,
+    Ready,
+    Reply,
+    Request,
+    Sealed,
+    Start,
+    Ticket,
+)
+from cormorant_worker.engine.pulse import Phase, Pulse
+from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
+from cormorant_worker.gate import Stopped
+from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
+from cormorant_worker.weights_file import from_bytes
+
+if TYPE_CHECKING:
+    from cormorant_worker.sinks.protocol import Sink
+
+_OFFER_TIMEOUT_S = 30.0
+"""For weights that were offered before a ticket was handed out: they come on the other channel, within milliseconds."""
+_IDLE_S = 5.0
+"""Without a ticket, after which the open shard is sealed."""
+_MOMENT_S = 0.01
+_HELD_TIMEOUT_S = 600.0
+"""A pause is answered once the vector step under way has landed; the environments' own limits end it sooner."""
+
+
+class Uplink(Protocol):
+    """The way to the fleet."""
+
+    def send(self, message: object) -> None:
+        """Report to the fleet. Called by all threads."""
+        ...
+
+    def recv(self) -> Any:
+        """Wait for the fleet's next Begin, Ticket or Finish: for as long as the fleet lives. Called by the stepping
+        thread.
+        """
+        ...
+
+    def has_message(self, timeout_s: float) -> bool:
+        """Wait for the fleet's next message, at most `timeout_s`. Called by the stepping thread."""
+        ...
+
+    def block(self, ticket: Ticket, layout: Layout) -> Block:
+        """The memory that a ticket's batch goes to. Called by the stepping thread, right after it got the ticket."""
+        ...
+
+
+class Station:
+    """One collector and its sink. The thread that calls `run` steps; `answer` is called by others."""
+
+    def __init__(self, uplink: Uplink, pulse: Pulse) -> None:
+        self._uplink = uplink
+        self._pulse = pulse
+        self._sink: Sink | None = None
+        self._is_built = False
+        """There is a collector."""
+        self._serving = threading.Event()
+        """Everything is open: tickets and requests can be answered."""
+        self._boundary = threading.Lock()
+        """Held by the stepping thread while it fills a block: who has it sees the collector between two batches."""
+
+    # -- the stepping thread -----------------------------------------------------------------------------------
+
+    def run(self, start: Start) -> None:
+        """Build, report, and fill blocks until told to finish.
+
+        Raises:
+            Stopped: the fleet gave the batch under way up; everything was closed.
+        """
+        self._pulse.enter(Phase.BUILDING)
+        built = build_collector(start.job, start.place)
+        self.collector: Collector = built.collector
+        self._is_built = True
+        self.collector.pulse = self._pulse.frames
+        self._layout = self.collector.layout(start.num_rows)
+        self._uplink.send(self._ready(built))
+        begin = self._uplink.recv()
+        if isinstance(begin, Finish):
+            self._finish()
+            return
+        assert isinstance(begin, Begin), begin
+        if begin.dataset_uri:
+            self._sink = _open_sink(begin.dataset_uri, start, self.collector, self._layout)
+        self._serving.set()
+        self._serve()
+
+    def _ready(self, built: Built) -> Ready:
+        observation, action = self.collector.spaces
+        return Ready(
+            layout=self._layout,
+            observation_space=observation,
+            action_space=action,
+            specs=self.collector.weights.specs,
+            num_threads=built.num_threads,
+        )
+
+    def _serve(self) -> None:
+        while True:
+            self._pulse.enter(Phase.WAITING)
+            if self._sink is not None and not self._uplink.has_message(_IDLE_S):
+                self._sink.flush()  # nothing to do for a while: what was appended need not wait for a full shard
+            message = self._uplink.recv()
+            if isinstance(message, Finish):
+                self._finish()
+                return
+            try:
+                self._fill(message)
+            except Stopped:
+                self._finish()
+                return
+            # What was offered during the batch need not wait for the next ticket: the queue may be full for long.
+            with self._boundary:
+                self._apply_weights()
+
+    def _fill(self, ticket: Ticket) -> None:
+        """Collect one ticket's batch.
+
+        Raises:
+            Stopped: the fleet gave the batch up.
+        """
+        block = self._uplink.block(ticket, self._layout)
+        version = PolicyVersion(ticket.version)
+        self.collector.weights.wait_until_offered(version, _OFFER_TIMEOUT_S)
+        with self._boundary:
+            self._apply_weights()
+            self._pulse.enter(Phase.STEPPING)
+            filled = self.collector.fill(block, ticket.num_frames)
+            if self._sink is not None:
+                self._pulse.enter(Phase.STORING)
+                self._sink.append(block)
+        self._uplink.send(
+            Sealed(
+                number=ticket.number,
+                slot=ticket.slot,
+                num_frames=filled.num_frames,
+                num_rows=block.num_rows,
+                num_ends=block.num_ends,
+                min_version=_oldest_version(block),
+                returns=tuple(filled.episodes.returns),
+                lengths=tuple(filled.episodes.lengths),
+                durable_frames=self._sink.durable_frames if self._sink is not None else 0,
+                env_restarts=self.collector.env_restarts,
+            )
+        )
+
+    def _apply_weights(self) -> None:
+        """Let the newest staged weights act, and say so. The caller holds `_boundary`."""
+        before = self.collector.weights.version
+        version = self.collector.weights.apply()
+        if version != before:
+            self._uplink.send(Applied(version=version))
+
+    def _finish(self) -> None:
+        self._pulse.enter(Phase.STORING)
+        durable = 0
+        if self._sink is not None:
+            self._sink.close()
+            durable = self._sink.durable_frames
+        self.collector.close()
+        self._uplink.send(Finished(durable_frames=durable))
+
+    # -- other threads -----------------------------------------------------------------------------------------
+
+    def answer(self, request: Request, payload: memoryview) -> Reply:
+        """Answer one request of the fleet. One at a time, in the order in which they were sent.
+
+        Args:
+            request: what to do.
+            payload: the bytes that came with it; they need not outlive the call.
+        """
+        try:
+            return Reply(number=request.number, state=self._answer(request, payload))
+        except CormorantError as error:
+            return Reply(number=request.number, error=str(error))
+        except Exception as error:  # noqa: BLE001  # an environment's own get_state and set_state may raise anything
+            return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
+
+    def _answer(self, request: Request, payload: memoryview) -> bytes:
+        if request.action != "stop":
+            self._serving.wait()  # bounded by the fleet's limit on starting
+        match request.action:
+            case "offer":
+                self._offer(bytes(payload), PolicyVersion(request.version))
+            case "pause":
+                self._pause()
+            case "resume":
+                self.collector.gate.open()
+            case "stop":
+                if not self._is_built:
+                    os._exit(0)
+                self.collector.gate.stop()
+            case "save":
+                return self._between_batches(lambda collector: collector.state())
+            case "restore":
+                state = bytes(payload)
+                self._between_batches(lambda collector: collector.restore(state))
+        return b""
+
+    def _offer(self, weights: bytes, version: PolicyVersion) -> None:
+        self.collector.weights.offer(from_bytes(weights), version=version)
+        # A worker that is waiting for a ticket need not wait for it to let new weights act. Within a batch the stepping
+        # thread will see them at its end; outside it holds the lock for a moment only.
+        if self._boundary.acquire(timeout=_MOMENT_S):
+            try:
+                self._apply_weights()
+            finally:
+                self._boundary.release()
+
+    def _pause(self) -> None:
+        gate = self.collector.gate
+        gate.shut()
+        while self._boundary.locked() and not gate.wait_until_held(0.005):
+            pass  # bounded by the environments' time limits; the fleet's own limit names this worker sooner
+
+    def _between_batches(self, action: Any) -> bytes:
+        if not self._boundary.acquire(timeout=_HELD_TIMEOUT_S):
+            raise StateError(f"the batch under way did not end within {_HELD_TIMEOUT_S:.0f} s")
+        try:
+            result = action(self.collector)
+        finally:
+            self._boundary.release()
+        return result or b""
+
+
+def _oldest_version(block: Block) -> int:
+    versions = block.policy_version[: block.num_rows]
+    if not block.is_full:
+        versions = versions[np.arange(block.num_rows)[:, None] < block.lengths[None, :]]
+    acted = versions[versions != RANDOM_VERSION]
+    return int(acted.min()) if acted.size else int(RANDOM_VERSION)
+
+
+def _open_sink(uri: str, start: Start, collector: Collector, layout: Layout) -> "Sink":
+    # Imported by those who have a dataset: pyarrow takes a while to load.
+    from cormorant_worker.engine.store import describe_job
+    from cormorant_worker.sinks.dataset import open_dataset
+
+    observation, action = collector.spaces
+    dataset = open_dataset(uri, describe_job(start.job, layout, observation, action))
+    return dataset.writer(part=start.place.part, layout=layout)
+
+
+def forward_logs(uplink: Uplink) -> None:
+    """Log events travel to the fleet, which knows where the user reads them."""
+
+    def forward(_: object, level: str, event: MutableMapping[str, Any]) -> str:
+        fields = {key: value for key, value in event.items() if key != "event"}
+        uplink.send(Logged(level=level, event=str(event.get("event", "")), fields=fields))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[forward])
+
+
+def describe_failure(error: Exception) -> Failed:
+    """What to tell the fleet of the error that ends this worker."""
+    known = isinstance(error, CormorantError)
+    final = known and not isinstance(error, EnvCrashed)
+    return Failed(
+        kind=type(error).__name__,
+        message=str(error) if known else f"{type(error).__name__}: {error}",
+        traceback=traceback.format_exc(),
+        is_final=final,
+    )
