@@ -44,7 +44,7 @@ class Books(RuleBasedStateMachine):
     def begin(
         self, mode: str, frames_per_batch: int, total: int, bound: int | None, workers: int, capacity: int, drops: bool
     ) -> None:
-        self.total, self.bound, self.capacity = total, bound, capacity
+        self.total, self.bound, self.capacity, self.drops = total, bound, capacity, drops
         self.schedule = Schedule(mode=mode, frames_per_batch=frames_per_batch, total_frames=total, max_staleness=bound)
         self.deliveries = Deliveries(self.schedule, capacity=capacity, drops_oldest=drops)
         self.deliveries.slots = SlotPool(LAYOUT, 0)
@@ -56,7 +56,8 @@ class Books(RuleBasedStateMachine):
         self.version = 0
         self.next_pid = 1
         self.delivered = self.landed_frames = self.recollected = 0
-        self.held: Delivery | None = None
+        self.held: list[Delivery] = []
+        """What consumers have borrowed, each with its memory or copied."""
         self.resize(workers)
 
     @rule(workers=st.integers(1, 3))
@@ -116,17 +117,38 @@ class Books(RuleBasedStateMachine):
         if place not in self.places:
             self.deliveries.complete(self.schedule.forget_member(place))
 
+    @rule()
+    def borrow(self) -> None:
+        least = None if self.bound is None else self.version - self.bound
+        taken = self.deliveries.take(min_version=least)
+        if taken is None:
+            return
+        self.held.append(taken)
+        assert least is None or taken.min_version >= least
+        assert [place for place, _ in taken.parts] == sorted(place for place, _ in taken.parts)
+        self.delivered += taken.num_frames
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), copied=st.booleans(), publishes=st.integers(0, 2))
+    def give_back(self, data: st.DataObject, copied: bool, publishes: int) -> None:
+        loan = data.draw(st.sampled_from(self.held))
+        if copied:
+            self.deliveries.copied(loan.round.number)
+        else:
+            self.version += publishes
+            self.held.remove(loan)
+            for _ in range(2):
+                self.deliveries.release(loan.round.number)
+        self.turn()
+
     @rule(publishes=st.integers(0, 2))
     def take(self, publishes: int) -> None:
-        self.deliveries.demand()
+        """What a single consumer does: the last one back, the next one."""
+        for loan in self.held:
+            self.deliveries.release(loan.round.number)
+        self.held.clear()
         self.turn()
-        least = None if self.bound is None else self.version - self.bound
-        self.held = self.deliveries.take(min_version=least)
-        if self.held is None:
-            return
-        assert least is None or self.held.min_version >= least
-        assert [place for place, _ in self.held.parts] == sorted(place for place, _ in self.held.parts)
-        self.delivered += self.held.num_frames
+        self.borrow()
         self.version += publishes
 
     @rule()
@@ -150,7 +172,9 @@ class Books(RuleBasedStateMachine):
         out = [slot for tickets in self.tickets.values() for _, slot, _ in tickets]
         kept = [part.slot for parts in deliveries._landed.values() for part in parts.values()]
         queued = [p.slot for d in (*deliveries._queue, *deliveries._backlog) for _, p in d.parts]
-        held = [part.slot for _, part in deliveries._held.parts] if deliveries._held else []
+        held = [part.slot for loan in deliveries._lent.values() for _, part in loan.parts]
+        assert set(deliveries._lent) <= deliveries._at_work == {loan.round.number for loan in self.held}
+        assert self.drops or len(deliveries._lent) + len(deliveries._queue) <= self.capacity
         everywhere = [*out, *kept, *queued, *held, *slots._free]
         assert sorted(everywhere) == list(range(slots.num_made))
 
@@ -182,7 +206,8 @@ class Books(RuleBasedStateMachine):
         else:
             raise AssertionError("it does not end")
         assert self.schedule.accepted_frames == self.total
-        self.deliveries.demand()
+        for loan in self.held:
+            self.deliveries.release(loan.round.number)
         assert not any(self.tickets.values())
         assert len(self.deliveries.slots._free) == self.deliveries.slots.num_made
         self.deliveries.slots.close()
@@ -190,6 +215,23 @@ class Books(RuleBasedStateMachine):
 
 Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 TestBooks = Books.TestCase
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_drained_fleet_keeps_what_landed_and_waits_for_nobody_who_was_lost(mode: str) -> None:
+    schedule = Schedule(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
+    places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
+    grants = schedule.grants(dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
+    landed = [schedule.landed(grant.round.number, grant.slot) for grant in grants[:1]]
+    schedule.lost(grants[1].round.number, places[1])
+    assert schedule.drain() == []  # the third is still at work
+    assert not schedule.is_done
+    assert schedule.grants({places[1]: 0}, num_workers=3, ahead_of_consumer=0, room=3) == []
+    schedule.lost(grants[2].round.number, places[2])
+    assert schedule.forget_member(places[2]) == ([landed[0]] if mode == "sync" else [])
+    schedule.accepted(landed[0].number)
+    assert schedule.accepted_frames == 10
+    assert schedule.is_done
 
 
 def test_sync_shares_the_last_round_out_evenly() -> None:

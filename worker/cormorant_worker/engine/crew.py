@@ -13,6 +13,7 @@ import structlog
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.deliveries import Deliveries, Part
+from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.member import Member, TicketOut, new_member
 from cormorant_worker.engine.messages import (
@@ -48,7 +49,13 @@ class Crew:
     """Every worker of one fleet, by place."""
 
     def __init__(
-        self, job: CollectorJob, options: FleetOptions, engine: Engine, schedule: Schedule, deliveries: Deliveries
+        self,
+        job: CollectorJob,
+        options: FleetOptions,
+        engine: Engine,
+        schedule: Schedule,
+        deliveries: Deliveries,
+        events: Events,
     ) -> None:
         self.job = job
         self.members: dict[Slot, Member] = {}
@@ -67,7 +74,7 @@ class Crew:
         """Requests under way, and their replies once they came."""
         self.restarts: dict[Slot, int] = {}
         self.found_frames = 0
-        """Frames that the dataset had when it was opened."""
+        """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
         self.gone_frames = 0
         """Frames stepped by workers that are gone."""
         self.episodes = 0
@@ -78,6 +85,7 @@ class Crew:
         self._hang_limit_s = options.hang_limit_s(job)
         self._schedule = schedule
         self._deliveries = deliveries
+        self._events = events
         self.store: DatasetRoot | None = _dataset_root(job)
         self._respawn_at: dict[Slot, float] = {}
         self.attempts: dict[Slot, int] = {}
@@ -156,7 +164,7 @@ class Crew:
         group, index = slot
         names = [known.name for known in self.job.spec.worker_groups]
         first_free = self.store.next_attempt(slot) if self.store is not None else 0
-        attempt = self.attempts[slot] = max(self.attempts.get(slot, -1) + 1, first_free)
+        attempt = self.attempts[slot] = max(self.attempts.get(slot, -1) + 1, first_free, self._options.first_attempt)
         place = WorkerPlace(
             group=group,
             index=index,
@@ -205,7 +213,8 @@ class Crew:
             except CormorantError as error:
                 self.error = error
                 return
-            self.found_frames = self._schedule.accepted_frames = self.store.frames
+        floor = self._options.floor_frames if self.store is None else self.store.frames
+        self.found_frames = self._schedule.accepted_frames = floor
 
     # -- listening ---------------------------------------------------------------------------------------------
 
@@ -234,6 +243,7 @@ class Crew:
                 self._note_reply(member, message)
             case Applied():
                 member.version = PolicyVersion(message.version)
+                self._events.note("applied", worker=member.name, version=message.version)
             case Logged():
                 getattr(log, message.level, log.info)(message.event, worker=member.name, **message.fields)
             case Finished():
@@ -250,7 +260,8 @@ class Crew:
         self.episodes += len(sealed.returns)
         self.returns.extend(sealed.returns)
         self.lengths.extend(sealed.lengths)
-        self._deliveries.land(out.round, slot, Part(sealed, out.slot))
+        self._events.note("sealed", worker=member.name, frames=sealed.num_frames, version=sealed.min_version)
+        self._deliveries.land(out.round, slot, Part(sealed, out.slot, member.attempt))
 
     def _note_reply(self, member: Member, reply: Reply) -> None:
         if reply.number in self.requests:
@@ -261,6 +272,7 @@ class Crew:
             member.pending_offer = 0
         if reply.number == member.sync_request:
             member.is_synced = True
+            self._events.note("worker_ready", worker=member.name, version=member.version)
             self.requests.pop(reply.number, None)
             if reply.error:
                 self.error = WorkerFailed(f"worker {member.name} refused the current weights: {reply.error}")
@@ -391,12 +403,13 @@ class Crew:
         unfinished = max(0, stepped - member.landed_frames)
         self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
         member.link.close()
-        if slot not in self.places or self.is_closing:
+        if slot not in self.places or self.is_closing or self._schedule.is_draining:
             self._deliveries.complete(self._schedule.forget_member(slot))
         if member.has_finished and not not_durable:
             return
         if not self.is_closing and self.error is None:
             log.warning("worker_lost", worker=member.name, reason=reason, frames_to_collect_again=lost + not_durable)
+            self._events.note("worker_lost", worker=member.name, reason=reason, frames=lost + not_durable)
             self._plan_replacement(slot, member, reason)
 
     def _take_back(self, slot: Slot, member: Member) -> int:

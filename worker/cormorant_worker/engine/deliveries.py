@@ -1,12 +1,13 @@
 """From sealed batches to the consumer: complete rounds, the bounded queue, what was dropped. Not thread-safe.
 
-sealed -> (round complete) -> backlog -> accepted into the queue -> taken, held by the consumer -> slots given back
+sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a consumer -> slots given back
 """
 
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.link import BlockStore
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.schedule import Round, Schedule, Slot
@@ -19,6 +20,8 @@ class Part:
     message: Sealed
     slot: int
     """Where it lies in the slot pool."""
+    attempt: int = 0
+    """Which process of its place made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,32 @@ class Delivery:
         """The oldest policy version that acted in it."""
         return min(part.message.min_version for _, part in self.parts)
 
+    @property
+    def max_version(self) -> int:
+        """The newest policy version that acted in it: one fill acts with one version."""
+        return max(part.message.min_version for _, part in self.parts)
+
 
 class Deliveries:
     """Rounds that are complete or on their way, and the frames that were dropped. Guarded by the fleet's condition."""
 
-    def __init__(self, schedule: Schedule, *, capacity: int, drops_oldest: bool, has_dataset: bool = False) -> None:
+    def __init__(
+        self,
+        schedule: Schedule,
+        *,
+        capacity: int,
+        drops_oldest: bool,
+        has_dataset: bool = False,
+        events: Events | None = None,
+    ) -> None:
         """Make an empty queue.
 
         Args:
             schedule: whose rounds these are.
-            capacity: rounds that the queue and the consumer hold at most; 0 = there is no queue, the dataset takes all.
+            capacity: rounds that the queue and the consumers hold at most; 0 = no queue, the dataset takes all.
             drops_oldest: a full queue drops its oldest round instead of making workers wait.
             has_dataset: frames are durable, and count, whatever becomes of them in the queue.
+            events: hears of rounds that were accepted and of frames that were dropped.
         """
         self.slots: BlockStore | None = None
         """Set when the first worker has told the layout."""
@@ -63,9 +80,11 @@ class Deliveries:
         self._landed: dict[int, dict[Slot, Part]] = {}
         self._backlog: deque[Delivery] = deque()
         self._queue: deque[Delivery] = deque()
-        self._held: Delivery | None = None
-        self._consumer_works = False
-        """The consumer has a round and has not asked for the next: it may still publish for it."""
+        self._lent: dict[int, Delivery] = {}
+        """Rounds whose memory is with consumers, by number."""
+        self._at_work: set[int] = set()
+        """Rounds that consumers are not done with: they may still publish for them."""
+        self._events = events or Events()
 
     # -- in ----------------------------------------------------------------------------------------------------
 
@@ -87,6 +106,7 @@ class Deliveries:
                 return
             delivery = self._backlog.popleft()
             self._schedule.accepted(delivery.round.number)
+            self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
             if self._capacity:
                 self._queue.append(delivery)
             else:
@@ -94,13 +114,8 @@ class Deliveries:
 
     # -- out ---------------------------------------------------------------------------------------------------
 
-    def demand(self) -> None:
-        """The consumer is done with what it held, and wants the next one."""
-        self.release()
-        self._consumer_works = False
-
     def take(self, *, min_version: int | None) -> Delivery | None:
-        """The oldest round in the queue, which the consumer now holds; None when the queue is empty.
+        """The oldest round in the queue, lent until `release`; None when the queue is empty.
 
         Rounds in which an older version than `min_version` acted are dropped, counted as stale, and collected again
         unless a dataset has them.
@@ -112,18 +127,23 @@ class Deliveries:
                 if not self._has_dataset:
                     self._schedule.take_back(delivery.num_frames)
                 continue
-            self._held, self._consumer_works = delivery, True
+            self._lent[delivery.round.number] = delivery
+            self._at_work.add(delivery.round.number)
             return delivery
         return None
 
-    def release(self) -> None:
-        """The consumer has copied what it holds."""
-        if self._held is not None:
-            self._give_back(self._held)
-            self._held = None
+    def copied(self, number: int) -> None:
+        """A consumer has copied a round and still works on it. May be called twice."""
+        if (delivery := self._lent.pop(number, None)) is not None:
+            self._give_back(delivery)
+
+    def release(self, number: int) -> None:
+        """A consumer is done with a round. May be called twice."""
+        self.copied(number)
+        self._at_work.discard(number)
 
     def discard(self, reason: str) -> None:
-        """Drop every round that the consumer does not hold. No ticket may be out."""
+        """Drop every round that no consumer holds. No ticket may be out."""
         for delivery in (*self._queue, *self._backlog):
             self._drop(delivery, reason)
         for landed, parts in self._landed.items():
@@ -147,8 +167,8 @@ class Deliveries:
 
     @property
     def ahead_of_consumer(self) -> int:
-        """Rounds that the consumer will see before one that begins now: the queue, and what it still works on."""
-        return len(self._queue) + self._consumer_works
+        """Rounds that consumers see before one that begins now: the queue, and what they still work on."""
+        return len(self._queue) + len(self._at_work)
 
     @property
     def room(self) -> int:
@@ -161,8 +181,8 @@ class Deliveries:
     @property
     def _has_room(self) -> bool:
         # A consumer at work does not make workers wait where the oldest may be dropped.
-        is_held = self._held is not None and not self._drops_oldest
-        return len(self._queue) + is_held < self._capacity
+        lent = 0 if self._drops_oldest else len(self._lent)
+        return len(self._queue) + lent < self._capacity
 
     def make_slot(self) -> None:
         """Drop rounds, if need be, until a slot can be lent."""
@@ -174,6 +194,7 @@ class Deliveries:
         """Frames were stepped and will not be delivered."""
         if num_frames > 0:
             self.dropped[reason] = self.dropped.get(reason, 0) + num_frames
+            self._events.note("dropped", frames=num_frames, reason=reason)
 
     def _make_room(self) -> bool:
         if not self._drops_oldest or not self._queue:

@@ -136,6 +136,10 @@ class BlockStore(Protocol):
         """The arrays of a batch that has landed."""
         ...
 
+    def memory(self, slot: int) -> SharedMemory | None:
+        """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
+        ...
+
     def close(self) -> None:
         """Let go of all memory. Views of blocks stay valid."""
         ...

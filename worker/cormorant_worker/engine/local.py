@@ -3,7 +3,7 @@
 One thread owns the workers: it reads their sockets, hands out tickets, replaces the dead. Everything it knows is
 guarded by one condition, on which callers (the consumer of batches, control calls) wait with a limit.
 
-    consumer ---- take ----> queue <--- accept --- rounds <--- Sealed --- workers
+    consumers -- borrow ---> queue <--- accept --- rounds <--- Sealed --- workers
                                |                                             ^
                                +--- slots given back ---> tickets -----------+
 """
@@ -24,8 +24,10 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.deliveries import Deliveries, Delivery
+from cormorant_worker.engine.events import Events, Listener
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.link import Engine
+from cormorant_worker.engine.loan import Loan, LoanPart
 from cormorant_worker.engine.local_engine import LocalEngine
 from cormorant_worker.engine.member import Member
 from cormorant_worker.engine.messages import Ready, Reply
@@ -81,17 +83,22 @@ class LocalFleet:
             max_staleness=spec.collection.weights.max_staleness,
         )
         queue = spec.output.queue
+        self._events = Events()
         self._deliveries = Deliveries(
             self._schedule,
             capacity=queue.capacity_batches if queue else 0,
             drops_oldest=queue is not None and queue.on_full == "drop_oldest",
             has_dataset=spec.output.dataset is not None,
+            events=self._events,
         )
         self._changed = threading.Condition()
         """Guards everything here, in the crew, the schedule and the deliveries; notified whenever it changes."""
         self._engine = engine or LocalEngine()
-        self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries)
+        self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries, self._events)
+        self._taken: Loan | None = None
+        """What `take` gave out last."""
         self._quiesced = 0
+        self._has_told_failure = False
         self._is_done = False
         self._is_closed = False
         self._wake_read, self._wake_write = Pipe(duplex=False)
@@ -185,15 +192,13 @@ class LocalFleet:
             WorkerFailed: a worker failed for good.
             FleetClosed: the fleet was closed meanwhile.
         """
-        delivery = self._next_delivery(timeout_s)
-        if delivery is None:
+        loan = self._take_next(timeout_s)
+        if loan is None:
             return None
-        tensordict = self._decode(delivery, copy=copy)
+        tensordict = loan.tensordict(copy=copy)
         if copy:
-            with self._changed:
-                self._deliveries.release()
-                self._wake()
-        return Batch(tensordict=tensordict, num_frames=delivery.num_frames, min_version=delivery.min_version)
+            loan.copied()
+        return Batch(tensordict=tensordict, num_frames=loan.num_frames, min_version=loan.min_version)
 
     def skip(self, *, timeout_s: float | None = None) -> int:
         """Take the next batch without looking at it: its number of frames, or 0 when all have been delivered.
@@ -201,17 +206,36 @@ class LocalFleet:
         Raises:
             ControlTimeout, WorkerFailed, FleetClosed: as `take`.
         """
-        delivery = self._next_delivery(timeout_s)
-        return 0 if delivery is None else delivery.num_frames
+        loan = self._take_next(timeout_s)
+        return 0 if loan is None else loan.num_frames
 
-    def _next_delivery(self, timeout_s: float | None) -> Delivery | None:
+    def _take_next(self, timeout_s: float | None) -> Loan | None:
+        if self._taken is not None:
+            self._taken.release()
+        self._taken = self.borrow(timeout_s=timeout_s)
+        return self._taken
+
+    def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
+        """Borrow the next round. Any number may be out at a time; those that nobody gives back hold up the workers,
+        because each of them counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they
+        have all memory). A loan is never dropped.
+
+        Args:
+            timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
+
+        Returns:
+            The loan, or None when `totalFrames` have been delivered, or all that a drained fleet had.
+
+        Raises:
+            ControlTimeout: no round came in time.
+            WorkerFailed: a worker failed for good.
+            FleetClosed: the fleet was closed meanwhile.
+        """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         bound = self._schedule.max_staleness
         with self._changed:
-            self._deliveries.demand()
-            self._wake()
             while True:
                 self._raise_error()
                 waiting = self._deliveries.num_waiting
@@ -220,7 +244,7 @@ class LocalFleet:
                 if self._deliveries.num_waiting != waiting:
                     self._wake()
                 if delivery is not None:
-                    return delivery
+                    return self._lend(delivery)
                 if self._is_done and self._schedule.is_done:
                     return None
                 if self._crew.is_closing:
@@ -230,18 +254,31 @@ class LocalFleet:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {self._crew.describe()}")
                 self._changed.wait(left)
 
-    def _decode(self, delivery: Delivery, *, copy: bool) -> "TensorDict":
-        # Whoever reads batches pays for tensordict's import, some seconds; `cormorant run` only counts them.
-        from cormorant_worker.batch import stack_workers, to_tensordict
-
-        assert self._deliveries.slots is not None
+    def _lend(self, delivery: Delivery) -> Loan:
+        number, slots = delivery.round.number, self._deliveries.slots
+        assert slots is not None
         parts = []
-        for _, part in delivery.parts:
-            block = self._deliveries.slots.block(part.slot)
+        for (group, index), part in delivery.parts:
+            block = slots.block(part.slot)
             block.num_rows, block.num_ends = part.message.num_rows, part.message.num_ends
-            parts.append(to_tensordict(block, copy=copy and self._schedule.mode == "async"))
-        whole = stack_workers(parts) if self._schedule.mode == "sync" else parts[0]
-        return whole if self.options.storing_device == "cpu" else whole.to(self.options.storing_device)
+            parts.append(
+                LoanPart(worker=f"{group}-{index}", attempt=part.attempt, block=block, memory=slots.memory(part.slot))
+            )
+        return Loan(
+            tuple(parts),
+            mode=self._schedule.mode,
+            num_frames=delivery.num_frames,
+            min_version=delivery.min_version,
+            max_version=delivery.max_version,
+            storing_device=self.options.storing_device,
+            on_copied=lambda: self._give_back(self._deliveries.copied, number),
+            on_release=lambda: self._give_back(self._deliveries.release, number),
+        )
+
+    def _give_back(self, how: Callable[[int], None], number: int) -> None:
+        with self._changed:
+            how(number)
+            self._wake()
 
     # -- control -----------------------------------------------------------------------------------------------
 
@@ -272,6 +309,7 @@ class LocalFleet:
                 raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
             earlier = from_bytes(crew.weights) if crew.weights else {}
             crew.weights, crew.version = to_bytes({**earlier, **by_name}), number
+            self._events.note("published", version=number)
             crew.offer([member for member in crew.members.values() if member.is_ready])
             self._wake()
             if wait_s > 0:
@@ -291,16 +329,43 @@ class LocalFleet:
         """
         with self._changed:
             self._raise_error()
+            if not self._crew.is_paused:
+                self._events.note("paused")
             self._crew.is_paused = True
+            self._wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
             self._await_replies(self._ask_all("pause"), "pause")
 
     def resume(self) -> None:
         """Go on after `pause`. Does nothing when the fleet runs."""
         with self._changed:
-            self._crew.is_paused = False
-            self._crew.open_gates()
-            self._wake()
+            self._resume()
+
+    def _resume(self) -> None:
+        if self._crew.is_paused:
+            self._events.note("resumed")
+        self._crew.is_paused = False
+        self._crew.open_gates()
+        self._wake()
+
+    def drain(self) -> None:
+        """Hand out no more tickets: what is under way lands and is accepted, `borrow` and `take` give what is queued,
+        then None; workers end. A paused fleet goes on to finish its batches. Returns at once.
+        """
+        with self._changed:
+            self._raise_error()
+            self._deliveries.complete(self._schedule.drain())
+            self._resume()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Have a function told everything that happens from now on, in order; see `FleetEvent`.
+
+        It is called by the fleet's own thread: it must return at once and not call the fleet. What it raises is logged.
+
+        Returns:
+            What ends it.
+        """
+        return self._events.subscribe(listener)
 
     def state(self) -> bytes:
         """Save every collector, the weights and the count of frames at a batch boundary. Batches that are not taken yet
@@ -440,16 +505,21 @@ class LocalFleet:
                         return
                     self._turn()
                     sources = [self._wake_read, *self._crew.sources()]
+                self._events.tell()  # without the condition: a listener must not hold callers up
                 ready = wait(sources, timeout=_POLL_S)
                 with self._changed:
                     while self._wake_read.poll():
                         self._wake_read.recv_bytes()
                     self._crew.listen(ready)
+                self._events.tell()
         except Exception as error:
             log.exception("fleet_thread_failed")
             with self._changed:
                 self._crew.error = FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}")
+                self._note_failure()
                 self._changed.notify_all()
+        finally:
+            self._events.tell()
 
     def _turn(self) -> None:
         """Everything that may be due: new workers, the dead and hung, tickets, the end."""
@@ -462,7 +532,13 @@ class LocalFleet:
         crew.finish_idle()
         if self._schedule.is_done and self._deliveries.is_drained:
             self._is_done = crew.store is None or not crew.members
+        self._note_failure()
         self._changed.notify_all()
+
+    def _note_failure(self) -> None:
+        if self._crew.error is not None and not self._has_told_failure:
+            self._has_told_failure = True
+            self._events.note("failed", reason=str(self._crew.error))
 
     def _grant(self) -> None:
         crew = self._crew

@@ -61,6 +61,11 @@ class Member:
         return self.link.place.group, self.link.place.index
 
     @property
+    def attempt(self) -> int:
+        """Which process of its place it is, from 0."""
+        return self.link.place.attempt
+
+    @property
     def stepped_frames(self) -> int:
         """Frames that this attempt has stepped."""
         return self.link.frames

@@ -19,6 +19,10 @@ class FleetOptions:
     """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others."""
     storing_device: str = "cpu"
     """Torch device on which batches are handed out."""
+    floor_frames: int = 0
+    """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
+    first_attempt: int = 0
+    """Attempts at every place begin with this one: seeds and trajectory ids of earlier fleets do not come again."""
     startup_timeout_s: float = 300.0
     """From starting a worker to its first observation."""
     control_timeout_s: float = 60.0

@@ -1,10 +1,15 @@
 """What every engine offers: a running fleet of collectors, seen from the process that drives it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from cormorant_worker.weights import PolicyVersion
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.block import Layout
+from cormorant_worker.engine.events import Listener
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs
 
 if TYPE_CHECKING:
     import torch
@@ -67,12 +72,53 @@ class FleetStats:
 class Fleet(Protocol):
     """All collectors of one job. Methods may be called from any thread; each wait has a limit."""
 
+    job: CollectorJob
+
+    @property
+    def specs(self) -> WeightSpecs:
+        """What published weights must look like."""
+        ...
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        """Observation and action space of one environment."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """What a full batch of one worker holds."""
+        ...
+
+    @property
+    def found_frames(self) -> int:
+        """Frames that counted before this fleet collected any."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """True when every frame that will be is accepted."""
+        ...
+
+    def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
+        """Borrow the next round; None when there will be none."""
+        ...
+
     def batches(self, *, copy: bool = False) -> Iterator["TensorDict"]:
         """Batches until `totalFrames` are delivered, or for ever."""
         ...
 
-    def publish(self, weights: "Mapping[str, torch.Tensor]", *, wait_s: float = 0.0) -> Receipt:
+    def publish(
+        self, weights: "Mapping[str, torch.Tensor] | Weights", *, version: int | None = None, wait_s: float = 0.0
+    ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary."""
+        ...
+
+    def receipt(self, version: int) -> Receipt:
+        """Who acts with a published version by now."""
+        ...
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Have a function told what happens, by the fleet's thread. Returns what ends it."""
         ...
 
     def pause(self) -> None:
@@ -95,10 +141,18 @@ class Fleet(Protocol):
         """Start or retire workers."""
         ...
 
+    def drain(self) -> None:
+        """Finish what is under way, and start nothing more."""
+        ...
+
     def stats(self) -> FleetStats:
         """What is going on."""
         ...
 
     def close(self) -> None:
         """Finish what is under way and end all workers. May be called twice."""
+        ...
+
+    def kill(self) -> None:
+        """End all workers at once. May be called twice."""
         ...

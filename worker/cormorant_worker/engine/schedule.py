@@ -59,6 +59,8 @@ class Schedule:
         self.max_staleness = max_staleness
         self.accepted_frames = 0
         """Frames that the output has taken; what `totalFrames` counts."""
+        self.is_draining = False
+        """No ticket goes out any more."""
         self._open: dict[int, Round] = {}
         self._next_number = 0
 
@@ -83,8 +85,10 @@ class Schedule:
 
     @property
     def is_done(self) -> bool:
-        """True when every frame is accepted and no ticket is out."""
-        return self.total_frames is not None and self.accepted_frames >= self.total_frames and not self._open
+        """True when every frame that will be is accepted, and no ticket is out."""
+        if self._open:
+            return False
+        return self.is_draining or (self.total_frames is not None and self.accepted_frames >= self.total_frames)
 
     @property
     def num_open(self) -> int:
@@ -104,6 +108,8 @@ class Schedule:
             ahead_of_consumer: rounds that are complete and not taken, and the one that the consumer still works on.
             room: slots of memory that are free.
         """
+        if self.is_draining:
+            return []
         held = dict(tickets_held)
         granted = list(self._regrants(held, room))
         room -= len(granted)
@@ -211,6 +217,12 @@ class Schedule:
                 elif found.is_complete:
                     completed.append(found)
         return completed
+
+    def drain(self) -> list[Round]:
+        """Ask for nothing more. Returns the rounds that are complete now, without the members that were lost."""
+        self.is_draining = True
+        lost = {slot for found in self._open.values() for slot in found.pending}
+        return [completed for slot in sorted(lost) for completed in self.forget_member(slot)]
 
     def accepted(self, round_number: int) -> None:
         """A round entered the queue: its frames count."""

@@ -50,6 +50,10 @@ class SlotPool:
         """The arrays of a slot, in this process."""
         return self._blocks[slot]
 
+    def memory(self, slot: int) -> SharedMemory:
+        """What a slot's arrays lie in."""
+        return self._memories[slot]
+
     def close(self) -> None:
         """Let go of all descriptors. Views of blocks stay valid."""
         for memory in self._memories:

@@ -1,0 +1,117 @@
+"""Several loans at a time, draining, events: what the head builds on, with real processes."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.events import FleetEvent
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import ControlTimeout, FleetError
+
+
+def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_order() -> None:
+    job = make_job(num_envs=2, lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
+    checker = make_checker(2, lengths=4, versions=False)
+    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+        loans = [fleet.borrow() for _ in range(3)]
+        kept = [loan.tensordict(copy=True) for loan in loans]
+        with pytest.raises(ControlTimeout, match=r"no batch came within 0\.5 s"):
+            fleet.borrow(timeout_s=0.5)  # 3 out: nothing more is accepted
+        stepped = fleet.stats().stepped_frames
+        assert stepped == 5 * 20  # and 2 with the worker
+        assert [loan.parts[0].worker for loan in loans] == ["cpu-0"] * 3
+        for loan, before in zip(loans, kept, strict=True):
+            assert (loan.tensordict() == before).all()
+            checker.take(before)
+            part = loan.parts[0]
+            # The block lies in the part's memory from its first byte on: another process may map it.
+            assert bytes(part.memory.buffer[: part.block.observation[0].nbytes]) == part.block.observation[0].tobytes()
+        loans[1].release()
+        loans[1].release()
+        with pytest.raises(FleetError, match="was given back"):
+            loans[1].tensordict()
+        with fleet.borrow(timeout_s=20) as fourth:  # one came back: one goes out
+            checker.take(fourth.tensordict(copy=True))
+        threads = [threading.Thread(target=loan.release) for loan in (*loans, *loans)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        while (loan := fleet.borrow(timeout_s=20)) is not None:
+            with loan:
+                checker.take(loan.tensordict())
+        assert checker.frames == fleet.stats().frames == 400
+        assert fleet._deliveries.slots.room == fleet._deliveries.slots.limit
+
+
+def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
+    job = make_job(num_envs=2, lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
+    checker = make_checker(2, lengths=4, versions=False)
+    with LocalFleet(job, FleetOptions(workers=2, floor_frames=1000, first_attempt=4)) as fleet:
+        checker.take(fleet.take().tensordict)
+        assert {worker.attempt for worker in fleet.stats().workers} == {4}
+        fleet.pause()  # drained all the same
+        fleet.drain()
+        while (loan := fleet.borrow(timeout_s=60)) is not None:
+            with loan:
+                checker.take(loan.tensordict())
+        until(lambda: not fleet.stats().workers)
+        stats = fleet.stats()
+        assert fleet.is_done
+        assert fleet.found_frames == 1000
+        assert stats.frames == 1000 + checker.frames
+        assert stats.stepped_frames == checker.frames
+        assert stats.dropped == {}
+        assert stats.restarts == 0
+        assert not stats.paused
+
+
+def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
+    heard: list[FleetEvent] = []
+    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+
+        def fail(event: FleetEvent) -> None:
+            raise RuntimeError("a listener of this test fails")
+
+        ends = [fleet.subscribe(fail), fleet.subscribe(heard.append)]
+
+        def kinds(*wanted: str) -> list[FleetEvent]:
+            return [event for event in tuple(heard) if event.kind in wanted]
+
+        fleet.publish(numbered(3), version=3, wait_s=20)
+        fleet.take()
+        fleet.pause()
+        fleet.pause()
+        fleet.resume()
+        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+        until(lambda: kinds("worker_ready"))
+        for _ in range(6):
+            fleet.take()
+        until(lambda: len(kinds("accepted")) >= 7)
+        ends[1]()
+        ends[1]()
+        fleet.publish(numbered(4), wait_s=20)
+    assert [(e.kind, e.version) for e in kinds("published")] == [("published", 3)]
+    assert [e.kind for e in kinds("paused", "resumed")] == ["paused", "resumed"]
+    assert {(e.worker, e.version) for e in kinds("applied")} == {("cpu-0", 3)}
+    lost, ready = kinds("worker_lost")[0], kinds("worker_ready")[0]
+    assert "was killed by SIGKILL" in lost.reason
+    assert heard.index(lost) < heard.index(ready)
+    assert sum(e.frames for e in kinds("sealed")) >= sum(e.frames for e in kinds("accepted")) >= 7 * 20
+    assert {e.reason for e in kinds("dropped")} <= {"crash"}
+    assert not kinds("failed")

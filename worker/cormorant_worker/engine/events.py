@@ -1,0 +1,80 @@
+"""What happens in a fleet, told to whoever listens: the head's event stream, its update objects, its metrics."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import structlog
+
+log = structlog.get_logger()
+
+EventKind = Literal[
+    "applied",
+    "worker_ready",
+    "worker_lost",
+    "sealed",
+    "accepted",
+    "paused",
+    "resumed",
+    "published",
+    "dropped",
+    "failed",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetEvent:
+    """One thing that happened. Fields that mean nothing for a kind keep their defaults."""
+
+    kind: EventKind
+    """applied: `worker` acts with `version` from its next frame on. worker_ready: it may collect. worker_lost: it is
+    gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
+    the oldest that acted. accepted: a round of `frames` entered the queue and counts. published: `version` is on its
+    way. dropped: `frames` will not be delivered, for `reason` (crash, stale, drop_oldest, drain, restore). failed: the
+    fleet cannot go on, for `reason`."""
+    worker: str = ""
+    """`<group>-<index>`."""
+    version: int = 0
+    frames: int = 0
+    reason: str = ""
+
+
+Listener = Callable[[FleetEvent], None]
+
+
+class Events:
+    """What happened and has not been told yet. `note` wants the fleet's condition held, `tell` is its thread's."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._changing = threading.Lock()
+        """Guards changes of `_listeners`, which is replaced as a whole."""
+        self._noted: deque[FleetEvent] = deque()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Tell this listener, too, what happens from now on. Returns what ends it; that may be called twice."""
+        with self._changing:
+            self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            with self._changing:
+                self._listeners = tuple(known for known in self._listeners if known is not listener)
+
+        return unsubscribe
+
+    def note(self, kind: EventKind, *, worker: str = "", version: int = 0, frames: int = 0, reason: str = "") -> None:
+        """Something happened."""
+        if self._listeners:
+            self._noted.append(FleetEvent(kind=kind, worker=worker, version=version, frames=frames, reason=reason))
+
+    def tell(self) -> None:
+        """Tell everybody what was noted, in order. A listener that raises is logged and does no harm."""
+        while self._noted:
+            event = self._noted.popleft()
+            for listener in self._listeners:
+                try:
+                    listener(event)
+                except Exception:
+                    log.exception("listener_failed", event_kind=event.kind)
