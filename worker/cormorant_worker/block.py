@@ -15,7 +15,7 @@ next trajectory, and the true last value is kept apart in `final`:
                                         t=3  a3  c1
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,8 @@ import numpy as np
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
 _ALIGNMENT = 64
+_CARRIED = ("observation", "state")
+_ENDS = ("end_rows", "end_columns", "final", "final_state")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,6 @@ class Block:
             buffer: at least `layout.size_bytes` writable bytes, for example shared memory; a block of this process
                 allocates its own.
         """
-        self.layout = layout
         owned = np.zeros(layout.size_bytes, dtype=np.uint8) if buffer is None else np.frombuffer(buffer, dtype=np.uint8)
         arrays: dict[str, Array] = {}
         offset = 0
@@ -97,6 +98,18 @@ class Block:
             size = _nbytes(shape, dtype)
             arrays[name] = owned[offset : offset + size].view(dtype).reshape(shape)
             offset += _aligned(size)
+        self._take(layout, arrays)
+
+    @classmethod
+    def of_arrays(cls, layout: Layout, arrays: Mapping[str, Array]) -> "Block":
+        """A sealed block over what `used_arrays` of another one gave: as many rows as it used, and no room for more."""
+        block = cls.__new__(cls)
+        block._take(layout, arrays)
+        return block
+
+    def _take(self, layout: Layout, arrays: Mapping[str, Array]) -> None:
+        self.layout = layout
+        self._arrays = arrays
         self.observation = _series(arrays, "observation")
         self.action = _series(arrays, "action")
         self.outputs = _series(arrays, "output")
@@ -114,6 +127,12 @@ class Block:
         self.end_columns = arrays["end_columns"]
         self.num_rows = 0
         self.num_ends = 0
+
+    def used_arrays(self) -> dict[str, Array]:
+        """The part of every array that the batch uses, by name: views, each in one piece."""
+        used = {"lengths": self.layout.num_envs}
+        used |= dict.fromkeys(_CARRIED, self.num_rows + 1) | dict.fromkeys(_ENDS, self.num_ends)
+        return {name: array[: used.get(name.partition(".")[0], self.num_rows)] for name, array in self._arrays.items()}
 
     def begin(self, num_rows: int) -> None:
         """Forget the last batch and make room for one of `num_rows` <= T steps."""
@@ -142,7 +161,7 @@ class Block:
         return bool((self.lengths == self.num_rows).all())
 
 
-def _series(arrays: dict[str, Array], name: str) -> Arrays:
+def _series(arrays: Mapping[str, Array], name: str) -> Arrays:
     found: list[Array] = []
     while (array := arrays.get(f"{name}.{len(found)}")) is not None:
         found.append(array)

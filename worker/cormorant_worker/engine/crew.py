@@ -105,7 +105,7 @@ class Crew:
             self._deliveries.complete(self._schedule.forget_member(slot))
         self.places = wanted
         if self._deliveries.slots is not None:
-            self._deliveries.slots.limit = self._slot_limit()
+            self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())
 
     def _place_of(self, number: int) -> Slot:
         """The place of the n-th worker: the manifest's fixed groups first, then the elastic one."""
@@ -124,6 +124,10 @@ class Crew:
         queue = self.job.spec.output.queue
         per_round = len(self.places) if self._schedule.mode == "sync" else 1
         return 2 * len(self.places) + (queue.capacity_batches * per_round if queue else 0)
+
+    def _fewest_slots(self) -> int:
+        """With less no round can begin."""
+        return len(self.places) if self._schedule.mode == "sync" else 1
 
     def is_serving(self, slot: Slot) -> bool:
         """True when a place's worker may hold tickets."""
@@ -146,7 +150,7 @@ class Crew:
 
     def describe(self) -> str:
         """Who does what, for messages."""
-        found = [f"{m.name} is {m.link.phase.name.lower()}" for _, m in sorted(self.members.items())]
+        found = [f"{m.name} is {m.link.describe_doing()}" for _, m in sorted(self.members.items())]
         return ", ".join(found) or "there are no workers"
 
     # -- starting ----------------------------------------------------------------------------------------------
@@ -206,7 +210,12 @@ class Crew:
         """The first worker has started: memory and dataset can be laid out."""
         self.ready = ready
         self._num_threads = ready.num_threads
-        self._deliveries.slots = self.engine.make_store(ready.layout, self._slot_limit())
+        try:
+            self._deliveries.slots = self.engine.make_store(ready.layout, self._slot_limit())
+            self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())
+        except CormorantError as error:
+            self.error = error
+            return
         if self.store is not None:
             try:
                 self.store.open(self.job, ready)
@@ -377,8 +386,9 @@ class Crew:
             limit = self._hang_limit_s if member.is_ready else self._options.startup_timeout_s
             if (silent := member.silent_for_s(now, is_paused=self.is_paused)) > limit:
                 log.warning("worker_hung", worker=member.name, seconds=round(silent, 1))
+                doing = member.link.describe_doing()
                 member.link.kill()
-                self._bury(slot, member, reason=f"made no progress for {limit:.0f} s and was killed")
+                self._bury(slot, member, reason=f"made no progress for {limit:.0f} s and was killed ({doing})")
 
     def _fail(self, slot: Slot, member: Member, failed: Failed) -> None:
         log.debug("worker_traceback", worker=member.name, traceback=failed.traceback)

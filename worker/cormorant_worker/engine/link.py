@@ -87,6 +87,10 @@ class Link(Protocol):
         """
         ...
 
+    def describe_doing(self) -> str:
+        """What the worker does, in words: "stepping"."""
+        ...
+
     def describe_end(self) -> str:
         """How the worker ended, as a clause: "was killed by SIGSEGV while building"."""
         ...
@@ -109,6 +113,14 @@ class BlockStore(Protocol):
 
     limit: int
     """Blocks at most: those that workers fill, those that wait, those that consumers hold."""
+
+    def resize(self, limit: int, *, at_least: int) -> None:
+        """Change the limit, to less where there is no room for so many.
+
+        Raises:
+            FleetError: there is no room for `at_least`.
+        """
+        ...
 
     @property
     def room(self) -> int:

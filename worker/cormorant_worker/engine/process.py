@@ -75,6 +75,10 @@ class WorkerProcess:
         """Frames that the worker has stepped."""
         return int(self.pulse.frames[0])
 
+    def describe_doing(self) -> str:
+        """What the worker does, in words."""
+        return self.phase.name.lower()
+
     def sources(self) -> Iterator[Connection]:
         """Both sockets."""
         yield self.data

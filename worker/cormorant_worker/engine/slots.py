@@ -17,6 +17,10 @@ class SlotPool:
         self._known: dict[int, set[int]] = {}
         """Slots that each worker process has mapped, by its process id."""
 
+    def resize(self, limit: int, *, at_least: int) -> None:
+        """Change the limit. Memory is made when it is needed; the system refuses what it does not have."""
+        self.limit = limit
+
     @property
     def room(self) -> int:
         """How many slots can be lent now."""

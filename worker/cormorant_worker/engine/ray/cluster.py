@@ -1,0 +1,88 @@
+"""The Ray cluster that a fleet uses: started for it, connected to, or there already."""
+
+import logging
+import os
+import signal
+import threading
+
+import ray
+
+from cormorant_worker.engine.ray.demand import describe_resources
+from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.errors import FleetError
+
+
+class Cluster:
+    """This process's connection to Ray."""
+
+    def __init__(self, options: RayOptions) -> None:
+        """Connect, or start a cluster on this machine.
+
+        Raises:
+            FleetError: the cluster cannot be reached or started.
+        """
+        self.is_own = False
+        """The cluster ends with this fleet."""
+        self._is_connected = False
+        if ray.is_initialized():
+            return
+        _quieten()
+        before = signal.getsignal(signal.SIGTERM)
+        try:
+            if options.address:
+                ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR)
+            else:
+                ray.init(
+                    address="local",
+                    # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
+                    num_cpus=0,
+                    object_store_memory=options.object_store_bytes or None,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                )
+        except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+            where = f'connect to the Ray cluster "{options.address}"' if options.address else "start a Ray cluster"
+            raise FleetError(f"cannot {where}: {error}") from error
+        finally:
+            # Ray takes SIGTERM for itself; how this process ends is not its business.
+            if threading.current_thread() is threading.main_thread() and before is not None:
+                signal.signal(signal.SIGTERM, before)
+        self.is_own = not options.address
+        self._is_connected = True
+
+    @property
+    def node_id(self) -> str:
+        """The node on which this process runs."""
+        found: str = ray.get_runtime_context().get_node_id()
+        return found
+
+    def describe(self) -> str:
+        """What the living nodes have, for messages. A node that died is listed by Ray for a while; not here."""
+        total: dict[str, float] = {}
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        for node in alive:
+            for name, amount in node["Resources"].items():
+                if not name.startswith(("node:", "memory", "object_store_memory")):
+                    total[name] = total.get(name, 0.0) + amount
+        return f"{len(alive)} living node{'s' * (len(alive) != 1)} with {describe_resources(total)}"
+
+    def store_bytes(self) -> int:
+        """Object store memory of the living node that has least."""
+        return min(int(node["Resources"].get("object_store_memory", 0)) for node in ray.nodes() if node["Alive"])
+
+    def close(self) -> None:
+        """End what this fleet started, leave what it only connected to, and touch nothing that was there before."""
+        if self._is_connected:
+            self._is_connected = False
+            ray.shutdown()
+
+
+def _quieten() -> None:
+    """Ray prints reports of lost workers to this process's stdout, whatever `log_to_driver` says; the fleet logs them
+    itself.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The coming behaviour, without the warning that announces it.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray._private.worker._worker_logs_enabled = False

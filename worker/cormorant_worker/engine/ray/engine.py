@@ -1,0 +1,98 @@
+"""The engine of a Ray cluster: worker actors, batches in the object store."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.block import Layout
+from cormorant_worker.engine.messages import Start
+from cormorant_worker.engine.ray.actor import GROUPS, WorkerActor
+from cormorant_worker.engine.ray.cluster import Cluster
+from cormorant_worker.engine.ray.demand import demand_of
+from cormorant_worker.engine.ray.link import ObjectPayload, RayLink
+from cormorant_worker.engine.ray.objects import ObjectBlocks
+from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.place import WorkerPlace
+
+
+class RayEngine:
+    """Asks a cluster for actors, one a worker. Ray restarts none of them: the fleet does, with seeds of their own."""
+
+    def __init__(self, options: RayOptions) -> None:
+        """Connect to a cluster, or start one.
+
+        Raises:
+            FleetError: it cannot be reached or started.
+        """
+        self._options = options
+        self.cluster = Cluster(options)
+        self._node_id = self.cluster.node_id
+        self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
+        self._blocks: ObjectBlocks | None = None
+        self._wake: Callable[[], None] = _nobody
+
+    def open(self, wake: Callable[[], None]) -> None:
+        """Have the fleet's thread woken when something arrives."""
+        self._wake = wake
+
+    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> RayLink:
+        """Ask for an actor. It is placed when the cluster has what it needs."""
+        is_own = self.cluster.is_own
+        demand = demand_of(job, place.group, place.index, self._options, is_own=is_own, device=place.device)
+        if demand.num_cpus >= 1:
+            place = replace(place, max_threads=int(demand.num_cpus))
+        handle = self._actors.options(
+            num_cpus=demand.num_cpus,
+            num_gpus=demand.num_gpus,
+            resources=dict(demand.resources) or None,
+            max_restarts=0,
+            max_task_retries=0,
+            scheduling_strategy=self._options.scheduling,
+            runtime_env=dict(self._options.runtime_env) or None,
+        ).remote(Start(job=job, place=place, num_rows=num_rows), [path for path in sys.path if path])
+        return RayLink(
+            place,
+            handle,
+            node_id=self._node_id,
+            blocks=self._landing,
+            wake=self._wake,
+            describe_waiting=lambda: f"it asks for {demand.describe()}; Ray has {self.cluster.describe()}",
+        )
+
+    def cpus_for(self, num_workers: int) -> int:
+        """Workers share this machine's processors if the cluster is the fleet's own; else each has its node's limit."""
+        return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
+
+    def make_store(self, layout: Layout, limit: int) -> ObjectBlocks:
+        """Room in the object store.
+
+        Raises:
+            FleetError: not even one batch fits.
+        """
+        self._blocks = ObjectBlocks(layout, limit, store_bytes=self.cluster.store_bytes())
+        return self._blocks
+
+    def share(self, data: bytes | SharedMemory) -> ObjectPayload:
+        """One object, whichever number of workers gets it."""
+        buffer = data.buffer if isinstance(data, SharedMemory) else data
+        array = np.frombuffer(buffer, dtype=np.uint8)
+        return ObjectPayload(ray.put(array), array.nbytes)
+
+    def close(self) -> None:
+        """End the cluster, if it is the fleet's own. May be called twice."""
+        self.cluster.close()
+
+    def _landing(self) -> ObjectBlocks:
+        assert self._blocks is not None, "no ticket goes out before the memory was laid out"
+        return self._blocks
+
+
+def _nobody() -> None:
+    """Before the fleet has opened the engine."""

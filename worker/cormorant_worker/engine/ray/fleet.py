@@ -1,0 +1,43 @@
+"""The Ray fleet: the same fleet over actors of a Ray cluster. What pods run, and `cormorant ... --fleet ray`."""
+
+from dataclasses import replace
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions, default_workers
+from cormorant_worker.engine.ray.engine import RayEngine
+from cormorant_worker.engine.ray.options import RayOptions
+
+
+class RayFleet(LocalFleet):
+    """Collectors in actors of a Ray cluster. Use as a context manager; methods may be called from any thread."""
+
+    def __init__(
+        self, job: CollectorJob, options: FleetOptions | None = None, ray_options: RayOptions | None = None
+    ) -> None:
+        """Connect to the cluster or start one, start the workers, and wait for all of them.
+
+        Without `options.workers` there are as many as the manifest says; in a cluster of the fleet's own, at most one
+        a processor.
+
+        Raises:
+            FleetError: the cluster cannot be reached or started, or its object store is too small.
+            WorkerFailed, ControlTimeout: a worker cannot start, or was not placed in time; says what it asked for and
+                what the cluster has.
+            DatasetError: the manifest's dataset cannot be opened or belongs to another job.
+        """
+        options = options or FleetOptions()
+        engine = RayEngine(ray_options or RayOptions())
+        try:
+            if not options.workers:
+                options = replace(options, workers=_num_workers(job, is_own=engine.cluster.is_own))
+            super().__init__(job, options, engine=engine)
+        except BaseException:
+            engine.close()
+            raise
+
+
+def _num_workers(job: CollectorJob, *, is_own: bool) -> int:
+    if is_own:
+        return default_workers(job)
+    return max(1, sum(job.spec.size_of(group) for group in job.spec.worker_groups))

@@ -1,0 +1,226 @@
+"""One actor as the fleet holds it: the `Link` of the Ray engine.
+
+Results arrive in threads of Ray's; they are only put into the inbox there. The fleet's thread looks at them.
+"""
+
+import os
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import ray
+
+from cormorant_worker.engine.link import Payload
+from cormorant_worker.engine.messages import Failed, Finished, Request, Sealed, Ticket
+from cormorant_worker.engine.pulse import Phase
+from cormorant_worker.engine.ray.actor import News
+from cormorant_worker.engine.ray.objects import ObjectBlocks
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.place import WorkerPlace
+
+_SILENT_S = 10.0
+"""Without a pulse, after which a worker cannot be taken to be waiting."""
+
+
+class ObjectPayload:
+    """Bytes in the object store."""
+
+    def __init__(self, reference: Any, size_bytes: int) -> None:
+        self.reference = reference
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        """Drop the reference; requests under way keep theirs."""
+        self.reference = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A ticket on its way."""
+
+    ticket: Ticket
+    sealed: Any
+    """Reference to what was sealed."""
+    arrays: Any
+    """Reference to the arrays; kept until they are mapped here."""
+    result: "Future[Any] | None" = None
+    """The arrays, once they are local."""
+
+
+class RayLink:
+    """A worker actor."""
+
+    def __init__(
+        self,
+        place: WorkerPlace,
+        handle: Any,
+        *,
+        node_id: str,
+        blocks: Callable[[], ObjectBlocks],
+        wake: Callable[[], None],
+        describe_waiting: Callable[[], str],
+    ) -> None:
+        """Listen to an actor that was just asked for.
+
+        Args:
+            place: its place in the fleet.
+            handle: Ray's handle.
+            node_id: the node of this process.
+            blocks: where arrays that arrive go.
+            wake: called by Ray's threads when something has arrived.
+            describe_waiting: says why the actor may not have been placed.
+        """
+        self.place = place
+        self.pid = 0
+        self.frames = 0
+        self.is_open = True
+        self._phase = Phase.IMPORTING
+        self._handle = handle
+        self._our_node_id = node_id
+        self._node_id = ""
+        self._blocks = blocks
+        self._wake = wake
+        self._describe_waiting = describe_waiting
+        self._turn = 0
+        self._batches: deque[_Batch] = deque()
+        self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
+        self._last_pulse = time.monotonic()
+        self._end = ""
+        self._is_dead = False
+        """Ray says so: the process id may be another's by now."""
+        self._listen()
+
+    # -- what is known -----------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """What the worker does, as of its last pulse; one without a pulse is not taken to be waiting."""
+        is_silent = time.monotonic() - self._last_pulse > _SILENT_S
+        return Phase.STEPPING if is_silent and self._phase in (Phase.WAITING, Phase.STORING) else self._phase
+
+    def describe_doing(self) -> str:
+        """What the worker does, in words; of one that has not begun, why it may not have."""
+        return self.phase.name.lower() if self.pid else f"not placed: {self._describe_waiting()}"
+
+    def describe_end(self) -> str:
+        """How the worker ended, as a clause."""
+        return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
+
+    # -- listening ---------------------------------------------------------------------------------------------
+
+    def sources(self) -> Iterator[Connection]:
+        """None: Ray's threads wake the fleet."""
+        return iter(())
+
+    def receive(self, ready: Sequence[object]) -> Iterator[object]:
+        """Whatever has arrived, batches in the order of their tickets."""
+        while self.is_open and self._inbox:
+            batch, result = self._inbox.popleft()
+            if batch is not None:
+                batch.result = result
+                yield from self._land()
+            else:
+                yield from self._hear(result)
+
+    def _hear(self, result: "Future[Any]") -> Iterator[object]:
+        if (error := result.exception()) is not None:
+            self._lose(error)
+            return
+        news: News = result.result()
+        if news.is_from_listen:
+            self._listen()
+        self._last_pulse = time.monotonic()
+        self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
+        self.frames = max(self.frames, news.frames)
+        for message in news.messages:
+            yield message
+            if isinstance(message, Finished | Failed):
+                self.is_open = False
+
+    def _land(self) -> Iterator[object]:
+        while self.is_open and self._batches and (result := self._batches[0].result) is not None:
+            batch = self._batches.popleft()
+            try:
+                arrays = result.result()
+                sealed: Sealed = ray.get(batch.sealed)  # it came with the arrays
+            except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
+                self._lose(error)
+                return
+            self._blocks().land(batch.ticket.slot, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            yield sealed
+
+    def _lose(self, error: BaseException) -> None:
+        """The actor, its node or an object is gone: whatever it was, its tickets are collected again."""
+        self.is_open = False
+        self._is_dead = isinstance(error, ray.exceptions.ActorDiedError)
+        self._end = _cause(error)
+
+    # -- talking -----------------------------------------------------------------------------------------------
+
+    def send(self, message: object) -> None:
+        """Call `tell`. An actor that is gone is found out by its other calls."""
+        self._handle.tell.remote(self._next_turn(), message)
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        """Call `collect`."""
+        sealed, arrays = self._handle.collect.remote(self._next_turn(), ticket)
+        batch = _Batch(ticket, sealed, arrays)
+        self._batches.append(batch)
+        self._expect(arrays, batch)
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        """Call `answer`."""
+        assert payload is None or isinstance(payload, ObjectPayload), payload
+        references = [] if payload is None else [payload.reference]
+        self._expect(self._handle.answer.remote(request, references))
+
+    def _listen(self) -> None:
+        self._expect(self._handle.listen.remote())
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn - 1
+
+    def _expect(self, reference: Any, batch: _Batch | None = None) -> None:
+        def arrived(result: "Future[Any]") -> None:
+            self._inbox.append((batch, result))
+            self._wake()
+
+        reference.future().add_done_callback(arrived)
+
+    # -- ending ------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End the actor's process at once."""
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self._handle, no_restart=True)
+        # A stopped process hears no Ray; one on this machine can be ended for certain.
+        if self.pid and self._node_id == self._our_node_id and not self._is_dead:
+            self._is_dead = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Nothing to wait for: Ray has said how it ended, or never will."""
+        return not self.is_open
+
+    def close(self) -> None:
+        """Kill what is left and drop all references."""
+        self.is_open = False
+        self.kill()
+        self._inbox.clear()
+        self._batches.clear()
+
+
+def _cause(error: BaseException) -> str:
+    """The telling sentence of one of Ray's long messages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("The actor is dead because")]
+    first = told[0] if told else (lines[0] if lines else type(error).__name__)
+    return f"{type(error).__name__}: {first.split(' Some common causes', maxsplit=1)[0]}"

@@ -1,0 +1,31 @@
+"""How a fleet uses Ray: which cluster, and what each worker asks of it. Light: imports no Ray."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayOptions:
+    """What a Ray fleet needs to know beside `FleetOptions`."""
+
+    address: str = ""
+    """Empty: start a cluster on this machine, and end it with the fleet. "auto" or "host:port": connect to one that
+    runs; tokens come from RAY_AUTH_MODE and RAY_AUTH_TOKEN. A process that is connected already stays so."""
+    num_cpus: float | None = None
+    """CPUs that each worker asks for; None: what its group's `resources` say, else 1. In a cluster of the fleet's own
+    nobody asks: its workers share the machine."""
+    num_gpus: float | None = None
+    """GPUs that each worker asks for; None: what its group's `resources` say, else 1 where `device: gpu`."""
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Custom resources that each worker asks for."""
+    slot_resources: bool = False
+    """Worker `cpu-0` asks for 1 of the resource `slot:cpu-0`, and for no CPUs unless told to: its pod is the one that
+    has it."""
+    scheduling: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
+    """Ray's strategy: pack workers on few nodes, or spread them."""
+    runtime_env: Mapping[str, Any] = field(default_factory=dict)
+    """Ray's runtime environment of each worker. Code that all nodes have needs none."""
+    object_store_bytes: int = 0
+    """Memory for batches in a cluster of the fleet's own, at least 78,643,200; 0: Ray's default, 30 % of the machine's
+    memory."""
