@@ -21,6 +21,8 @@ class FleetOptions:
     """Torch device on which batches are handed out."""
     floor_frames: int = 0
     """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
+    starts_paused: bool = False
+    """Workers start and stand still until `resume`: whoever opens the fleet has weights to publish first."""
     first_attempt: int = 0
     """Attempts at every place begin with this one: seeds and trajectory ids of earlier fleets do not come again."""
     startup_timeout_s: float = 300.0
