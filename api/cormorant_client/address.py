@@ -1,0 +1,48 @@
+"""Where a head listens, taken from a URL."""
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from cormorant_client.errors import BadAddress
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """One listener."""
+
+    host: str
+    port: int
+    is_tls: bool = False
+    prefix: str = ""
+    """Path before `/v1`, where a proxy puts the head below one."""
+
+    @property
+    def is_loopback(self) -> bool:
+        """True when only this machine can be meant."""
+        return self.host in _LOOPBACK
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{'https' if self.is_tls else 'http'}://{host}:{self.port}{self.prefix}"
+
+
+def parse_address(url: str) -> Address:
+    """Read `http://host:8000`.
+
+    Raises:
+        BadAddress: it is no http or https URL.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise BadAddress(f'"{url}" is not a URL: {error}; write it like http://127.0.0.1:8000') from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise BadAddress(f'"{url}" is not the URL of a head; write it like http://127.0.0.1:8000')
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise BadAddress("the URL of a head is scheme, host and port only; give the token as an argument of its own")
+    is_tls = parts.scheme == "https"
+    prefix = parts.path.rstrip("/").removesuffix("/v1")
+    return Address(host=parts.hostname, port=port or (443 if is_tls else 80), is_tls=is_tls, prefix=prefix)

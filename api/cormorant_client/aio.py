@@ -1,0 +1,190 @@
+"""The client for asyncio: the same calls, each in a thread of its own, so that none holds up the event loop.
+
+A cancelled call ends at once for who awaits it; its request runs to its end unseen.
+"""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+from cormorant_client.batch import Batch
+from cormorant_client.batches import Batches
+from cormorant_client.client import Client, connect
+from cormorant_client.events import read_events
+from cormorant_client.pauses import Pause
+from cormorant_client.publishing import MAIN_MODEL, Publishable, PulledWeights, make_body
+from cormorant_client.transport import Interrupt
+from cormorant_client.updates import Update
+from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.models import Models, Versions
+from cormorant_contract.rest.pauses import Pauses
+from cormorant_contract.rest.status import Status, Workers
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class AsyncClient:
+    """One head, for asyncio. See `Client` for what each call does.
+
+    async with AsyncClient("http://127.0.0.1:8000", token=token) as client:
+        async for batch in client.batches():
+            learn(batch.tensordict())
+            await client.publish(policy)
+    """
+
+    def __init__(self, url: str = "", *, token: str = "", **options: Any) -> None:
+        """Connect; see `connect` for the options."""
+        self._client: Client = connect(url, token=token, **options)
+        self._pool = ThreadPoolExecutor(max_workers=16, thread_name_prefix="cormorant-async")
+
+    async def publish(
+        self, weights: Publishable, *, version: int | None = None, model: str = MAIN_MODEL, wait: float = 0.0
+    ) -> "AsyncUpdate":
+        """Publish weights. Tensors are copied before the first await."""
+        body = make_body(weights, model=model).copied()
+        send = self._client._publish
+        return AsyncUpdate(await self._call(send, body, version=version, wait=wait), self._call)
+
+    async def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
+        """Fetch weights."""
+        return await self._call(self._client.weights, model, version=version)
+
+    async def models(self) -> Models:
+        """Every named model."""
+        return await self._call(self._client.models)
+
+    async def versions(self, model: str = MAIN_MODEL) -> Versions:
+        """Retained versions."""
+        return await self._call(self._client.versions, model)
+
+    async def rollback(self, version: int, *, model: str = MAIN_MODEL) -> "AsyncUpdate":
+        """Publish an old version again."""
+        return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)
+
+    def batches(self, frames: int | None = None, **wanted: Any) -> "AsyncBatches":
+        """Iterate over batches; an asynchronous context manager too."""
+        return AsyncBatches(self._client.batches(frames, **wanted), self._call)
+
+    def pause(self, **wanted: Any) -> "AsyncPause":
+        """Let the fleet stand still inside `async with`."""
+        return AsyncPause(partial(self._client.pause, **wanted), self._call)
+
+    async def resume(self, owner: str = "") -> Pauses:
+        """End the lease of an owner."""
+        return await self._call(self._client.resume, owner)
+
+    async def state(self) -> memoryview:
+        """The fleet's state."""
+        return await self._call(self._client.state)
+
+    async def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
+        """Go on from a saved state."""
+        await self._call(self._client.load_state, state)
+
+    async def status(self) -> Status:
+        """The whole job at one moment."""
+        return await self._call(self._client.status)
+
+    async def workers(self) -> Workers:
+        """Every worker."""
+        return await self._call(self._client.workers)
+
+    async def events(self, *, last_id: str = "") -> AsyncIterator[Event]:
+        """What happens, for ever."""
+        interrupt = Interrupt()
+        events = read_events(self._client._head, last_id=last_id, interrupt=interrupt)
+        try:
+            while (event := await self._call(next, events, None)) is not None:
+                yield event
+        finally:
+            interrupt.set()
+
+    async def close(self) -> None:
+        """Close. May be called twice."""
+        self._client.close()
+        self._pool.shutdown(wait=False)
+
+    async def __aenter__(self) -> "AsyncClient":
+        """Close at the end."""
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        """Close."""
+        await self.close()
+
+    async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, partial(work, *args, **kwargs))
+
+
+class AsyncUpdate:
+    """What became of a publish; see `Update`."""
+
+    def __init__(self, update: Update, call: Callable[..., Any]) -> None:
+        self.sync = update
+        """The same for threads: `version`, `state`, `receipts`."""
+        self._call = call
+
+    @property
+    def version(self) -> int:
+        """The policy version that the weights got."""
+        return self.sync.version
+
+    @property
+    def state(self) -> str:
+        """As of the last answer."""
+        return self.sync.state
+
+    async def wait(self, timeout_s: float = 30.0) -> "AsyncUpdate":
+        """Wait until every worker acts with these weights, or with newer ones."""
+        await self._call(self.sync.wait, timeout_s)
+        return self
+
+
+class AsyncBatches:
+    """An asynchronous iterator of `Batch`; see `Batches`."""
+
+    def __init__(self, batches: Batches, call: Callable[..., Any]) -> None:
+        self._batches = batches
+        self._call = call
+
+    def __aiter__(self) -> "AsyncBatches":
+        """Itself."""
+        return self
+
+    async def __anext__(self) -> Batch:
+        """Acknowledge the last batch and wait for the next."""
+        batch: Batch | None = await self._call(next, self._batches, None)
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    async def __aenter__(self) -> "AsyncBatches":
+        """Close at the end."""
+        return self
+
+    async def __aexit__(self, kind: object, *rest: object) -> None:
+        """Acknowledge the last batch if all went well, and close."""
+        await self._call(self._batches.__exit__, kind, *rest)
+
+
+class AsyncPause:
+    """A lease, held inside `async with`; see `Pause`."""
+
+    def __init__(self, begin: Callable[[], Pause], call: Callable[..., Any]) -> None:
+        self._begin = begin
+        self._call = call
+        self._pause: Pause | None = None
+
+    async def __aenter__(self) -> Pause:
+        """Pause."""
+        self._pause = await self._call(self._begin)
+        return await self._call(self._pause.__enter__)  # type: ignore[no-any-return]  # what it returns itself
+
+    async def __aexit__(self, *_: object) -> None:
+        """Resume."""
+        if self._pause is not None:
+            await self._call(self._pause.resume)

@@ -1,0 +1,361 @@
+"""A batch as it came from the head: safetensors bytes, or the workers' own memory, as arrays `[B, T]`.
+
+Keys, dtypes and shapes are those of TorchRL, and of `Fleet.batches()` in the worker: see `Batch.numpy`.
+
+# B envs, T steps, K ends of trajectories; arrays are stored time-major
+"""
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cormorant_client.errors import BadBatch, BatchGone
+from cormorant_client.tensors import Array, array_at, view
+from cormorant_contract.tensor_file import MalformedTensorFile, parse_header
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+METADATA_KEY = "cormorant_batch"
+FORMAT = 1
+
+_FLAGS = ("terminated", "truncated")
+_OWN_KEYS = frozenset(
+    {
+        "next/reward",
+        "next/terminated",
+        "next/truncated",
+        "is_init",
+        "collector/traj_ids",
+        "collector/policy_version",
+        "collector/lengths",
+        "ends/time",
+        "ends/env",
+    }
+)
+_FINAL = "final/"
+
+Arrays = Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One worker's share of a batch, as stored."""
+
+    worker: str
+    attempt: int
+    num_envs: int
+    num_steps: int
+    num_frames: int
+    arrays: Arrays
+    """By name, without the part's number: `observation` [T+1, B, ...], `next/reward` [T, B], ..."""
+
+
+class Batch:
+    """Frames that one request delivered. Use `numpy()` or `tensordict()`.
+
+    A batch that lies in the head's shared memory (`is_shared`) is valid until it is acknowledged, which iterating does
+    when the next one is asked for: take `tensordict(copy=True)` to keep it.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        metadata: Mapping[str, Any],
+        *,
+        is_shared: bool = False,
+        on_ack: Callable[["Batch"], None] | None = None,
+    ) -> None:
+        self.parts = tuple(parts)
+        self.id = str(metadata["id"])
+        """`<epoch of the head>-<number>`."""
+        self.num_frames = int(metadata["frames"])
+        self.min_version = int(metadata["min_version"])
+        """The oldest policy version that acted; -1 where only random actions did."""
+        self.max_version = int(metadata["max_version"])
+        self.delivery = int(metadata["delivery"])
+        """1 when it was never handed out before."""
+        self.mode = str(metadata["mode"])
+        """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
+        self.is_shared = is_shared
+        self._on_ack = on_ack
+        self._is_gone = False
+        self._nested: dict[str, Any] | None = None
+
+    def numpy(self) -> dict[str, Any]:
+        """The batch as nested dicts of arrays, each `[B, T, ...]`; views of the received bytes where possible.
+
+        Returns:
+            `observation` (nested for Dict spaces), `action`, the policy's outputs, recurrent states and `is_init`;
+            `next`: observation, states, `reward` float32, `done`, `terminated`, `truncated` bool, each `[B, T, 1]`;
+            `collector`: `traj_ids` and `policy_version` int64 `[B, T]`, and `mask` bool `[B, T]` where columns have
+            different lengths. Where the mask is False every value is zero, except that the observation right after
+            a column's last frame stays what that frame led to.
+
+        Raises:
+            BatchGone: it was acknowledged, and lay in the head's memory.
+        """
+        if self._is_gone and self.is_shared:
+            raise BatchGone(
+                f"batch {self.id} was given back to the head; take tensordict(copy=True) before asking for the next"
+            )
+        if self._nested is None:
+            self._nested = _assemble(self.parts)
+        return self._nested
+
+    def tensordict(self, *, copy: bool = False) -> "TensorDict":
+        """The batch as a TensorDict `[B, T]` with the names `(None, "time")`; needs torch and tensordict.
+
+        Args:
+            copy: own the memory. Without it tensors are views of what `numpy()` returns.
+
+        Raises:
+            BatchGone: it was acknowledged, and lay in the head's memory.
+        """
+        import torch
+        from tensordict import TensorDict
+
+        def wrapped(values: Mapping[str, Any]) -> dict[str, Any]:
+            return {
+                key: wrapped(value) if isinstance(value, dict) else torch.from_numpy(value)
+                for key, value in values.items()
+            }
+
+        nested = self.numpy()
+        shape = nested["next"]["reward"].shape[:2]
+        found = TensorDict(wrapped(nested), batch_size=list(shape), names=[None, "time"])
+        return found.clone() if copy else found
+
+    def ack(self) -> None:
+        """Tell the head that the batch is learned from and must not be delivered again. May be called twice."""
+        if not self._is_gone and self._on_ack is not None:
+            self._on_ack(self)
+        self.forget()
+
+    def forget(self) -> None:
+        """The head has the batch back: its memory is not ours any more."""
+        self._is_gone = True
+
+    @property
+    def is_acked(self) -> bool:
+        """True once it went back."""
+        return self._is_gone
+
+    def __len__(self) -> int:
+        """Frames."""
+        return self.num_frames
+
+    def __repr__(self) -> str:
+        return (
+            f"Batch(id={self.id!r}, num_frames={self.num_frames}, versions={self.min_version}..{self.max_version}, "
+            f"delivery={self.delivery})"
+        )
+
+
+def decode(data: memoryview, *, on_ack: Callable[[Batch], None] | None = None) -> Batch:
+    """Read a safetensors batch. Arrays are views of `data`, which must stay as it is and belongs to the batch.
+
+    Raises:
+        BadBatch: the bytes are not a batch of this format.
+    """
+    if data.readonly:  # padding is zeroed in place, and torch wants memory that it may write
+        data = memoryview(bytearray(data))
+    try:
+        file = parse_header(data)
+        arrays = {name: view(data, file, entry) for name, entry in file.tensors.items()}
+    except MalformedTensorFile as error:
+        raise BadBatch(f"the batch is no safetensors file: {error}") from error
+    except KeyError as error:
+        raise BadBatch(f"the batch has a tensor of dtype {error}, which numpy does not know") from error
+    return assemble_batch(file.metadata, arrays, on_ack=on_ack)
+
+
+def decode_memory(
+    metadata: Mapping[str, str],
+    parts: Iterable[tuple[memoryview, Mapping[str, tuple[str, tuple[int, ...], int]]]],
+    *,
+    on_ack: Callable[[Batch], None] | None = None,
+) -> Batch:
+    """Lay a batch over mapped memory.
+
+    Args:
+        metadata: as a file would have it.
+        parts: each worker's memory, and (dtype, shape, offset) of its tensors by the names that a file would have.
+        on_ack: called once, when the batch is acknowledged.
+
+    Raises:
+        BadBatch: the memory does not hold what is said.
+    """
+    try:
+        arrays = {
+            name: array_at(data, dtype, shape, offset)
+            for data, tensors in parts
+            for name, (dtype, shape, offset) in tensors.items()
+        }
+    except (KeyError, ValueError) as error:
+        raise BadBatch(f"the head's memory does not hold the batch it told of: {error}") from error
+    return assemble_batch(metadata, arrays, is_shared=True, on_ack=on_ack)
+
+
+def assemble_batch(
+    metadata: Mapping[str, str],
+    arrays: Arrays,
+    *,
+    is_shared: bool = False,
+    on_ack: Callable[[Batch], None] | None = None,
+) -> Batch:
+    """Put a batch together from its metadata and arrays by name (`0/observation`, ...).
+
+    Raises:
+        BadBatch: the two do not fit.
+    """
+    try:
+        document = json.loads(metadata[METADATA_KEY])
+        if document["format"] != FORMAT:
+            raise BadBatch(
+                f"the batch has format {document['format']}, this client reads {FORMAT}; install the head's release"
+            )
+        parts = [_part(number, entry, arrays) for number, entry in enumerate(document["parts"])]
+        if not parts or not any(part.num_steps for part in parts):
+            raise BadBatch(f"batch {document['id']} has no steps")
+        return Batch(parts, document, is_shared=is_shared, on_ack=on_ack)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadBatch(f"the batch's metadata cannot be read: {type(error).__name__} {error}") from error
+
+
+def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
+    prefix = f"{number}/"
+    own = {name.removeprefix(prefix): array for name, array in arrays.items() if name.startswith(prefix)}
+    num_steps, num_envs = int(entry["num_steps"]), int(entry["num_envs"])
+    for name, array in own.items():
+        wanted = _leading_shape(name, num_steps, num_envs, int(entry["num_ends"]))
+        if array.shape[: len(wanted[0])] not in wanted:
+            raise BadBatch(f'tensor "{prefix}{name}" has the shape {array.shape}, the part says {wanted[0]}')
+    return Part(
+        worker=str(entry["worker"]),
+        attempt=int(entry["attempt"]),
+        num_envs=num_envs,
+        num_steps=num_steps,
+        num_frames=int(entry["frames"]),
+        arrays=own,
+    )
+
+
+def _leading_shape(name: str, steps: int, envs: int, ends: int) -> tuple[tuple[int, ...], ...]:
+    if name == "collector/lengths":
+        return ((envs,),)
+    if name.startswith((_FINAL, "ends/")):
+        return ((ends,),)
+    if name in _OWN_KEYS:
+        return ((steps, envs),)
+    return ((steps, envs), (steps + 1, envs))
+
+
+def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
+    """All keys of a batch, parts one below the other."""
+    longest = max(part.num_steps for part in parts)
+    # A part without a step has no rows: it only takes its place.
+    model = max(parts, key=lambda part: part.num_steps)
+    masks = [_mask(part) for part in parts]
+    for part, mask_TB in zip(parts, masks, strict=True):
+        if mask_TB is not None:
+            _blank_padding(part, mask_TB)
+
+    root: dict[str, Any] = {"next": {}, "collector": {}}
+    is_padded = any(mask is not None for mask in masks) or any(part.num_steps < longest for part in parts)
+    if is_padded:
+        whole = [
+            np.ones((part.num_steps, part.num_envs), np.bool_) if m is None else m
+            for part, m in zip(parts, masks, strict=True)
+        ]
+        root["collector"]["mask"] = _env_first(_stack(parts, whole, longest))
+    for name in ("traj_ids", "policy_version"):
+        root["collector"][name] = _env_first(_join(parts, f"collector/{name}", model, longest))
+    flags = {name: _env_first(_join(parts, f"next/{name}", model, longest))[..., None] for name in _FLAGS}
+    root["next"]["reward"] = _env_first(_join(parts, "next/reward", model, longest))[..., None]
+    root["next"]["done"] = flags["terminated"] | flags["truncated"]
+    root["next"].update(flags)
+    for name, array in model.arrays.items():
+        if name in _OWN_KEYS or name.startswith(_FINAL):
+            continue
+        key = tuple(name.split("/"))
+        _put(root, key, _env_first(_join(parts, name, model, longest)))
+        if array.shape[0] == model.num_steps + 1:
+            _put(root["next"], key, _env_first(_what_followed(parts, name, model, longest)))
+    if "is_init" in model.arrays:
+        root["is_init"] = _env_first(_join(parts, "is_init", model, longest))[..., None]
+    return root
+
+
+def _mask(part: Part) -> Array | None:
+    """`[T, B]`, False behind a column's last frame; None when all columns are full."""
+    lengths = part.arrays["collector/lengths"]
+    if (lengths == part.num_steps).all():
+        return None
+    mask: Array = np.arange(part.num_steps)[:, None] < lengths[None, :]
+    return mask
+
+
+def _blank_padding(part: Part, mask_TB: Array) -> None:
+    """Zero what the memory holds behind a column's end."""
+    rows, columns = np.nonzero(~mask_TB)
+    for name, array in part.arrays.items():
+        if name == "collector/lengths" or name.startswith((_FINAL, "ends/")):
+            continue
+        # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
+        is_carried = name not in _OWN_KEYS and array.shape[0] == part.num_steps + 1
+        array[rows + 1 if is_carried else rows, columns] = 0
+
+
+def _join(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
+    """Rows 0..T-1 of every part, `[T, W*B, ...]`."""
+    return _stack(
+        parts,
+        [part.arrays[name][: part.num_steps] if part.num_steps else None for part in parts],
+        longest,
+        like=model.arrays[name],
+    )
+
+
+def _what_followed(parts: Sequence[Part], name: str, model: Part, longest: int) -> Array:
+    """Rows 1..T of a carried array, with the true last values where trajectories ended."""
+    following = [part.arrays[name][1:] if part.num_steps else None for part in parts]
+    ends = [part.arrays.get("ends/time") for part in parts]
+    if len(parts) == 1 and ends[0] is not None and following[0] is not None:
+        following = [following[0].copy()]
+    joined = _stack(parts, following, longest, like=model.arrays[name])
+    first = 0
+    for part, times in zip(parts, ends, strict=True):
+        if times is not None:
+            joined[times, first + part.arrays["ends/env"]] = part.arrays[_FINAL + name]
+        first += part.num_envs
+    return joined
+
+
+def _stack(parts: Sequence[Part], arrays: Sequence[Array | None], longest: int, like: Array | None = None) -> Array:
+    """Arrays `[T_p, B_p, ...]` side by side, zeros where one is shorter. A view when there is but one."""
+    if len(arrays) == 1 and arrays[0] is not None:
+        return arrays[0]
+    model = like if like is not None else next(array for array in arrays if array is not None)
+    whole = np.empty((longest, sum(part.num_envs for part in parts), *model.shape[2:]), model.dtype)
+    first = 0
+    for part, array in zip(parts, arrays, strict=True):
+        columns = slice(first, first + part.num_envs)
+        if array is not None:
+            whole[: part.num_steps, columns] = array
+        whole[part.num_steps :, columns] = 0
+        first += part.num_envs
+    return whole
+
+
+def _env_first(array_TB: Array) -> Array:
+    return array_TB.swapaxes(0, 1)
+
+
+def _put(target: dict[str, Any], key: tuple[str, ...], value: Array) -> None:
+    for part in key[:-1]:
+        target = target.setdefault(part, {})
+    target[key[-1]] = value

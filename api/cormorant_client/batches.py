@@ -1,0 +1,273 @@
+"""Batches as an iterator: fetched ahead by a thread, acknowledged when the next one is asked for.
+
+fetched -> ready -> handed out -> acknowledged (the next one was asked for, or the block ended well)
+              |          +------> released (the block ended with an error, or was closed): delivered again at once
+              +-----------------> released
+a process that dies does neither: the head delivers its batches again after its time to acknowledge
+"""
+
+import threading
+import time
+import weakref
+from collections import deque
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+from cormorant_client import memory
+from cormorant_client.batch import Batch, decode, decode_memory
+from cormorant_client.errors import ClientError, NotFound, StreamEnded
+from cormorant_client.head import Head, quoted
+from cormorant_client.memory import Mappings, NotHere
+from cormorant_client.transport import Interrupt, Reply
+from cormorant_contract.rest import headers
+from cormorant_contract.rest.batches import MemoryBatch
+
+MemoryUse = Literal["auto", "never"]
+
+_POLL_S = 20.0
+_REMEMBERED = 1024
+_FRESH = 0.5
+"""A batch that waited here for more of its time to acknowledge than this is not handed out: it would come again."""
+_GIVE_BACK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What an iteration asks for."""
+
+    consumer: str
+    """Name under which the head counts; consumers share the stream."""
+    frames: int | None = None
+    """End after at least so many frames; None: at the end of the stream."""
+    prefetch: int = 2
+    """Batches fetched ahead; 0 fetches when one is asked for."""
+    max_staleness: int | None = None
+    """Batches whose oldest version is further behind are dropped by the head."""
+    memory: MemoryUse = "auto"
+    """auto: map the head's memory on the same machine, ask for bytes elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fetched:
+    batch: Batch
+    within_s: float
+    at: float
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether there is time left to learn from it before it goes to somebody else."""
+        return time.monotonic() - self.at < _FRESH * self.within_s
+
+
+class Batches:
+    """An iterator of `Batch`. One thread iterates; use as a context manager where errors may end it."""
+
+    def __init__(self, head: Head, wanted: Wanted) -> None:
+        self._fetcher = _Fetcher(head, wanted)
+        # The thread knows the fetcher alone: a loop that was left, and forgotten, ends here.
+        self._end = weakref.finalize(self, self._fetcher.stop)
+        self.num_frames = 0
+        """Handed out so far."""
+
+    def __iter__(self) -> "Batches":
+        """Itself."""
+        return self
+
+    def __next__(self) -> Batch:
+        """Acknowledge the last batch and wait for the next.
+
+        Raises:
+            StopIteration: the stream ended, or enough frames were handed out.
+            HeadUnreachable: the head stayed away for longer than `reconnect_s`.
+            HeadError: it refuses; e.g. another token is needed.
+        """
+        self._fetcher.finish_current()
+        batch = self._fetcher.take()
+        if batch is None:
+            raise StopIteration
+        self.num_frames += batch.num_frames
+        return batch
+
+    def close(self) -> None:
+        """Release what was not acknowledged and stop fetching. May be called twice."""
+        self._end()
+
+    def __enter__(self) -> "Batches":
+        """Close at the end."""
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Acknowledge the last batch if all went well, and close."""
+        try:
+            if kind is None:
+                self._fetcher.finish_current()
+        finally:
+            self.close()
+
+
+class _Fetcher:
+    """Fetches ahead in a thread, and keeps the books of what the head lent."""
+
+    def __init__(self, head: Head, wanted: Wanted) -> None:
+        self._head = head
+        self._wanted = wanted
+        self._interrupt = Interrupt()
+        self._condition = threading.Condition()
+        """Guards what follows, up to the thread."""
+        self._ready: deque[_Fetched] = deque()
+        self._asked = 0
+        """1 while somebody waits for a batch."""
+        self._frames_fetched = 0
+        self._end: ClientError | Literal["done"] | None = None
+        self._current: Batch | None = None
+        self._acked: deque[str] = deque(maxlen=_REMEMBERED)
+        self._uses_memory = wanted.memory == "auto" and memory.is_possible(head.address)
+        self._mappings: Mappings | None = None
+        self._thread = threading.Thread(target=self._fetch_all, name="cormorant-batches", daemon=True)
+        self._thread.start()
+
+    def take(self) -> Batch | None:
+        """Wait for the next batch; None at the end."""
+        while (fetched := self._next_ready()) is not None:
+            batch = fetched.batch
+            if batch.id in self._acked:
+                # It was learned from for so long that the head had given it out again.
+                batch.ack()
+            elif fetched.is_fresh:
+                self._current = batch
+                return batch
+            else:
+                self._release(batch)
+            with self._condition:
+                self._frames_fetched -= batch.num_frames
+                self._condition.notify_all()
+        return None
+
+    def finish_current(self) -> None:
+        """The batch that was handed out last is learned from."""
+        current, self._current = self._current, None
+        if current is not None:
+            current.ack()
+
+    def stop(self) -> None:
+        """Give everything back and end the thread."""
+        self._interrupt.set()
+        with self._condition:
+            self._condition.notify_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._condition:
+            left = [fetched.batch for fetched in self._ready]
+            self._ready.clear()
+            self._end = self._end or "done"
+        if self._current is not None:
+            left.insert(0, self._current)
+            self._current = None
+        for batch in left:
+            if not batch.is_acked:
+                self._release(batch)
+
+    def _next_ready(self) -> _Fetched | None:
+        with self._condition:
+            self._asked = 1
+            self._condition.notify_all()
+            try:
+                while not self._ready:
+                    if isinstance(self._end, ClientError):
+                        raise self._end
+                    if self._end is not None:
+                        return None
+                    self._condition.wait()
+                return self._ready.popleft()
+            finally:
+                self._asked = 0
+                self._condition.notify_all()
+
+    def _ack(self, batch: Batch) -> None:
+        self._acked.append(batch.id)
+        with suppress(NotFound):  # of a head that is no more
+            self._head.post(f"/v1/batches/{quoted(batch.id)}/ack")
+
+    def _release(self, batch: Batch) -> None:
+        batch.forget()
+        with suppress(ClientError):  # it goes back by itself when its time is over
+            self._head.post(f"/v1/batches/{quoted(batch.id)}/release", patience_s=_GIVE_BACK_S)
+
+    def _fetch_all(self) -> None:
+        try:
+            while self._may_fetch():
+                fetched = self._fetch()
+                if fetched is None:
+                    continue
+                with self._condition:
+                    self._ready.append(fetched)
+                    self._frames_fetched += fetched.batch.num_frames
+                    self._condition.notify_all()
+            self._finish("done")
+        except StreamEnded:
+            self._finish("done")
+        except ClientError as error:
+            self._finish("done" if self._interrupt.event.is_set() else error)
+        except Exception as error:  # noqa: BLE001  # the edge of a thread: whoever iterates must hear of it
+            failed = ClientError(f"fetching batches failed: {type(error).__name__}: {error}")
+            failed.__cause__ = error
+            self._finish(failed)
+
+    def _may_fetch(self) -> bool:
+        """Wait for room; False when it is over."""
+        with self._condition:
+            while not self._interrupt.event.is_set():
+                has_enough = self._wanted.frames is not None and self._frames_fetched >= self._wanted.frames
+                if has_enough and self._asked and not self._ready:
+                    return False
+                if not has_enough and len(self._ready) < self._wanted.prefetch + self._asked:
+                    return True
+                self._condition.wait()
+            return False
+
+    def _finish(self, end: ClientError | Literal["done"]) -> None:
+        with self._condition:
+            self._end = end
+            self._condition.notify_all()
+
+    def _fetch(self) -> _Fetched | None:
+        accept = f"{headers.MEMORY_JSON}, {headers.SAFETENSORS}" if self._uses_memory else headers.SAFETENSORS
+        reply = self._head.send(
+            "GET",
+            "/v1/batches/next",
+            params={
+                "consumer": self._wanted.consumer,
+                "wait": _POLL_S,
+                "max_staleness": self._wanted.max_staleness,
+            },
+            headers={"Accept": accept},
+            wait_s=_POLL_S,
+            is_bulk=True,
+            interrupt=self._interrupt,
+        )
+        at = time.monotonic()
+        if reply.status == 204:
+            return None
+        if reply.headers.get("content-type", "").startswith(headers.MEMORY_JSON):
+            return self._map(reply, at)
+        batch = decode(reply.body, on_ack=self._ack)
+        return _Fetched(batch=batch, within_s=float(reply.headers.get(headers.ACK_WITHIN.lower(), "60")), at=at)
+
+    def _map(self, reply: Reply, at: float) -> _Fetched | None:
+        told = self._head.parse(MemoryBatch, reply)
+        mappings = self._mappings = self._mappings or Mappings(self._head.listeners())
+        try:
+            parts = [
+                (
+                    mappings.open(part.path, part.size_bytes),
+                    {name: (found.dtype, found.shape, found.offset) for name, found in part.tensors.items()},
+                )
+                for part in told.parts
+            ]
+        except NotHere:
+            self._uses_memory = False  # the same batch comes again, as bytes
+            self._head.post(f"/v1/batches/{quoted(told.id)}/release")
+            return None
+        batch = decode_memory(told.metadata, parts, on_ack=self._ack)
+        return _Fetched(batch=batch, within_s=told.ack_within_s, at=at)

@@ -1,0 +1,303 @@
+"""The learner's handle on one head.
+
+with connect("http://127.0.0.1:8000", token=token) as client:
+    for batch in client.batches():
+        learn(batch.tensordict())
+        client.publish(policy)
+"""
+
+import os
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+from cormorant_client.address import parse_address
+from cormorant_client.batches import Batches, MemoryUse, Wanted
+from cormorant_client.errors import BadAddress, Conflict, HeadFailed, UpdateFailed
+from cormorant_client.events import read_events
+from cormorant_client.head import Head, quoted
+from cormorant_client.pauses import Pause, default_owner
+from cormorant_client.publisher import Publisher
+from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, PulledWeights, make_body
+from cormorant_client.transport import Transport
+from cormorant_client.updates import Update
+from cormorant_contract.rest import headers
+from cormorant_contract.rest import updates as rest
+from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.models import Model, Models, Rollback, Versions
+from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.status import Status, Workers
+
+_STATE_WAIT_S = 300.0
+_CONFLICTS = 20
+
+
+def connect(
+    url: str = "",
+    *,
+    token: str = "",
+    timeout_s: float = 30.0,
+    reconnect_s: float = 60.0,
+    ca_file: str | os.PathLike[str] = "",
+) -> "Client":
+    """Make a client of a head. Nothing is sent yet.
+
+    Args:
+        url: `http://host:8000`; by default the environment variable CORMORANT_URL.
+        token: the read, write or operator token; by default the environment variable CORMORANT_TOKEN.
+        timeout_s: a request during which nothing comes for so long, beyond what it was asked to wait, is broken.
+        reconnect_s: how long requests that are safe to repeat are repeated while the head is away.
+        ca_file: certificates to trust with https; by default those of the system.
+
+    Raises:
+        BadAddress: the URL, the token or the certificates cannot be used.
+    """
+    url = url or os.environ.get("CORMORANT_URL", "")
+    token = token or os.environ.get("CORMORANT_TOKEN", "")
+    if not url:
+        raise BadAddress("no head is named; give its URL, or set CORMORANT_URL")
+    if not token.isascii() or not token.isprintable() or " " in token:
+        raise BadAddress("the token has characters that no token has; is it the right file, without its JSON?")
+    address = parse_address(url)
+    context = None
+    if address.is_tls:
+        try:
+            context = ssl.create_default_context(cafile=os.fspath(ca_file) or None)
+        except (OSError, ssl.SSLError) as error:
+            raise BadAddress(f"the certificates in {ca_file} cannot be used: {error}") from error
+    transport = Transport(token=token, tls=context, timeout_s=timeout_s)
+    return Client(Head(address, transport, reconnect_s=reconnect_s))
+
+
+class Client:
+    """One head. Thread-safe; close it, or use it as a context manager."""
+
+    def __init__(self, head: Head) -> None:
+        self._head = head
+        self._lock = threading.Lock()
+        """Guards the version."""
+        self._version: int | None = None
+
+    @property
+    def url(self) -> str:
+        """The head's address."""
+        return str(self._head.address)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def publish(
+        self, weights: Publishable, *, version: int | None = None, model: str = MAIN_MODEL, wait: float = 0.0
+    ) -> Update:
+        """Publish weights; every worker acts with them from its next batch on.
+
+        Sends header and tensors as they lie in memory: they may change once this returned. Repeating it after a
+        broken connection does nothing twice, as version and digest are the same.
+
+        Args:
+            weights: a torch module, a state dict, a mapping of model names to either, or a safetensors file (bytes or
+                path).
+            version: must be higher than the current one; None: the next one.
+            model: whose weights they are, where they are no mapping of model names.
+            wait: seconds to wait for the workers. Without it the head answers once it has checked the weights;
+                `Update.wait` waits later.
+
+        Raises:
+            BadTensors: there is something in it that is no tensor.
+            TensorMismatch: names, shapes or dtypes are not the policy's.
+            Conflict: the version is not higher than the current one.
+            UpdateFailed: with `wait`: no worker took them.
+            HeadUnreachable: the head stayed away for longer than `reconnect_s`.
+        """
+        return self._publish(make_body(weights, model=model), version=version, wait=wait)
+
+    def publisher(self, *, model: str = MAIN_MODEL) -> Publisher:
+        """A thread that publishes in the background; of several publishes in a hurry, the newest is sent."""
+        return Publisher(self._publish, model=model)
+
+    def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
+        """Fetch weights.
+
+        Args:
+            model: whose.
+            version: None: the newest.
+
+        Raises:
+            NotFound: no such model, nothing was published yet, or the version is not retained any more.
+        """
+        reply = self._head.send("GET", f"/v1/models/{quoted(model)}/weights", params={"version": version}, is_bulk=True)
+        found = int(reply.headers.get(headers.POLICY_VERSION.lower(), "0"))
+        return PulledWeights.read(model, found, reply.headers.get("etag", ""), reply.body)
+
+    def models(self) -> Models:
+        """Every named model with its newest version."""
+        return self._head.get(Models, "/v1/models")
+
+    def model(self, model: str = MAIN_MODEL) -> Model:
+        """One model with its tensors."""
+        return self._head.get(Model, f"/v1/models/{quoted(model)}")
+
+    def versions(self, model: str = MAIN_MODEL) -> Versions:
+        """Retained versions, newest first."""
+        return self._head.get(Versions, f"/v1/models/{quoted(model)}/versions")
+
+    def rollback(self, version: int, *, model: str = MAIN_MODEL) -> Update:
+        """Publish the bytes of an old version again, under a new number. Not repeated when the connection breaks.
+
+        Raises:
+            NotFound: the version is not retained.
+        """
+        body = Rollback(version=version)
+        reply = self._head.post(f"/v1/models/{quoted(model)}:rollback", body, is_safe=False)
+        return self._noted(Update(self._head, self._head.parse(rest.Update, reply)))
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def batches(
+        self,
+        frames: int | None = None,
+        *,
+        consumer: str = "",
+        prefetch: int = 2,
+        max_staleness: int | None = None,
+        memory: MemoryUse = "auto",
+    ) -> Batches:
+        """Iterate over batches; each is acknowledged when the next one is asked for.
+
+            with client.batches() as batches:
+                for batch in batches:
+                    learn(batch.tensordict())
+
+        What was not acknowledged when the loop ends with an error, or the process dies, is delivered again. The
+        iteration ends with the stream and goes on over a restart of the head.
+
+        Args:
+            frames: end after at least so many; None: with the stream.
+            consumer: name for the head's status; by default host and process. Consumers share the stream.
+            prefetch: batches fetched ahead. 0 for strictly on-policy learning with several consumers.
+            max_staleness: batches in which a version acted that is further behind the published one are dropped.
+            memory: "auto" maps the head's memory when it is on this machine; such a batch is valid until the next
+                one is asked for. "never" always receives bytes, which are the batch's own.
+        """
+        return Batches(
+            self._head,
+            Wanted(
+                consumer=consumer or default_owner(),
+                frames=frames,
+                prefetch=prefetch,
+                max_staleness=max_staleness,
+                memory=memory,
+            ),
+        )
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def pause(self, *, owner: str = "", reason: str = "", ttl: float = 60.0, wait: float = 30.0) -> Pause:
+        """Let the fleet stand still; returns when it does, or after `wait` seconds.
+
+            with client.pause(reason="evaluating"):
+                evaluate()
+
+        Args:
+            owner: who pauses; one lease each. By default this process.
+            reason: for others to read.
+            ttl: seconds after which it ends by itself. Inside `with` it is renewed before.
+            wait: seconds; `Pause.lease.state` says how far it came.
+        """
+        wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
+        return Pause(self._head, wanted)
+
+    def resume(self, owner: str = "") -> Pauses:
+        """End the lease of an owner, by default of this process. Others may hold theirs."""
+        reply = self._head.post("/v1/resume", ResumeRequest(owner=owner or default_owner()))
+        return self._head.parse(Pauses, reply)
+
+    def pauses(self) -> Pauses:
+        """Who pauses."""
+        return self._head.get(Pauses, "/v1/pauses")
+
+    def state(self) -> memoryview:
+        """The whole fleet's state at a batch boundary, as bytes for `load_state`."""
+        accept = {"Accept": headers.SAFETENSORS}
+        return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
+
+    def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
+        """Let the fleet go on from a saved state. It must be paused.
+
+        Args:
+            state: what `state` returned, or a file with it.
+
+        Raises:
+            Conflict: the fleet is not paused.
+            Refused: it is the state of another job.
+        """
+        data = Path(state).read_bytes() if isinstance(state, str | os.PathLike) else state
+        kind = {"Content-Type": headers.SAFETENSORS}
+        self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
+
+    def status(self) -> Status:
+        """The whole job at one moment."""
+        return self._head.status()
+
+    def workers(self) -> Workers:
+        """Every worker."""
+        return self._head.get(Workers, "/v1/workers")
+
+    def events(self, *, last_id: str = "") -> Iterator[Event]:
+        """What happens, as it happens, for ever; breaks are gone over.
+
+        Args:
+            last_id: go on after this event.
+        """
+        return read_events(self._head, last_id=last_id)
+
+    def close(self) -> None:
+        """Close idle connections. May be called twice."""
+        self._head.close()
+
+    def __enter__(self) -> "Client":
+        """Close at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close."""
+        self.close()
+
+    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0) -> Update:
+        path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
+        kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
+        for attempt in range(_CONFLICTS):
+            # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
+            number = self._next_version() if version is None else version
+            try:
+                reply = self._head.send(
+                    "PUT", path, params={"version": number}, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
+                )
+            except Conflict as error:
+                current = error.problem.current_version
+                is_taken = error.kind == ProblemType.VERSION_CONFLICT and current is not None
+                if version is not None or not is_taken or attempt == _CONFLICTS - 1:
+                    raise
+                self._note(current or 0)
+            except HeadFailed as error:
+                if error.kind == ProblemType.APPLY_TIMEOUT:
+                    self._note(number)
+                    raise UpdateFailed(f"version {number} reached no worker in time: {error}") from error
+                raise
+            else:
+                return self._noted(Update(self._head, self._head.parse(rest.Update, reply)))
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def _next_version(self) -> int:
+        if self._version is None:
+            self._note(self.models().version)
+        return (self._version or 0) + 1
+
+    def _noted(self, update: Update) -> Update:
+        self._note(update.version)
+        return update
+
+    def _note(self, version: int) -> None:
+        with self._lock:
+            self._version = max(version, self._version or 0)

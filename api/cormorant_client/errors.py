@@ -1,0 +1,156 @@
+"""What can go wrong for a client. Every message is a sentence with values and what to do.
+
+ClientError
+  BadAddress          the URL or the token cannot be used
+  HeadUnreachable     no answer in the time allowed
+  BadTensors          what was given to publish is not a set of tensors
+  BadBatch            bytes of a batch contradict themselves
+  BatchGone           the batch's memory went back to the head
+  UpdateFailed        no worker took the weights
+  HeadError           the head answered with a problem; `kind`, `status` and `problem` say which
+    Unauthenticated   401: no token, or a wrong one
+    Forbidden         403: the token's role may not do this
+    NotFound          404, 410: no such model, update, batch, version
+    StreamEnded       410: all batches are delivered and acknowledged
+    Conflict          409, 412: a version is taken, or the fleet is not paused
+    TensorMismatch    422: names, shapes or dtypes are not the policy's
+    Refused           400, 411, 413, 415, 422: the request itself is wrong
+    NotNow            429, 503: busy, draining, no workers yet
+    HeadFailed        500 and above: the fleet or the head is in trouble
+"""
+
+from cormorant_contract.rest.problems import TYPE_PREFIX, Problem, ProblemType
+
+_NAMED_TENSORS = 3
+
+
+class ClientError(Exception):
+    """Anything that this package refuses or gives up."""
+
+
+class BadAddress(ClientError):
+    """The URL or the token cannot be used."""
+
+
+class HeadUnreachable(ClientError):
+    """The head could not be reached, or did not answer in time."""
+
+
+class BadTensors(ClientError):
+    """What shall be published is not a set of tensors."""
+
+
+class BadBatch(ClientError):
+    """A batch's bytes are not what the header says."""
+
+
+class BatchGone(ClientError):
+    """The batch was acknowledged, and its memory is not ours any more."""
+
+
+class UpdateFailed(ClientError):
+    """A publish that no worker acknowledged, or that was refused by workers."""
+
+
+class HeadError(ClientError):
+    """The head's answer is a problem."""
+
+    def __init__(self, problem: Problem) -> None:
+        super().__init__(_sentence(problem))
+        self.problem = problem
+        """The whole answer."""
+
+    @property
+    def kind(self) -> str:
+        """The problem's type, one of `ProblemType`."""
+        return self.problem.kind
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.problem.status
+
+
+class Unauthenticated(HeadError):
+    """No token, or one that the head does not know."""
+
+
+class Forbidden(HeadError):
+    """The token's role is too low."""
+
+
+class NotFound(HeadError):
+    """The head has no such thing, or has it no more."""
+
+
+class StreamEnded(HeadError):
+    """totalFrames are delivered and every batch is acknowledged."""
+
+
+class Conflict(HeadError):
+    """The state of the head does not allow it: `problem.current_version` may say which one holds."""
+
+
+class TensorMismatch(HeadError):
+    """The tensors are not the policy's: `problem.missing`, `.unexpected`, `.shape`, `.dtype` name them."""
+
+
+class Refused(HeadError):
+    """The request cannot be right, whatever the state."""
+
+
+class NotNow(HeadError):
+    """The head cannot do it yet; trying again later may help."""
+
+
+class HeadFailed(HeadError):
+    """The head or its fleet is in trouble."""
+
+
+def error_for(status: int, body: bytes, *, where: str) -> HeadError:
+    """Turn an answer into an error.
+
+    Args:
+        status: the HTTP status.
+        body: problem+json; other bodies are from a proxy and are quoted.
+        where: method and URL, for the message.
+    """
+    try:
+        problem = Problem.model_validate_json(body)
+    except ValueError:
+        text = " ".join(body[:200].decode("utf-8", "replace").split())
+        detail = f"{where} answered {status}, not as a Cormorant head does: {text or 'an empty body'}; check the URL"
+        problem = Problem(type="about:blank", title=f"HTTP {status}", status=status, detail=detail)
+    return _class_for(status, problem.kind)(problem)
+
+
+def _class_for(status: int, kind: str) -> type[HeadError]:
+    if kind == ProblemType.TENSOR_MISMATCH:
+        return TensorMismatch
+    if kind == ProblemType.STREAM_ENDED:
+        return StreamEnded
+    exact: dict[int, type[HeadError]] = {
+        401: Unauthenticated,
+        403: Forbidden,
+        404: NotFound,
+        409: Conflict,
+        410: NotFound,
+        412: Conflict,
+        429: NotNow,
+    }
+    if status == 503:
+        return HeadFailed if kind in {ProblemType.FLEET_FAILED, ProblemType.STORE_FAILED} else NotNow
+    return exact.get(status, HeadFailed if status >= 500 else Refused)
+
+
+def _sentence(problem: Problem) -> str:
+    text = problem.detail or problem.title
+    if problem.type.startswith(TYPE_PREFIX) and problem.kind == ProblemType.TENSOR_MISMATCH:
+        named = [
+            f"{what}: {', '.join(found.names[:_NAMED_TENSORS])}{' ...' if found.count > _NAMED_TENSORS else ''}"
+            for what in ("missing", "unexpected", "shape", "dtype")
+            if (found := getattr(problem, what)) is not None and found.count
+        ]
+        if named and not any(part in text for part in named):
+            text = f"{text} ({'; '.join(named)})"
+    return text

@@ -1,0 +1,51 @@
+"""Server-sent events: parsed, and gone on with after a break."""
+
+import http.client
+from collections.abc import Iterator
+
+from cormorant_client.errors import HeadUnreachable, error_for
+from cormorant_client.head import Head
+from cormorant_client.patience import Patience
+from cormorant_client.transport import Broken, Interrupt
+from cormorant_contract.rest.events import Event
+
+_PATH = "/v1/events"
+
+
+def read_events(head: Head, *, last_id: str = "", interrupt: Interrupt | None = None) -> Iterator[Event]:
+    """Yield events for ever. A broken connection is opened again after the last event that was seen.
+
+    Raises:
+        HeadUnreachable: the head stayed away for longer than `reconnect_s`.
+        HeadError: the head refuses.
+    """
+    stop = interrupt or Interrupt()
+    patience = Patience(head.reconnect_s)
+    while not stop.event.is_set():
+        headers = {"Accept": "text/event-stream", **({"Last-Event-ID": last_id} if last_id else {})}
+        try:
+            with head.stream(_PATH, headers=headers, wait_s=0.0, interrupt=stop) as response:
+                if response.status != 200:
+                    raise error_for(response.status, response.read(), where=f"GET {_PATH}")
+                for event in parse_events(response):
+                    patience = Patience(head.reconnect_s)
+                    last_id = event.id
+                    yield event
+        except Broken as error:
+            if stop.event.is_set():
+                return
+            if not patience.wait(interrupted=stop.event):
+                raise HeadUnreachable(f"the events of {head.address} ended and did not come back: {error}") from error
+
+
+def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:
+    """Read `id:`, `event:` and `data:` lines; comments and unknown fields are left out."""
+    data: list[str] = []
+    for raw in lines:
+        line = raw.decode("utf-8", "replace").rstrip("\r\n")
+        name, _, value = line.partition(":")
+        if name == "data":
+            data.append(value.removeprefix(" "))
+        elif not line and data:
+            yield Event.model_validate_json("\n".join(data))
+            data = []

@@ -1,0 +1,216 @@
+"""One head, as every part of the client talks to it: requests with retries, the data port found and kept.
+
+control  --port       small requests
+bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the control port where it cannot be reached
+"""
+
+import json
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from pydantic import BaseModel
+
+from cormorant_client.address import Address
+from cormorant_client.errors import HeadError, HeadUnreachable, NotNow, error_for
+from cormorant_client.patience import Patience
+from cormorant_client.transport import Broken, Bytes, Interrupt, Reply, Transport
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.status import Status
+
+Model = TypeVar("Model", bound=BaseModel)
+Params = Mapping[str, str | int | float | None]
+
+_DATA_PORT_AGAIN_S = 30.0
+"""A data port that could not be reached is tried again after so long."""
+
+
+class Head:
+    """Requests to one head. Thread-safe."""
+
+    def __init__(self, address: Address, transport: Transport, *, reconnect_s: float) -> None:
+        self.address = address
+        self._transport = transport
+        self.reconnect_s = reconnect_s
+        """How long a request that is safe to repeat is repeated while the head is away."""
+        self._lock = threading.Lock()
+        """Guards where the data port is."""
+        self._bulk: Address | None = None
+        self._bulk_until = 0.0
+
+    def get(
+        self,
+        model: type[Model],
+        path: str,
+        *,
+        params: Params | None = None,
+        wait_s: float = 0.0,
+        interrupt: Interrupt | None = None,
+    ) -> Model:
+        """GET a JSON answer."""
+        reply = self.send("GET", path, params=params, wait_s=wait_s, interrupt=interrupt)
+        return self.parse(model, reply)
+
+    def post(
+        self,
+        path: str,
+        body: BaseModel | None = None,
+        *,
+        wait_s: float = 0.0,
+        is_safe: bool = True,
+        patience_s: float | None = None,
+    ) -> Reply:
+        """POST a JSON body."""
+        data = [body.model_dump_json().encode()] if body is not None else []
+        headers = {"Content-Type": "application/json"} if data else {}
+        return self.send(
+            "POST", path, body=data, headers=headers, wait_s=wait_s, is_safe=is_safe, patience_s=patience_s
+        )
+
+    def send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Params | None = None,
+        headers: Mapping[str, str] | None = None,
+        body: Sequence[Bytes] = (),
+        wait_s: float = 0.0,
+        is_bulk: bool = False,
+        is_safe: bool = True,
+        interrupt: Interrupt | None = None,
+        patience_s: float | None = None,
+    ) -> Reply:
+        """Send a request, again and again while the head is away or not ready.
+
+        Args:
+            method: GET, PUT, ...
+            path: below the head's address, from `/v1` on.
+            params: of the query; None values are left out.
+            headers: beside the token.
+            body: pieces; they must stay as they are until this returns.
+            wait_s: how long the head was asked to wait before it answers.
+            is_bulk: prefer the data port.
+            is_safe: repeating it does no harm.
+            interrupt: breaks it from another thread, which raises HeadUnreachable here.
+            patience_s: instead of `reconnect_s`.
+
+        Raises:
+            HeadUnreachable: no answer in the time allowed.
+            HeadError: the head's answer is a problem.
+        """
+        target = path + _query(params)
+        patience = Patience(self.reconnect_s if patience_s is None else patience_s)
+        stopped = interrupt.event if interrupt else None
+        while True:
+            address = self._bulk_address() if is_bulk else self.address
+            try:
+                reply = self._transport.request(
+                    address, method, target, headers=headers, body=body, wait_s=wait_s, interrupt=interrupt
+                )
+            except Broken as error:
+                is_fallback = self._forget_bulk(address)
+                may_go_on = is_safe and not (stopped and stopped.is_set())
+                if may_go_on and (is_fallback or patience.wait(interrupted=stopped)):
+                    continue
+                raise HeadUnreachable(self._unreachable(method, path, error, patience if is_safe else None)) from error
+            if reply.is_ok:
+                return reply
+            problem = error_for(reply.status, bytes(reply.body), where=f"{method} {address}{path}")
+            if not (is_safe and _may_pass(problem)):
+                raise problem
+            if not patience.wait(at_least_s=problem.problem.retry_after_s or 0.0, interrupted=stopped):
+                raise problem
+
+    def parse(self, model: type[Model], reply: Reply) -> Model:
+        """Read a JSON answer.
+
+        Raises:
+            HeadError: the body is not what this release of the client reads.
+        """
+        try:
+            return model.model_validate_json(bytes(reply.body))
+        except ValueError as error:
+            raise error_for(reply.status, bytes(reply.body), where=str(self.address)) from error
+
+    def stream(self, path: str, *, headers: Mapping[str, str], wait_s: float, interrupt: Interrupt) -> Any:
+        """Open an endless answer on the control port; see `Transport.stream`."""
+        return self._transport.stream(self.address, path, headers=headers, wait_s=wait_s, interrupt=interrupt)
+
+    def status(self) -> Status:
+        """What goes on."""
+        return self.get(Status, "/v1/status")
+
+    def listeners(self) -> tuple[Address, ...]:
+        """Where requests go at present."""
+        return (self.address, self._bulk) if self._bulk else (self.address,)
+
+    def close(self) -> None:
+        """Close idle connections."""
+        self._transport.close()
+
+    def _bulk_address(self) -> Address:
+        with self._lock:
+            if self._bulk is not None and time.monotonic() < self._bulk_until:
+                return self._bulk
+        found, until = self.address, time.monotonic() + _DATA_PORT_AGAIN_S
+        try:
+            status = self._ask_status(self.address)
+            if status is not None and status.data_port:
+                candidate = replace(self.address, port=status.data_port)
+                other = self._ask_status(candidate)
+                # Behind a proxy or a forwarded port, that number may be somebody else's.
+                if other is not None and other.epoch == status.epoch:
+                    found, until = candidate, float("inf")
+        except Broken:
+            pass  # the request itself will tell, or go to the control port
+        with self._lock:
+            self._bulk, self._bulk_until = found, until
+        return found
+
+    def _ask_status(self, address: Address) -> Status | None:
+        reply = self._transport.request(address, "GET", "/v1/status")
+        try:
+            return Status.model_validate_json(bytes(reply.body)) if reply.is_ok else None
+        except ValueError:
+            return None
+
+    def _forget_bulk(self, address: Address) -> bool:
+        """A listener broke. True when it was the data port: the control port can be tried at once."""
+        with self._lock:
+            was_bulk = self._bulk is not None and address == self._bulk and address != self.address
+            self._bulk = self.address if was_bulk else None
+            self._bulk_until = time.monotonic() + _DATA_PORT_AGAIN_S if was_bulk else 0.0
+        return was_bulk
+
+    def _unreachable(self, method: str, path: str, error: Broken, patience: Patience | None) -> str:
+        tried = f" for {patience.total_s:.0f} s" if patience and patience.total_s else ""
+        return f"no head answers at {self.address}{tried} ({method} {path}: {error}); is it running, is the URL right?"
+
+
+def quoted(name: str) -> str:
+    """A name as one part of a path."""
+    return quote(name, safe="")
+
+
+def read_json(reply: Reply) -> Any:
+    """The body as plain data."""
+    return json.loads(bytes(reply.body))
+
+
+def _query(params: Params | None) -> str:
+    given = {name: value for name, value in (params or {}).items() if value is not None}
+    return f"?{urlencode(given)}" if given else ""
+
+
+def _may_pass(problem: HeadError) -> bool:
+    """Proxies answer 502 and 504 while a head restarts; our own heads say 429 and 503. A head that drains does not
+    change its mind.
+    """
+    if problem.kind == ProblemType.DRAINING:
+        return False
+    is_proxys = problem.problem.type == "about:blank" and problem.status in {502, 504}
+    return isinstance(problem, NotNow) or is_proxys

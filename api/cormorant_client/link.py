@@ -1,0 +1,127 @@
+"""A learner's whole connection in one object: batches in, weights out every n updates, staleness measured."""
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cormorant_client.batch import Batch
+from cormorant_client.client import Client
+from cormorant_client.publishing import MAIN_MODEL, Publishable
+
+_WINDOW = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Staleness:
+    """How old the acting weights were: the version published when a batch was handed out, minus the frame's."""
+
+    mean: float
+    """Over the frames of the last 100 batches that a policy acted in; 0 without any."""
+    max: int
+
+
+class LearnerLink:
+    """Batches to learn from, and weights that follow.
+
+    with LearnerLink(client, policy, publish_every=4) as link:
+        for batch in link.batches():
+            learn(policy, batch.tensordict())
+            link.step()                        # one update made; every 4th publishes
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        weights: Publishable,
+        *,
+        publish_every: int = 1,
+        background: bool = True,
+        wait: float = 0.0,
+        model: str = MAIN_MODEL,
+        **batches: Any,
+    ) -> None:
+        """Publish the weights as they are, so that no batch comes from others, and be ready.
+
+        Args:
+            client: stays open when the link closes.
+            weights: the module (or modules by model name) that is trained; read at every publish.
+            publish_every: updates from publish to publish.
+            background: copy the weights and send them from a thread, newest wins. False: `step` returns once the head
+                has them, and with `wait` once the workers act with them: what strictly on-policy learning wants.
+            wait: seconds to wait for the workers, if not in the background.
+            model: whose weights they are.
+            batches: arguments of `Client.batches`.
+        """
+        self._client = client
+        self._weights = weights
+        self._publish_every = publish_every
+        self._wait = wait
+        self._model = model
+        self._wanted = batches
+        self.num_updates = 0
+        """Updates made."""
+        self._version = client.publish(weights, model=model, wait=wait).version
+        self._publisher = client.publisher(model=model) if background else None
+        self._seen: deque[tuple[int, int, int]] = deque(maxlen=_WINDOW)
+
+    @property
+    def version(self) -> int:
+        """The newest version that the head has from us."""
+        return max(self._version, self._publisher.version if self._publisher else 0)
+
+    def batches(self) -> Iterator[Batch]:
+        """Iterate as `Client.batches` does, measuring staleness."""
+        with self._client.batches(**self._wanted) as stream:
+            for batch in stream:
+                self._measure(batch)
+                yield batch
+
+    def step(self) -> None:
+        """Note that an update was made; publish when it is time.
+
+        Raises:
+            ClientError: this publish, or an earlier one in the background, failed.
+        """
+        self.num_updates += 1
+        if self.num_updates % self._publish_every == 0:
+            self.publish()
+
+    def publish(self) -> None:
+        """Publish now."""
+        if self._publisher is not None:
+            self._publisher.publish(self._weights)
+        else:
+            self._version = self._client.publish(self._weights, model=self._model, wait=self._wait).version
+
+    @property
+    def staleness(self) -> Staleness:
+        """Of the last 100 batches."""
+        frames = sum(count for count, _, _ in self._seen)
+        total = sum(sum_ for _, sum_, _ in self._seen)
+        return Staleness(
+            mean=total / frames if frames else 0.0, max=max((most for _, _, most in self._seen), default=0)
+        )
+
+    def close(self) -> None:
+        """Send what waits. May be called twice."""
+        if self._publisher is not None:
+            self._publisher.close()
+
+    def __enter__(self) -> "LearnerLink":
+        """Close at the end."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Send what waits."""
+        self.close()
+
+    def _measure(self, batch: Batch) -> None:
+        nested = batch.numpy()["collector"]
+        acted = nested["policy_version"][nested["mask"]] if "mask" in nested else nested["policy_version"].reshape(-1)
+        acted = acted[acted >= 0]
+        if acted.size:
+            lag = np.maximum(self.version - acted, 0)
+            self._seen.append((int(acted.size), int(lag.sum()), int(lag.max())))

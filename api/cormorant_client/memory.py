@@ -1,0 +1,90 @@
+"""Batches in the head's own memory, for a learner on the same machine: opened by path, mapped, never sent.
+
+A path like /proc/17/fd/9 means something else on another machine, and in another container: memory is opened only when
+the process in the path is the one that listens at the head's port here.
+"""
+
+import mmap
+import os
+import re
+from pathlib import Path
+
+from cormorant_client.address import Address
+
+_PATH = re.compile(r"^/proc/([0-9]+)/fd/[0-9]+$")
+_LISTENING = "0A"
+
+
+class NotHere(Exception):
+    """The head's memory cannot be opened from this process."""
+
+
+def is_possible(address: Address) -> bool:
+    """False when it is not worth asking: another machine, or a system without /proc."""
+    return address.is_loopback and Path("/proc/net/tcp").exists()
+
+
+class Mappings:
+    """Opens the head's memory. Each batch gets mappings of its own, which end with its last array."""
+
+    def __init__(self, listeners: tuple[Address, ...]) -> None:
+        self._ports = {address.port for address in listeners if address.is_loopback}
+        self._heads: set[int] = set()
+        """Processes that are known to be the head."""
+
+    def open(self, path: str, size_bytes: int) -> memoryview:
+        """Map one memory: what is written there later stays ours, what the head writes is seen.
+
+        Raises:
+            NotHere: the path leads nowhere, elsewhere, or may not be opened.
+        """
+        match = _PATH.match(path)
+        if match is None:
+            raise NotHere(f"{path} is no path of a process's descriptor")
+        pid = int(match[1])
+        if pid not in self._heads:
+            if not any(_listens(pid, port) for port in self._ports):
+                raise NotHere(f"process {pid} of this machine is not the head")
+            self._heads.add(pid)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as error:
+            raise NotHere(f"{path} cannot be opened: {error.strerror}") from error
+        try:
+            if os.fstat(descriptor).st_size < size_bytes:
+                raise NotHere(f"{path} holds fewer than {size_bytes:,} bytes")
+            return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY))
+        except (OSError, ValueError) as error:
+            raise NotHere(f"{path} cannot be mapped: {error}") from error
+        finally:
+            os.close(descriptor)
+
+
+def _listens(pid: int, port: int) -> bool:
+    """True when a process holds a socket that listens at a port of this machine."""
+    wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
+    try:
+        return any(_link(entry.path) in wanted for entry in os.scandir(f"/proc/{pid}/fd"))
+    except OSError:
+        return False
+
+
+def _listening_inodes(port: int) -> set[str]:
+    found: set[str] = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(fields[9])
+    return found
+
+
+def _link(path: str) -> str:
+    try:
+        return str(Path(path).readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,79 @@
+"""A pause with an owner and an end: as long as it is held, it is renewed; when its holder dies, it ends by itself."""
+
+import os
+import socket
+import threading
+from contextlib import suppress
+
+from cormorant_client.errors import ClientError, NotFound
+from cormorant_client.head import Head, quoted
+from cormorant_contract.rest.pauses import PauseLease, PauseRequest
+
+_RENEWALS = 3
+"""In the life of a lease: two may fail."""
+
+
+def default_owner() -> str:
+    """This process, as others see it in the list of leases."""
+    return f"{socket.gethostname()}-{os.getpid()}"
+
+
+class Pause:
+    """A lease of ours. A context manager: renewed inside, given back at the end.
+
+        with client.pause(reason="evaluating"):
+            evaluate()
+
+    Without `with` it ends when its time is over, or at `resume`.
+    """
+
+    def __init__(self, head: Head, request: PauseRequest) -> None:
+        self._head = head
+        self._request = request
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.lease = self._ask(request.wait_seconds)
+        """The head's last word."""
+
+    @property
+    def owner(self) -> str:
+        """Who holds it."""
+        return self._request.owner
+
+    def renew(self) -> PauseLease:
+        """Let it last for its whole time again, from now on."""
+        self.lease = self._ask(0.0)
+        return self.lease
+
+    def resume(self) -> None:
+        """Give it back; the fleet goes on when nobody else holds one. May be called twice."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        with suppress(NotFound):  # its time was over
+            self._head.send("DELETE", f"/v1/pauses/{quoted(self.lease.id)}")
+
+    def __enter__(self) -> "Pause":
+        """Renew it from here on."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._keep, name="cormorant-pause", daemon=True)
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Give it back."""
+        self.resume()
+
+    def _keep(self) -> None:
+        while not self._stop.wait(self._request.ttl_seconds / _RENEWALS):
+            try:
+                self.renew()
+            except ClientError:
+                continue  # the next one may come through; the lease says by its end what becomes of it
+
+    def _ask(self, wait_s: float) -> PauseLease:
+        request = self._request.model_copy(update={"wait_seconds": wait_s})
+        patience_s = None if self._thread is None else 0.0
+        reply = self._head.post("/v1/pauses", request, wait_s=wait_s, patience_s=patience_s)
+        return self._head.parse(PauseLease, reply)

@@ -1,0 +1,220 @@
+"""Weights on their way to the head: what users give, as one safetensors body; and what comes back.
+
+Bodies are a header and views of the tensors' own memory: nothing is joined or copied, unless the caller wants its
+tensors back before they are sent.
+"""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cormorant_client.errors import BadTensors
+from cormorant_client.tensors import NAME_BY_NUMPY, Array, view
+from cormorant_client.transport import Bytes
+from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, looks_like_pickle, make_header, parse_header
+
+if TYPE_CHECKING:
+    import torch
+
+MAIN_MODEL = "policy"
+
+Publishable = Any
+"""A torch module, a state dict (tensors or numpy arrays), a mapping of model names to either, or a safetensors file as
+bytes or path."""
+
+_NAME_BY_TORCH = {
+    "torch.bool": "BOOL",
+    "torch.uint8": "U8",
+    "torch.int8": "I8",
+    "torch.uint16": "U16",
+    "torch.int16": "I16",
+    "torch.float16": "F16",
+    "torch.bfloat16": "BF16",
+    "torch.uint32": "U32",
+    "torch.int32": "I32",
+    "torch.float32": "F32",
+    "torch.uint64": "U64",
+    "torch.int64": "I64",
+    "torch.float64": "F64",
+    "torch.complex64": "C64",
+    "torch.float8_e4m3fn": "F8_E4M3",
+    "torch.float8_e5m2": "F8_E5M2",
+}
+_TORCH_BY_NAME = {name: text.removeprefix("torch.") for text, name in _NAME_BY_TORCH.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Body:
+    """A safetensors file in pieces."""
+
+    model: str
+    """The model that all tensors belong to; empty when names carry theirs (`actor/layer.weight`)."""
+    pieces: tuple[Bytes, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole file."""
+        return sum(len(piece) for piece in self.pieces)
+
+    def copied(self) -> "Body":
+        """The same in memory of its own: the tensors may change from here on."""
+        whole = memoryview(np.empty(self.size_bytes, np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
+        at = 0
+        for piece in self.pieces:
+            whole[at : at + len(piece)] = piece
+            at += len(piece)
+        return Body(model=self.model, pieces=(whole,))
+
+
+def make_body(weights: Publishable, *, model: str = MAIN_MODEL) -> Body:
+    """Lay weights out as one safetensors file, without copying what is contiguous on the CPU.
+
+    Args:
+        weights: see `Publishable`.
+        model: whose tensors they are, unless they are a mapping of model names.
+
+    Raises:
+        BadTensors: something in it is no tensor, or the file is no safetensors file.
+    """
+    if isinstance(weights, bytes | bytearray | memoryview):
+        return Body(model=model, pieces=(_checked_file(memoryview(weights).cast("B"), "the bytes"),))
+    if isinstance(weights, str | os.PathLike):
+        return Body(model=model, pieces=(_read_file(Path(weights)),))
+    flat = _state_of(weights)
+    if flat and all(_is_group(value) for value in flat.values()):
+        several = {f"{name}/{key}": tensor for name, group in flat.items() for key, tensor in _state_of(group).items()}
+        return Body(model="", pieces=_pieces(several))
+    return Body(model=model, pieces=_pieces(flat))
+
+
+@dataclass(frozen=True, slots=True)
+class PulledWeights:
+    """Weights as the head has them. Tensors are views of the received bytes."""
+
+    model: str
+    version: int
+    etag: str
+    data: memoryview
+    """The safetensors file."""
+    _file: TensorFile
+
+    @classmethod
+    def read(cls, model: str, version: int, etag: str, data: memoryview) -> "PulledWeights":
+        """Parse the received bytes.
+
+        Raises:
+            BadTensors: they are no safetensors file.
+        """
+        try:
+            return cls(model, version, etag, data, parse_header(data))
+        except MalformedTensorFile as error:
+            raise BadTensors(f"the weights that the head sent are no safetensors file: {error}") from error
+
+    def numpy(self) -> dict[str, Array]:
+        """Arrays by name.
+
+        Raises:
+            BadTensors: numpy has no such dtype (bfloat16): use `state_dict`.
+        """
+        try:
+            return {self._plain(name): view(self.data, self._file, entry) for name, entry in self._file.tensors.items()}
+        except KeyError as error:
+            raise BadTensors(f"numpy has no dtype for {error}; use state_dict(), which needs torch") from error
+
+    def state_dict(self) -> "dict[str, torch.Tensor]":
+        """Torch tensors by name, for `module.load_state_dict`."""
+        import torch
+
+        found: dict[str, torch.Tensor] = {}
+        for name, entry in self._file.tensors.items():
+            dtype = getattr(torch, _TORCH_BY_NAME[entry.dtype])
+            if entry.begin == entry.end:
+                found[self._plain(name)] = torch.empty(entry.shape, dtype=dtype)
+                continue
+            start = self._file.data_start + entry.begin
+            piece = torch.frombuffer(self.data, dtype=torch.uint8, count=entry.end - entry.begin, offset=start)
+            if start % dtype.itemsize:
+                piece = piece.clone()
+            found[self._plain(name)] = piece.view(dtype).reshape(entry.shape)
+        return found
+
+    def _plain(self, name: str) -> str:
+        return name.removeprefix(f"{self.model}/")
+
+
+def _state_of(weights: Any) -> Mapping[str, Any]:
+    if hasattr(weights, "state_dict"):
+        weights = weights.state_dict()
+    if not isinstance(weights, Mapping):
+        raise BadTensors(
+            f"{type(weights).__name__} cannot be published; give a torch module, a state dict, a mapping of "
+            "model names to either, or a safetensors file"
+        )
+    if not weights:
+        raise BadTensors("there is no tensor to publish; the state dict is empty")
+    return {str(name): value for name, value in weights.items()}
+
+
+def _is_group(value: Any) -> bool:
+    return isinstance(value, Mapping) or hasattr(value, "state_dict")
+
+
+def _pieces(flat: Mapping[str, Any]) -> tuple[Bytes, ...]:
+    # Widest elements first, so that each tensor begins where its dtype wants to.
+    found = sorted(((name, *_bytes_of(name, value)) for name, value in flat.items()), key=_alignment)
+    header, _ = make_header((name, dtype, shape) for name, dtype, shape, _ in found)
+    return (header, *(piece for _, _, _, piece in found if len(piece)))
+
+
+def _alignment(entry: tuple[str, str, tuple[int, ...], memoryview]) -> int:
+    _name, _dtype, shape, piece = entry
+    count = int(np.prod(shape, dtype=np.int64))
+    return -(len(piece) // count) if count else 0
+
+
+def _bytes_of(name: str, value: Any) -> tuple[str, tuple[int, ...], memoryview]:
+    """The format's dtype, the shape and the memory of one tensor."""
+    if isinstance(value, np.ndarray):
+        if value.dtype not in NAME_BY_NUMPY:
+            raise BadTensors(f'tensor "{name}" has the dtype {value.dtype}, which safetensors does not know')
+        return NAME_BY_NUMPY[value.dtype], value.shape, _memory(np.ascontiguousarray(value))
+    dtype = _NAME_BY_TORCH.get(str(getattr(value, "dtype", "")))
+    if dtype is None or not hasattr(value, "detach"):
+        raise BadTensors(
+            f'"{name}" is of type {type(value).__name__}, no tensor that safetensors can hold; '
+            "take it out of the state dict"
+        )
+    import torch
+
+    plain = value.detach().cpu().contiguous()
+    return dtype, tuple(value.shape), _memory(plain.reshape(-1).view(torch.uint8).numpy() if plain.numel() else None)
+
+
+def _memory(array: Array | None) -> memoryview:
+    if array is None or not array.size:
+        return memoryview(b"")
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]  # numpy arrays are buffers
+
+
+def _read_file(path: Path) -> memoryview:
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise BadTensors(f"cannot read {path}: {error.strerror or error}") from error
+    return _checked_file(memoryview(data), str(path))
+
+
+def _checked_file(data: memoryview, what: str) -> memoryview:
+    try:
+        parse_header(data)
+    except MalformedTensorFile as error:
+        if looks_like_pickle(bytes(data[:8])):
+            raise BadTensors(
+                f"{what} is a pickle, as torch.save writes it; save it with safetensors.torch.save_file"
+            ) from error
+        raise BadTensors(f"{what} is not a safetensors file: {error}") from error
+    return data

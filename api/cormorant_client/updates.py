@@ -1,0 +1,78 @@
+"""A publish that the head has: what became of it, and waiting for the workers."""
+
+import time
+
+from cormorant_client.errors import UpdateFailed
+from cormorant_client.head import Head, quoted
+from cormorant_contract.rest import updates as rest
+
+_LONGEST_POLL_S = 20.0
+
+
+class Update:
+    """What became of a publish. Properties are as of the last answer; `wait` and `refresh` ask again."""
+
+    def __init__(self, head: Head, answer: rest.Update) -> None:
+        self._head = head
+        self.answer = answer
+        """The whole answer."""
+
+    @property
+    def version(self) -> int:
+        """The policy version that the weights got."""
+        return self.answer.version
+
+    @property
+    def state(self) -> rest.UpdateState:
+        """The last word: staged -> applying -> applied | partially_applied | failed | superseded."""
+        return self.answer.state
+
+    @property
+    def digest(self) -> str:
+        """`xxh3:...` of the bytes that the head received."""
+        return self.answer.digest
+
+    @property
+    def receipts(self) -> tuple[rest.UpdateReceipt, ...]:
+        """Each worker's word."""
+        return self.answer.receipts
+
+    def refresh(self, *, wait_s: float = 0.0) -> "Update":
+        """Ask how far it is; the head answers at once, or when it ended within `wait_s`."""
+        path = f"/v1/updates/{quoted(self.answer.update_id)}"
+        self.answer = self._head.get(rest.Update, path, params={"wait": wait_s or None}, wait_s=wait_s)
+        return self
+
+    def wait(self, timeout_s: float = 30.0) -> "Update":
+        """Wait until every worker acts with these weights, or with newer ones.
+
+        Raises:
+            UpdateFailed: no worker took them, or not all did in time; names those that are missing.
+            HeadUnreachable: the head went away. The weights are safe: publishing them again under the same version
+                changes nothing.
+        """
+        until = time.monotonic() + timeout_s
+        while self.answer.state not in rest.FINAL_STATES:
+            left = until - time.monotonic()
+            if left <= 0:
+                late = [receipt.worker for receipt in self.receipts if receipt.state == "waiting"]
+                raise UpdateFailed(
+                    f"version {self.version} is {self.state} after {timeout_s:g} s: {self.answer.workers.acked} of "
+                    f"{self.answer.workers.total} workers act with it{_named(late)}; "
+                    "wait longer, or look at /v1/workers"
+                )
+            self.refresh(wait_s=min(left, _LONGEST_POLL_S))
+        if self.answer.state == "failed":
+            refused = [f"{found.worker}: {found.error}" for found in self.receipts if found.state == "refused"]
+            raise UpdateFailed(
+                f"version {self.version} failed: {self.answer.error or 'no worker took it'}{_named(refused)}"
+            )
+        return self
+
+    def __repr__(self) -> str:
+        workers = self.answer.workers
+        return f"Update(version={self.version}, state={self.state!r}, workers={workers.acked}/{workers.total})"
+
+
+def _named(names: list[str]) -> str:
+    return f" ({', '.join(names[:4])}{', ...' if len(names) > 4 else ''})" if names else ""
