@@ -12,6 +12,7 @@
     │   ├── PolicyLoadError      the factory is missing, raised, or returned the wrong type
     │   └── PolicyMismatch       the policy's outputs do not fit the action space
     ├── WeightsError
+    │   ├── MalformedWeights     the bytes are not safetensors
     │   ├── WeightsMismatch      missing, extra or misshapen tensors; nothing was applied
     │   └── StaleWeights         a version that is not newer than the published one
     ├── StateError               a state dict of another job, layout or version
@@ -75,6 +76,17 @@ class WeightsError(CormorantError):
     """Published weights were refused."""
 
 
+class MalformedWeights(WeightsError):
+    """The bytes are not safetensors."""
+
+    def __init__(self, message: str, *, offset: int = 0, is_pickle: bool = False) -> None:
+        super().__init__(message)
+        self.offset = offset
+        """Where in the bytes the fault lies."""
+        self.is_pickle = is_pickle
+        """They look like what torch.save writes."""
+
+
 class WeightsMismatch(WeightsError):
     """The tensors differ from the policy's in name, shape or dtype. Nothing was applied."""
 
@@ -105,6 +117,11 @@ class FleetError(CormorantError):
 
 class WorkerFailed(FleetError):
     """A worker could not be started, or was restarted too often."""
+
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        """The class of the worker's own error, e.g. "EnvBuildError"; empty when the process died without a word."""
 
 
 class ControlTimeout(FleetError):

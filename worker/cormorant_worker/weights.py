@@ -51,8 +51,20 @@ def specs_of(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, Tens
     }
 
 
-def verify(weights: Weights, specs: WeightSpecs) -> None:
+def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
+    """What given weights look like."""
+    return {
+        model: {name: TensorSpec(shape=tuple(tensor.shape), dtype=_dtype(tensor)) for name, tensor in tensors.items()}
+        for model, tensors in weights.items()
+    }
+
+
+def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
     """Compare the whole set of tensors with what the policy needs, before anything is applied.
+
+    Args:
+        found: what is offered.
+        specs: what the policy has.
 
     Raises:
         WeightsMismatch: a model is unknown; tensors are missing, extra, or differ in shape or dtype. All differences
@@ -60,10 +72,10 @@ def verify(weights: Weights, specs: WeightSpecs) -> None:
     """
     if not specs:
         raise WeightsMismatch("the policy has no weights (it is random or a plain callable); nothing can be published")
-    if not weights:
+    if not found:
         raise WeightsMismatch(f"no model was given; publish one of {sorted(specs)}")
     problems: list[str] = []
-    for model, tensors in weights.items():
+    for model, tensors in found.items():
         if model not in specs:
             raise WeightsMismatch(f'model "{model}" is not one of {sorted(specs)}; nothing was applied')
         problems += _differences(model, tensors, specs[model])
@@ -74,16 +86,16 @@ def verify(weights: Weights, specs: WeightSpecs) -> None:
         )
 
 
-def _differences(model: str, tensors: Mapping[str, torch.Tensor], specs: Mapping[str, TensorSpec]) -> list[str]:
+def _differences(model: str, tensors: Mapping[str, TensorSpec], specs: Mapping[str, TensorSpec]) -> list[str]:
     found = [f"{model}/{name} is missing" for name in specs if name not in tensors]
     for name, tensor in tensors.items():
         spec = specs.get(name)
         if spec is None:
             found.append(f"{model}/{name} is unknown")
-        elif tuple(tensor.shape) != spec.shape:
+        elif tensor.shape != spec.shape:
             found.append(f"{model}/{name} has shape {list(tensor.shape)}, not {list(spec.shape)}")
-        elif _dtype(tensor) != spec.dtype:
-            found.append(f"{model}/{name} is {_dtype(tensor)}, not {spec.dtype}")
+        elif tensor.dtype != spec.dtype:
+            found.append(f"{model}/{name} is {tensor.dtype}, not {spec.dtype}")
     return found
 
 
@@ -99,9 +111,11 @@ class WeightSlot:
         self.specs = specs_of(modules)
         self.version = INITIAL_VERSION
         self._lock = threading.Condition()
-        """Guards `_offered`, `_offered_version`; notified of every offer."""
+        """Guards `_offered` and the versions; notified of every offer."""
         self._offered: Weights | None = None
         self._offered_version = INITIAL_VERSION
+        self._seen_version = INITIAL_VERSION
+        """The newest that came, refused or not: nobody need wait for it any more."""
 
     def offer(self, weights: Weights, *, version: PolicyVersion) -> None:
         """Stage weights for the next batch boundary. An older offer that still waits is superseded.
@@ -110,7 +124,13 @@ class WeightSlot:
             WeightsMismatch: they do not fit; nothing is staged.
             StaleWeights: the version is not newer than the newest one offered or applied.
         """
-        verify(weights, self.specs)
+        try:
+            verify(specs_of_tensors(weights), self.specs)
+            self._stage(weights, version)
+        finally:
+            self.note_seen(version)
+
+    def _stage(self, weights: Weights, version: PolicyVersion) -> None:
         with self._lock:
             newest = max(self.version, self._offered_version)
             if version <= newest:
@@ -119,12 +139,17 @@ class WeightSlot:
             # An atomic publish may name some models only: what an unapplied older offer holds of others still counts.
             merged.update(weights)
             self._offered, self._offered_version = merged, version
+
+    def note_seen(self, version: PolicyVersion) -> None:
+        """Weights of this version came, and were staged or refused: nobody need wait for them."""
+        with self._lock:
+            self._seen_version = max(self._seen_version, version)
             self._lock.notify_all()
 
     def wait_until_offered(self, version: PolicyVersion, timeout_s: float) -> bool:
-        """Wait until weights of this version or a newer one were offered. False after `timeout_s`."""
+        """Wait until weights of this version or a newer one came, refused or not. False after `timeout_s`."""
         with self._lock:
-            return self._lock.wait_for(lambda: max(self.version, self._offered_version) >= version, timeout_s)
+            return self._lock.wait_for(lambda: max(self.version, self._seen_version) >= version, timeout_s)
 
     def apply(self) -> PolicyVersion:
         """Copy the staged weights into the modules, if there are any. Called between batches, by the acting thread."""
@@ -143,7 +168,7 @@ class WeightSlot:
         Raises:
             WeightsMismatch: they do not fit; nothing is applied.
         """
-        verify(weights, self.specs)
+        verify(specs_of_tensors(weights), self.specs)
         self._copy(weights)
 
     def _copy(self, weights: Weights) -> None:

@@ -373,3 +373,21 @@ class Talkative(gymnasium.Wrapper[Any, Any, Any, Any]):
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         sys.stdout.write(self._words + "\n")
         return super().step(action)
+
+
+class Clock(gymnasium.Env[Any, Any]):
+    """Observes `time.monotonic()`, which all processes of a machine share; never ends."""
+
+    def __init__(self, *, step_s: float = 0.0, render_mode: str | None = None) -> None:
+        self.render_mode = render_mode
+        self._step_s = step_s
+        self.observation_space = spaces.Box(0.0, np.inf, (1,), np.float64)
+        self.action_space = ACTION_SPACES["box"]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return np.array([time.monotonic()]), {}
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        time.sleep(self._step_s)
+        return np.array([time.monotonic()]), 0.0, False, False, {}

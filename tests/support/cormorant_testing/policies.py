@@ -155,3 +155,20 @@ def as_tensordict(observation: Tensor, count: Tensor, is_init: Tensor) -> Tensor
     return TensorDict(
         {"observation": observation, "count": count, "is_init": is_init}, batch_size=observation.shape[:1]
     )
+
+
+def pair(observation_space: Any, action_space: Any) -> dict[str, nn.Module]:
+    """Two models, both of which act: the action is (policy's number, critic's number)."""
+    other = Versioned()
+
+    class Both(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.number = nn.Parameter(torch.zeros(()))
+            self.__dict__["other"] = other  # no submodule: its weights are published under its own name
+
+        def forward(self, observation: Tensor) -> Tensor:
+            n = observation.shape[0]
+            return torch.stack([self.number.expand(n), other.number.expand(n)], -1)
+
+    return {"policy": Both(), "critic": other}

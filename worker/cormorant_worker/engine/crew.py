@@ -6,6 +6,7 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -14,7 +15,7 @@ import structlog
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.deliveries import Deliveries, Part
 from cormorant_worker.engine.events import Events
-from cormorant_worker.engine.link import Engine
+from cormorant_worker.engine.link import Engine, Payload
 from cormorant_worker.engine.member import Member, TicketOut, new_member
 from cormorant_worker.engine.messages import (
     Applied,
@@ -34,6 +35,8 @@ from cormorant_worker.engine.schedule import Grant, Schedule, Slot
 from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights_file import to_bytes
 
 if TYPE_CHECKING:
     from cormorant_worker.engine.store import DatasetRoot
@@ -43,6 +46,15 @@ log = structlog.get_logger()
 _RECENT = 100
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Published:
+    """Weights on their way to the workers, those that come later among them."""
+
+    version: PolicyVersion
+    blob: WeightsBlob
+    payload: Payload
 
 
 class Crew:
@@ -66,9 +78,9 @@ class Crew:
         self.error: CormorantError | None = None
         """Why the fleet cannot go on."""
         self.is_closing = False
-        self.is_paused = False
-        self.weights = b""
-        """Safetensors of everything published so far."""
+        self.is_paused = options.starts_paused
+        self.published: dict[str, Published] = {}
+        """The newest weights of each model."""
         self.version = INITIAL_VERSION
         self.requests: dict[int, Reply | None] = {}
         """Requests under way, and their replies once they came."""
@@ -201,7 +213,7 @@ class Crew:
             return  # the dataset had all frames already: `finish_idle` sends it home
         member.send(Begin(dataset_uri=self.store.uri if self.store is not None else ""))
         # The reply comes when the worker has opened its dataset and has the weights.
-        member.sync_request = self.offer([member]) if self.version > INITIAL_VERSION else self.request(member, "resume")
+        member.sync_request = self._offer_everything(member) or self.request(member, "resume")
         if self.is_paused:
             self._tell(member, "pause")
         log.info("worker_ready", worker=member.name, seconds=round(time.monotonic() - member.started, 2))
@@ -277,8 +289,9 @@ class Crew:
             self.requests[reply.number] = reply
         elif reply.error:
             log.warning("request_refused", worker=member.name, reason=reply.error)
-        if reply.number == member.pending_offer:
-            member.pending_offer = 0
+        version = member.offers.pop(reply.number, INITIAL_VERSION)
+        if version and reply.error:
+            member.refusal = (version, reply.error)
         if reply.number == member.sync_request:
             member.is_synced = True
             self._events.note("worker_ready", worker=member.name, version=member.version)
@@ -316,28 +329,58 @@ class Crew:
             payload.close()
         return number
 
-    def offer(self, members: list[Member]) -> int:
-        """Offer the published weights, one copy in memory for all. Returns the last request's number."""
-        payload = self.engine.share(self.weights)
+    def publish(self, blob: WeightsBlob, version: PolicyVersion) -> None:
+        """Offer new weights to every worker, one copy in memory for all; workers that come later get them, too."""
+        published = Published(version, blob, self.engine.share(blob.memory))
+        replaced = {self.published[model] for model in blob.tensors if model in self.published}
+        self.published.update(dict.fromkeys(blob.tensors, published))
+        self.version = version
+        for older in replaced - set(self.published.values()):
+            older.payload.close()
+        self._events.note("published", version=version)
+        for member in self.members.values():
+            if member.is_ready:
+                self._offer(member, published, tuple(blob.tensors))
+
+    def weights_bytes(self) -> bytes:
+        """Safetensors of every model's newest weights; empty when nothing was published."""
+        newest = {model: found.blob.weights()[model] for model, found in self.published.items()}
+        return to_bytes(newest) if newest else b""
+
+    def forget_weights(self) -> None:
+        """Let go of what was published."""
+        for published in set(self.published.values()):
+            published.payload.close()
+        self.published.clear()
+
+    def _offer_everything(self, member: Member) -> int:
+        """Offer every model's newest weights, oldest first. Returns the last request's number; 0: nothing to offer."""
         number = 0
-        for member in members:
-            number = member.pending_offer = self._next_number()
-            member.request(
-                Request(number=number, action="offer", version=self.version, size_bytes=len(self.weights)), payload
-            )
-        payload.close()
+        for published in sorted(set(self.published.values()), key=lambda found: found.version):
+            models = tuple(model for model, found in self.published.items() if found is published)
+            number = self._offer(member, published, models)
+        return number
+
+    def _offer(self, member: Member, published: "Published", models: tuple[str, ...]) -> int:
+        number, blob = self._next_number(), published.blob
+        member.offers[number] = published.version
+        request = Request(
+            number=number,
+            action="offer",
+            version=published.version,
+            size_bytes=blob.size_bytes,
+            default_model=blob.default_model,
+            models=models,
+        )
+        member.request(request, published.payload)
         return number
 
     def may_collect(self) -> dict[Slot, int]:
-        """Workers that may get tickets, and how many they hold.
-
-        With a bound on staleness a ticket must not overtake weights: it travels on another socket.
-        """
-        is_bound = self._schedule.max_staleness is not None
+        """Workers that may get tickets, and how many they hold."""
         return {
             slot: len(member.tickets)
             for slot, member in self.members.items()
-            if member.is_synced and not member.is_leaving and not (is_bound and member.pending_offer)
+            if member.is_synced and not member.is_leaving
         }
 
     def kill_starting(self) -> None:
@@ -393,7 +436,7 @@ class Crew:
     def _fail(self, slot: Slot, member: Member, failed: Failed) -> None:
         log.debug("worker_traceback", worker=member.name, traceback=failed.traceback)
         if failed.is_final or self.ready is None:
-            self.error = WorkerFailed(f"worker {member.name}: {failed.message}")
+            self.error = WorkerFailed(f"worker {member.name}: {failed.message}", kind=failed.kind)
             self.error.add_note(failed.traceback)
         self._bury(slot, member, reason=f"failed: {failed.message}")
 

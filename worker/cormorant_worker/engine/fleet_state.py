@@ -21,7 +21,7 @@ class FleetState:
     frames: int
     version: PolicyVersion
     weights: bytes
-    """Safetensors; empty when nothing was published."""
+    """Safetensors of every model's newest weights; empty when nothing was published."""
     attempts: Mapping[str, int]
     """Processes that each place has seen, by worker name: their seeds and trajectory ids must not come again."""
     workers: Mapping[str, bytes]

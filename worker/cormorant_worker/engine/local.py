@@ -37,8 +37,9 @@ from cormorant_worker.engine.schedule import Schedule, Slot
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, StateError, WeightsError
 from cormorant_worker.place import find_device
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, verify
-from cormorant_worker.weights_file import by_model, from_bytes, to_bytes
+from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
+from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights_file import by_model
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -141,6 +142,7 @@ class LocalFleet:
             log.warning("worker_killed", worker=member.name, reason="it did not end in time")
             member.link.close()
         crew.members.clear()
+        crew.forget_weights()
         if self._deliveries.slots is not None:
             self._deliveries.slots.close()
         self._engine.close()
@@ -283,38 +285,46 @@ class LocalFleet:
     # -- control -----------------------------------------------------------------------------------------------
 
     def publish(
-        self, weights: Mapping[str, torch.Tensor] | Weights, *, version: int | None = None, wait_s: float = 0.0
+        self,
+        weights: Mapping[str, torch.Tensor] | Weights | WeightsBlob,
+        *,
+        version: int | None = None,
+        wait_s: float = 0.0,
     ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
         Args:
-            weights: a state dict of the policy, or state dicts by model name.
+            weights: a state dict of the policy, or state dicts by model name; or a blob that was checked, which is
+                handed on as it is: nobody may write to it any more.
             version: higher than any before; by default the next number.
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
 
         Returns:
-            Who acts with this version already, and who has it staged.
+            Who acts with this version already, who has it staged, and who refused it.
 
         Raises:
+            WeightsError: these are no weights.
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
             StaleWeights: the version is not higher than the published one.
         """
-        by_name = _by_model(weights)
+        blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(_by_model(weights))
         crew = self._crew
         with self._changed:
             self._raise_error()
-            verify(by_name, self._known.specs)
+            verify(blob.specs, self._known.specs)
             number = PolicyVersion(crew.version + 1 if version is None else version)
             if number <= crew.version:
                 raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
-            earlier = from_bytes(crew.weights) if crew.weights else {}
-            crew.weights, crew.version = to_bytes({**earlier, **by_name}), number
-            self._events.note("published", version=number)
-            crew.offer([member for member in crew.members.values() if member.is_ready])
+            crew.publish(blob, number)
             self._wake()
             if wait_s > 0:
-                self._wait_until(lambda: all(m.version >= number for m in crew.serving()), time.monotonic() + wait_s)
+                self._wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
             return self._receipt(number)
+
+    def _blob_of(self, weights: Weights) -> WeightsBlob:
+        # Before anything is copied, and without the condition: it takes as long as copying takes.
+        verify(specs_of_tensors(weights), self._known.specs)
+        return WeightsBlob.of(weights)
 
     def receipt(self, version: int) -> Receipt:
         """Who acts with a published version by now."""
@@ -381,7 +391,7 @@ class LocalFleet:
                 frames=self._schedule.landed_frames,
                 attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
                 version=self._crew.version,
-                weights=self._crew.weights,
+                weights=crew.weights_bytes(),
                 workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
             ).to_bytes()
 
@@ -410,7 +420,7 @@ class LocalFleet:
             for name, slot in names.items():
                 crew.attempts[slot] = max(crew.attempts[slot], saved.attempts[name])
             if saved.weights and saved.version > crew.version:
-                self.publish(from_bytes(saved.weights), version=saved.version)
+                self.publish(WeightsBlob.from_bytes(saved.weights), version=saved.version)
             numbers = {
                 crew.request(crew.members[slot], "restore", state=saved.workers[name]): crew.members[slot]
                 for name, slot in names.items()
@@ -655,11 +665,13 @@ class LocalFleet:
             self._wake()
 
     def _receipt(self, version: PolicyVersion) -> Receipt:
-        serving = self._crew.serving()
+        serving = sorted(self._crew.serving(), key=lambda member: member.name)
+        behind = [m for m in serving if m.version < version]
         return Receipt(
             version=version,
-            applied=tuple(sorted(m.name for m in serving if m.version >= version)),
-            waiting=tuple(sorted(m.name for m in serving if m.version < version)),
+            applied=tuple(m.name for m in serving if m.version >= version),
+            waiting=tuple(m.name for m in behind if m.refusal[0] != version),
+            refused={m.name: m.refusal[1] for m in behind if m.refusal[0] == version},
         )
 
 

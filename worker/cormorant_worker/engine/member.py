@@ -36,8 +36,10 @@ class Member:
     is_synced: bool = False
     sync_request: int = 0
     """The offer of weights whose reply makes it synced."""
-    pending_offer: int = 0
-    """The offer of weights that it has not answered; 0: none."""
+    offers: dict[int, PolicyVersion] = field(default_factory=dict)
+    """Versions that it was offered and has not answered, by request."""
+    refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
+    """The version that it refused last, and why."""
     is_leaving: bool = False
     """Gets no more tickets, and is told to finish when it holds none."""
     was_told_to_finish: bool = False

@@ -117,7 +117,11 @@ class Request:
     """offer | pause | resume | stop | save | restore."""
     version: int = 0
     size_bytes: int = 0
-    """Bytes of shared memory (weights, state) whose descriptor follows; 0: none."""
+    """Bytes of the payload (weights, state) that follows; 0: none."""
+    default_model: str = ""
+    """Of an offer: whose tensors those are that carry no model's name."""
+    models: tuple[str, ...] = ()
+    """Of an offer: the payload's other models are out of date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

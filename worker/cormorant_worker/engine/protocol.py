@@ -1,7 +1,7 @@
 """What every engine offers: a running fleet of collectors, seen from the process that drives it."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from cormorant_contract.job import CollectorJob
@@ -10,6 +10,7 @@ from cormorant_worker.engine.events import Listener
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs
+from cormorant_worker.weights_blob import WeightsBlob
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,8 @@ class Receipt:
     """Workers that act with this version or a newer one."""
     waiting: tuple[str, ...]
     """Workers that have it staged for their next batch."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why workers that are in neither of the others refused it, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +111,11 @@ class Fleet(Protocol):
         ...
 
     def publish(
-        self, weights: "Mapping[str, torch.Tensor] | Weights", *, version: int | None = None, wait_s: float = 0.0
+        self,
+        weights: "Mapping[str, torch.Tensor] | Weights | WeightsBlob",
+        *,
+        version: int | None = None,
+        wait_s: float = 0.0,
     ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary."""
         ...

@@ -34,7 +34,7 @@ from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
 from cormorant_worker.gate import Stopped
 from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
-from cormorant_worker.weights_file import from_bytes
+from cormorant_worker.weights_blob import read_weights
 
 if TYPE_CHECKING:
     from cormorant_worker.sinks.protocol import Sink
@@ -191,7 +191,8 @@ class Station:
 
         Args:
             request: what to do.
-            payload: the bytes that came with it; they need not outlive the call.
+            payload: the bytes that came with it. Weights are not copied before they act: a memoryview of them is kept
+                until then, and nobody may write to its memory meanwhile.
         """
         try:
             return Reply(number=request.number, state=self._answer(request, payload))
@@ -205,7 +206,7 @@ class Station:
             self._serving.wait()  # bounded by the fleet's limit on starting
         match request.action:
             case "offer":
-                self._offer(bytes(payload), PolicyVersion(request.version))
+                self._offer(request, payload)
             case "pause":
                 self._pause()
             case "resume":
@@ -221,8 +222,13 @@ class Station:
                 self._between_batches(lambda collector: collector.restore(state))
         return b""
 
-    def _offer(self, weights: bytes, version: PolicyVersion) -> None:
-        self.collector.weights.offer(from_bytes(weights), version=version)
+    def _offer(self, request: Request, payload: memoryview) -> None:
+        slot, version = self.collector.weights, PolicyVersion(request.version)
+        try:
+            offered = read_weights(payload, default_model=request.default_model, models=request.models)
+            slot.offer(offered, version=version)
+        finally:
+            slot.note_seen(version)  # refused or not: a ticket that came with it goes on
         # A worker that is waiting for a ticket need not wait for it to let new weights act. Within a batch the stepping
         # thread will see them at its end; outside it holds the lock for a moment only.
         if self._boundary.acquire(timeout=_MOMENT_S):

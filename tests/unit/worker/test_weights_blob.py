@@ -1,0 +1,134 @@
+"""Weights as one file in shared memory: written in place, read as views, checked from the header."""
+
+import gc
+import json
+
+import psutil
+import pytest
+import safetensors.torch
+import torch
+
+from cormorant_contract.tensor_file import make_header
+from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
+from cormorant_worker.weights import PolicyVersion, WeightSlot, specs_of, specs_of_tensors, verify
+from cormorant_worker.weights_blob import WeightsBlob, read_weights
+from cormorant_worker.weights_file import from_bytes, to_bytes
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
+    torch.float32, torch.float64, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
+]  # fmt: skip
+
+
+def received(data: bytes, default_model: str = "policy") -> WeightsBlob:
+    """What the head does with a request's body."""
+    blob = WeightsBlob.create(len(data))
+    blob.buffer[:] = data
+    return blob.check(default_model)
+
+
+def test_what_is_written_reads_back_here_and_in_the_reference_library() -> None:
+    transposed = torch.arange(6.0).reshape(2, 3).T
+    tied = torch.ones(3)
+    weights = {
+        "policy": {"transposed": transposed, "tied": tied, "again": tied, "one": torch.tensor(3.0)},
+        "critic": {"empty": torch.zeros(0, 4), **{str(d): torch.arange(5).to(d) for d in DTYPES}},
+    }
+    blob = WeightsBlob.of(weights)
+    for found in (blob.weights(), received(bytes(blob.buffer)).weights(), from_bytes(to_bytes(weights))):
+        assert {m: set(t) for m, t in found.items()} == {m: set(t) for m, t in weights.items()}
+        for model, tensors in weights.items():
+            for name, tensor in tensors.items():
+                theirs = found[model][name]
+                assert theirs.dtype == tensor.dtype, name
+                assert theirs.shape == tensor.shape
+                assert theirs.tolist() == tensor.tolist(), name
+    reference = safetensors.torch.load(bytes(blob.buffer))
+    assert torch.equal(reference["policy/transposed"], transposed)
+    assert len(reference) == 4 + 1 + len(DTYPES)
+    assert blob.specs == specs_of_tensors(weights)
+
+
+def test_tensors_are_views_that_keep_the_memory_alive_and_nothing_is_left_after_them() -> None:
+    def descriptors() -> int:
+        gc.collect()
+        return psutil.Process().num_fds()
+
+    before = descriptors()
+    blob = received(safetensors.torch.save({"a": torch.ones(1000)}))
+    view = blob.weights()["policy"]["a"]
+    blob.buffer[-4:] = bytes(4)
+    assert view[-1] == 0  # the same memory
+    del blob
+    gc.collect()
+    assert view.sum() == 999
+    assert descriptors() > before
+    del view
+    assert descriptors() == before
+
+
+def test_plain_names_belong_to_the_default_model_and_some_models_can_be_left_out() -> None:
+    data = safetensors.torch.save({"weight": torch.ones(2), "policy/weight": torch.zeros(2)})
+    blob = received(data, "critic")
+    assert {model: set(names) for model, names in blob.tensors.items()} == {"critic": {"weight"}, "policy": {"weight"}}
+    assert read_weights(memoryview(data), default_model="critic", models=["critic"])["critic"]["weight"].sum() == 2
+    with pytest.raises(MalformedWeights, match="the weights hold policy/weight twice"):
+        received(data)
+
+
+def test_tensors_at_odd_offsets_are_read_all_the_same() -> None:
+    header, _ = make_header([("a", "U8", (3,)), ("b", "F64", (2,))])
+    data = header + bytes([1, 2, 3]) + torch.tensor([1.5, -2.5], dtype=torch.float64).numpy().tobytes()
+    assert received(data).weights()["policy"]["b"].tolist() == [1.5, -2.5]
+    shifted = bytearray(1) + bytearray(data)  # as a view of others' memory may be
+    assert read_weights(memoryview(shifted)[1:])["policy"]["b"].tolist() == [1.5, -2.5]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04K\x01.", b"PK\x03\x04rest", b"nonsense", bytes(8) + b"{}"])
+def test_what_is_no_safetensors_is_refused_with_a_sentence(data: bytes) -> None:
+    with pytest.raises(MalformedWeights) as caught:
+        received(data)
+    assert caught.value.is_pickle == data.startswith((b"\x80", b"PK"))
+    assert "safetensors" in str(caught.value)
+
+
+def test_a_fault_in_the_header_says_where_it_lies() -> None:
+    text = json.dumps({"a": {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}}).encode()
+    with pytest.raises(MalformedWeights, match='tensor "a" begins at 4 and leaves a gap') as caught:
+        received(len(text).to_bytes(8, "little") + text + bytes(12))
+    assert caught.value.offset == 8 + len(text)
+
+
+def test_the_header_alone_tells_what_does_not_fit() -> None:
+    specs = specs_of({"policy": torch.nn.Linear(2, 3)})
+    fits = {"weight": torch.ones(3, 2), "bias": torch.ones(3)}
+    verify(WeightsBlob.of({"policy": fits}).specs, specs)
+    wrong = {"weight": torch.ones(2, 3), "extra": torch.ones(1), "bias": torch.ones(3, dtype=torch.float64)}
+    with pytest.raises(WeightsMismatch) as caught:
+        verify(WeightsBlob.of({"policy": wrong}).specs, specs)
+    for words in (
+        "3 tensors do not fit",
+        "policy/weight has shape [2, 3], not [3, 2]",
+        "policy/extra is unknown",
+        "policy/bias is float64, not float32",
+    ):
+        assert words in str(caught.value)
+    many = {f"t{i}": torch.ones(1) for i in range(30)}
+    with pytest.raises(WeightsMismatch, match=r"32 tensors do not fit.* and 12 more; nothing was applied"):
+        verify(WeightsBlob.of({"policy": many}).specs, specs)
+    with pytest.raises(WeightsMismatch, match='model "actor" is not one of'):
+        verify(WeightsBlob.of({"actor": fits}).specs, specs)
+
+
+def test_a_dtype_without_a_name_is_refused() -> None:
+    with pytest.raises(WeightsError, match=r"policy/a is torch.complex128, which safetensors cannot hold"):
+        WeightsBlob.of({"policy": {"a": torch.ones(1, dtype=torch.complex128)}})
+
+
+def test_a_refused_offer_holds_nobody_up_who_waits_for_it() -> None:
+    slot = WeightSlot({"policy": torch.nn.Linear(2, 3)})
+    with pytest.raises(WeightsMismatch):
+        slot.offer({"policy": {}}, version=PolicyVersion(3))
+    assert slot.wait_until_offered(PolicyVersion(3), 0.0)
+    assert not slot.wait_until_offered(PolicyVersion(4), 0.0)
+    assert slot.apply() == 0
