@@ -278,6 +278,7 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
     root["next"]["reward"] = _env_first(_join(parts, "next/reward", model, longest))[..., None]
     root["next"]["done"] = flags["terminated"] | flags["truncated"]
     root["next"].update(flags)
+    is_recurrent = False
     for name, array in model.arrays.items():
         if name in _OWN_KEYS or name.startswith(_FINAL):
             continue
@@ -285,7 +286,8 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
         _put(root, key, _env_first(_join(parts, name, model, longest)))
         if array.shape[0] == model.num_steps + 1:
             _put(root["next"], key, _env_first(_what_followed(parts, name, model, longest)))
-    if "is_init" in model.arrays:
+            is_recurrent |= key[0] != "observation"
+    if is_recurrent:
         root["is_init"] = _env_first(_join(parts, "is_init", model, longest))[..., None]
     return root
 

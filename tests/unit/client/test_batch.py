@@ -1,0 +1,177 @@
+"""What the client decodes is what the worker hands to learners in its own process: every key, value, dtype, shape."""
+
+import json
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from cormorant_client.batch import Batch, decode
+from cormorant_client.errors import BadBatch
+from cormorant_client.replay import frames_of
+from cormorant_testing.collecting import SEEDS, make_collector
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.wire_bytes import encode_blocks
+from cormorant_worker.batch import stack_workers, to_tensordict
+from cormorant_worker.block import Block
+from cormorant_worker.seeding import SeedPath
+
+
+def blocks_of(quotas: Sequence[Sequence[int]], *, index: int = 0, **options: object) -> list[Block]:
+    """Blocks that one collector fills one after another; quotas are frames of each environment."""
+    rows = max(max(quota) for quota in quotas)
+    seeds = SeedPath(job_seed=SEEDS.job_seed, index=index)
+    with make_collector(num_envs=len(quotas[0]), seeds=seeds, **options) as collector:
+        found = []
+        block = Block(collector.layout(rows))
+        for quota in quotas:
+            collector.fill_columns(block, np.array(quota))
+            kept = Block(block.layout, bytearray(memory_of(block)))
+            kept.num_rows, kept.num_ends = block.num_rows, block.num_ends
+            found.append(kept)
+    return found
+
+
+def memory_of(block: Block) -> bytes:
+    base = block.observation[0]
+    while base.base is not None and isinstance(base.base, np.ndarray):
+        base = base.base
+    return base.tobytes()
+
+
+def decoded(blocks: Sequence[Block], mode: str = "async") -> Batch:
+    return decode(memoryview(bytearray(encode_blocks(blocks, mode=mode))))
+
+
+def assert_same(found: TensorDict, expected: TensorDict) -> None:
+    keys = set(expected.keys(True, True))
+    assert set(found.keys(True, True)) == keys
+    assert found.shape == expected.shape
+    assert found.names == expected.names
+    for key in keys:
+        assert found[key].dtype == expected[key].dtype, key
+        assert found[key].shape == expected[key].shape, key
+        assert torch.equal(found[key], expected[key]), key
+
+
+@pytest.mark.parametrize("observation", sorted(OBSERVATION_SPACES))
+def test_every_kind_of_observation(observation: str) -> None:
+    block = blocks_of([(4, 4, 4), (6, 6, 6)], observation=observation, lengths=(2, 3), ends="alternate")[-1]
+    batch = decoded([block])
+    assert batch.num_frames == 18
+    assert_same(batch.tensordict(), to_tensordict(block))
+
+
+@pytest.mark.parametrize("action", sorted(ACTION_SPACES))
+def test_every_kind_of_action(action: str) -> None:
+    block = blocks_of([(5, 5)], action=action)[0]
+    assert_same(decoded([block]).tensordict(), to_tensordict(block))
+
+
+@pytest.mark.parametrize("policy", ["counter", "with_outputs"])
+def test_states_and_further_outputs(policy: str) -> None:
+    blocks = blocks_of([(4, 4), (7, 5)], policy=policy, lengths=(3, 1))
+    for block in blocks:
+        assert_same(decoded([block]).tensordict(), to_tensordict(block))
+
+
+@given(
+    quotas=st.lists(st.lists(st.integers(1, 6), min_size=2, max_size=2), min_size=1, max_size=3),
+    lengths=st.lists(st.integers(1, 5), min_size=1, max_size=3),
+    recurrent=st.booleans(),
+)
+@settings(max_examples=30, deadline=None)
+def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: list[int], recurrent: bool) -> None:
+    options = {"lengths": lengths, "policy": "counter"} if recurrent else {"lengths": lengths}
+    blocks = [
+        block for index, quota in enumerate(quotas) for block in blocks_of([quota, quota], index=index, **options)[1:]
+    ]
+    data = encode_blocks(blocks, mode="sync")  # before to_tensordict, which zeroes the padding of its block
+    batch = decode(memoryview(bytearray(data)))
+    assert_same(batch.tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
+
+
+def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
+    data = np.frombuffer(bytearray(encode_blocks(blocks_of([(4, 4)], lengths=99))), np.uint8)
+    nested = decode(memoryview(data)).numpy()
+    for array in (nested["observation"], nested["next"]["observation"], nested["action"], nested["next"]["reward"]):
+        assert np.shares_memory(array, data)
+
+
+def test_bytes_that_may_not_be_written_are_copied() -> None:
+    block = blocks_of([(4, 2)])[0]
+    data = encode_blocks([block])
+    assert_same(decode(memoryview(data)).tensordict(), to_tensordict(block))
+
+
+def test_a_worker_without_a_step_takes_its_place() -> None:
+    first, second = blocks_of([(3, 3)])[0], blocks_of([(3, 3)], index=1)[0]
+    second.num_rows = second.num_ends = 0
+    second.lengths[:] = 0
+    found = decoded([first, second], "sync").tensordict()
+    assert found.shape == (4, 3)
+    assert found["collector", "mask"].sum(1).tolist() == [3, 3, 0, 0]
+    assert not found["next", "observation"][2:].any()
+
+
+def test_frames_leave_padding_out() -> None:
+    block = blocks_of([(4, 2, 1)])[0]
+    frames = frames_of(decoded([block]).tensordict())
+    assert frames.shape == (7,)
+    assert ("collector", "mask") not in frames.keys(True)
+    assert frames["next", "reward"].shape == (7, 1)
+
+
+def test_the_reference_library_reads_the_same_file() -> None:
+    block = blocks_of([(4, 4)])[0]
+    loaded = safetensors.numpy.load(encode_blocks([block]))
+    np.testing.assert_array_equal(loaded["0/action"], block.action[0][:4])
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"format": 2}, "format 2"),
+        ({"parts": []}, "no steps"),
+        ({"parts": [{"worker": "a", "attempt": 0, "num_envs": 9, "num_steps": 4, "num_ends": 0, "frames": 1}]}, "shape"),
+        ({"parts": [{"worker": "a"}]}, "num_steps"),
+        ({"frames": "many"}, "many"),
+    ],
+)
+def test_metadata_that_does_not_fit_is_told(change: dict[str, object], word: str) -> None:
+    data = encode_blocks(blocks_of([(4, 4)]), **change)
+    with pytest.raises(BadBatch, match=word):
+        decode(memoryview(data))
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", (2).to_bytes(8, "little") + b"{}", b"\x80\x04pickle" * 20])
+def test_other_bytes_are_no_batch(data: bytes) -> None:
+    with pytest.raises(BadBatch):
+        decode(memoryview(data))
+
+
+@given(st.data())
+@settings(max_examples=60, deadline=None)
+def test_bytes_that_were_hurt_are_told_or_read(data: st.DataObject) -> None:
+    whole = bytearray(SMALL)
+    for _ in range(data.draw(st.integers(1, 3))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    del whole[data.draw(st.integers(8, len(whole))) :]
+    try:
+        decode(memoryview(whole))
+    except BadBatch:
+        pass
+
+
+SMALL = encode_blocks(blocks_of([(2, 2)]))
+
+
+def test_metadata_is_told() -> None:
+    batch = decode(memoryview(encode_blocks(blocks_of([(2, 2)]), id="x-7", delivery=3, min_version=4, max_version=6)))
+    assert (batch.id, batch.delivery, batch.min_version, batch.max_version, len(batch)) == ("x-7", 3, 4, 6, 4)
+    assert json.loads(json.dumps([part.worker for part in batch.parts])) == ["cpu-0"]
