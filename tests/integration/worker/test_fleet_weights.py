@@ -1,0 +1,120 @@
+"""Publishing to a local fleet in the middle of collecting: when weights act, who gets them, who refuses them."""
+
+import os
+import signal
+import time
+from collections import defaultdict
+
+import pytest
+import torch
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.events import FleetEvent
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import MalformedWeights, WeightsMismatch
+from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights_blob import WeightsBlob
+
+CLOCK = {"entrypoint": "cormorant_testing.envs:Clock", "vectorization": "inline", "numEnvs": 2}
+
+
+def received(weights: dict[str, torch.Tensor], default_model: str = "policy") -> WeightsBlob:
+    """A blob as the head makes one: bytes from outside."""
+    data = bytes(WeightsBlob.of({default_model: weights}).buffer)
+    blob = WeightsBlob.create(len(data))
+    blob.buffer[:] = data
+    return blob.check(default_model)
+
+
+def test_after_applied_no_frame_is_collected_with_older_weights_and_the_newest_wins() -> None:
+    job = make_job(
+        env={"gymnasium": {**CLOCK, "kwargs": {"step_s": 0.001}}},
+        policy="versioned",
+        collection={"framesPerBatch": 60},
+    )
+    applied: dict[str, list[tuple[float, int]]] = defaultdict(list)
+
+    def note(event: FleetEvent) -> None:
+        if event.kind == "applied":
+            applied[event.worker].append((time.monotonic(), event.version))
+
+    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+        fleet.subscribe(note)
+        frames: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
+        for version in range(3, 120, 3):
+            fleet.publish(numbered(version - 2))
+            fleet.publish(received(numbered(version - 1)), version=version - 1)
+            fleet.publish(numbered(version))
+            loan = fleet.borrow(timeout_s=60)
+            assert loan is not None
+            with loan:
+                for part in loan.parts:
+                    rows = part.block.num_rows
+                    acted_after = part.block.observation[0][:rows].max(axis=(1, 2))
+                    numbers = part.block.action[0][:rows, :, 0]
+                    stamps = part.block.policy_version[:rows]
+                    assert (numbers == stamps).all()
+                    frames[part.worker] += zip(
+                        acted_after.tolist(), numbers.min(axis=1).tolist(), stamps.min(axis=1).tolist(), strict=True
+                    )
+        receipt = fleet.publish(numbered(version + 1), wait_s=30)
+        assert (receipt.applied, receipt.waiting, receipt.refused) == (("cpu-0", "cpu-1"), (), {})
+    checked = 0
+    for worker, moments in applied.items():
+        versions = [number for _, number in moments]
+        assert versions == sorted(set(versions))
+        acted = [number for _, number, _ in frames[worker]]
+        assert acted == sorted(acted)
+        for heard, number in moments:
+            after = [acts for at, acts, _ in frames[worker] if at > heard]
+            assert all(acts >= number for acts in after)
+            checked += len(after)
+    assert checked > 100
+
+
+def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
+    job = make_job(num_envs=2, policy="pair", action="box", lengths=5, step_s=0.001)
+    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+        one, critic = {"number": torch.tensor(1.0)}, numbered(1)
+        fleet.publish({"policy": one, "critic": critic})
+        receipt = fleet.publish(received(numbered(2), "critic"), version=5, wait_s=30)
+        assert receipt.applied == ("cpu-0",)
+        with pytest.raises(WeightsMismatch, match="policy/number has shape"):
+            fleet.publish(received({"number": torch.zeros(2)}))
+        with pytest.raises(MalformedWeights, match="a pickle"):
+            WeightsBlob.from_bytes(b"\x80\x04K\x01.")
+        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+        attempt = 0
+        while not attempt:
+            loan = fleet.borrow(timeout_s=60)
+            assert loan is not None
+            with loan:
+                attempt, block = loan.parts[0].attempt, loan.parts[0].block
+                acted = block.action[0][: block.num_rows].reshape(-1, 2)[-1].tolist()
+                stamps = set(block.policy_version[: block.num_rows].reshape(-1).tolist())
+        assert acted == [1.0, 2.0]
+        assert stamps == {5}
+
+
+def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
+    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+        began = time.monotonic()
+        with fleet._changed:  # past the fleet's own check, which knows what workers accept
+            fleet._crew.publish(WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}}), PolicyVersion(1))
+        deadline = time.monotonic() + 30
+        while not fleet.receipt(1).refused:
+            assert time.monotonic() < deadline
+            fleet.take(timeout_s=30)
+        receipt = fleet.receipt(1)
+        assert (receipt.applied, receipt.waiting) == ((), ())
+        assert "policy/bias is missing; nothing was applied" in receipt.refused["cpu-0"]
+        for _ in range(5):
+            batch = fleet.take(timeout_s=30)
+            assert batch is not None
+            assert batch.min_version == 0
+        assert time.monotonic() - began < 25  # no ticket waited for what will not come
+        assert fleet.publish(numbered(2), wait_s=30).applied == ("cpu-0",)
+        assert fleet.receipt(1).refused == {}
