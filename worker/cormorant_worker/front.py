@@ -14,17 +14,18 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_manifest.reader import STDIN, load_jobs
-from cormorant_worker.errors import ManifestError
+from cormorant_worker.errors import FleetError, ManifestError
 
 if TYPE_CHECKING:
     from cormorant_worker.collector import Collector
     from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.ray.options import RayOptions
 
 Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
 """A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
@@ -38,8 +39,10 @@ def open_fleet(
     device: str = "",
     storing_device: str = "cpu",
     startup_timeout_s: float = 300.0,
+    engine: Literal["local", "ray"] = "local",
+    ray: "RayOptions | None" = None,
 ) -> "LocalFleet":
-    """Start the workers of a job on this machine and wait until each stands at its first observation.
+    """Start the workers of a job and wait until each stands at its first observation.
 
         with open_fleet("examples/cartpole-ppo.yaml") as fleet:
             policy = mlp(*fleet.spaces)
@@ -55,13 +58,16 @@ def open_fleet(
         device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
         storing_device: torch device on which batches are handed out.
         startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
-            `LocalFleet(load_job("job.yaml"), FleetOptions(...))` takes all of them.
+            `LocalFleet(load_job("job.yaml"), FleetOptions(...))` takes all of them, and so does `RayFleet`.
+        engine: "local": processes of this machine. "ray": actors of a Ray cluster, which may be of this machine, too.
+        ray: which cluster, and what each worker asks of it; only with engine "ray".
 
     Returns:
         The running fleet; close it, or use it as a context manager.
 
     Raises:
         ManifestError: the manifest is refused; with every problem found, one a line.
+        FleetError: the Ray cluster cannot be reached or started; or `ray` without engine "ray".
         DeviceUnavailable: a gpu is asked for and torch finds none.
         UnknownEnv, EnvBuildError: EnvPool cannot build the task.
         WorkerFailed: a worker cannot start; names it and says why.
@@ -73,8 +79,17 @@ def open_fleet(
     options = FleetOptions(
         workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s
     )
+    if engine not in ("local", "ray"):
+        raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
+    if ray is not None and engine != "ray":
+        raise FleetError('options of Ray were given and the engine is "local"; add engine="ray"')
     job = load_job(manifest, name=name)
     refuse_unknown_task(job)
+    if engine == "ray":
+        # Who has no Ray fleet needs no Ray.
+        from cormorant_worker.engine.ray.fleet import RayFleet
+
+        return RayFleet(job, options, ray)
     return LocalFleet(job, options)
 
 

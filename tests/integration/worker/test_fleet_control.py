@@ -17,16 +17,16 @@ import torch
 from tensordict import TensorDict
 
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
 
 def start(job: object, **options: object) -> LocalFleet:
-    return LocalFleet(job, FleetOptions(**options))
+    return make_fleet(job, **options)
 
 
 def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
@@ -55,6 +55,7 @@ def steady(fleet: LocalFleet, seconds: float = 0.4) -> bool:
     return fleet.stats().stepped_frames == before
 
 
+@on_both_engines_slowly
 def test_pause_stops_every_step_keeps_the_batch_and_outlives_a_death() -> None:
     job = make_job(
         num_envs=2,
@@ -93,6 +94,7 @@ def test_pause_stops_every_step_keeps_the_batch_and_outlives_a_death() -> None:
         assert checker.frames == fleet.stats().frames == 2000
 
 
+@on_both_engines_slowly
 @pytest.mark.parametrize("policy", ["counter"])
 def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
     options = {"lengths": (3, 8), "ends": "alternate"}
@@ -126,6 +128,7 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
     assert checker.frames == 400
 
 
+@on_both_engines_slowly
 def test_an_environment_that_cannot_be_restored_is_named_and_the_fleet_still_listens() -> None:
     env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
     with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
@@ -139,6 +142,7 @@ def test_an_environment_that_cannot_be_restored_is_named_and_the_fleet_still_lis
         assert time.monotonic() - began < 20
 
 
+@on_both_engines_slowly
 @pytest.mark.slow
 def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
@@ -163,6 +167,7 @@ def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> N
         fleet.restore(saved)
 
 
+@on_both_engines_slowly
 def test_resizing_under_load_loses_and_repeats_nothing() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002)
     checker = make_checker(2, lengths=(3, 8))
@@ -210,6 +215,7 @@ def test_a_hung_policy_is_killed_and_its_frames_are_collected_again(tmp_path: Pa
     assert checker.attempts == {(0, 0, 0), (0, 0, 1)}
 
 
+@on_both_engines_slowly
 def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     failure = {"how": "hang", "step": 30, "flag": str(tmp_path / "hung")}
     job = make_job(num_envs=2, lengths=4, failures=[failure], collection={"totalFrames": 400})
@@ -242,6 +248,7 @@ def test_what_cannot_start_fails_with_a_sentence(options: dict, words: str, note
     assert note in "".join(getattr(caught.value, "__notes__", []))
 
 
+@on_both_engines_slowly
 @pytest.mark.slow
 def test_a_worker_that_fails_too_often_ends_the_fleet_and_names_the_limit() -> None:
     job = make_job(num_envs=2, lengths=9, failures=[{"step": 1}], run_policy={"maxRestartsPerSlot": 1})

@@ -160,6 +160,18 @@ class BlockStore(Protocol):
 class Engine(Protocol):
     """Starts workers and keeps what they fill."""
 
+    def check_devices(self, job: CollectorJob, device: str) -> None:
+        """Refuse devices that workers cannot have, as far as it is known before any starts.
+
+        Args:
+            job: whose groups say cpu or gpu.
+            device: the torch device that all workers use instead; empty: none.
+
+        Raises:
+            DeviceUnavailable: there is none.
+        """
+        ...
+
     def open(self, wake: Callable[[], None]) -> None:
         """Called once, before anything else.
 

@@ -35,7 +35,6 @@ from cormorant_worker.engine.options import FleetOptions, default_workers
 from cormorant_worker.engine.protocol import FleetStats, Receipt
 from cormorant_worker.engine.schedule import Schedule, Slot
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, StateError, WeightsError
-from cormorant_worker.place import find_device
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
 from cormorant_worker.weights_blob import WeightsBlob
@@ -73,10 +72,8 @@ class LocalFleet:
         self.job = job
         self.options = options or FleetOptions()
         spec = job.spec
-        if self.options.device:
-            find_device(self.options.device)
-        elif any(group.device == "gpu" for group in spec.worker_groups):
-            find_device("cuda")
+        self._engine = engine or LocalEngine()
+        self._engine.check_devices(job, self.options.device)
         self._schedule = Schedule(
             mode=spec.collection.mode,
             frames_per_batch=spec.collection.frames_per_batch,
@@ -94,7 +91,6 @@ class LocalFleet:
         )
         self._changed = threading.Condition()
         """Guards everything here, in the crew, the schedule and the deliveries; notified whenever it changes."""
-        self._engine = engine or LocalEngine()
         self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries, self._events)
         self._taken: Loan | None = None
         """What `take` gave out last."""

@@ -10,11 +10,22 @@ from cormorant_worker.engine.process import SharedPayload, WorkerProcess
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.engine.slots import SlotPool
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.place import WorkerPlace
+from cormorant_worker.place import WorkerPlace, find_device
 
 
 class LocalEngine:
     """Starts worker processes and owns the shared memory that they fill."""
+
+    def check_devices(self, job: CollectorJob, device: str) -> None:
+        """Workers have this machine's devices.
+
+        Raises:
+            DeviceUnavailable: it has not what the options or the gpu groups ask for.
+        """
+        if device:
+            find_device(device)
+        elif any(group.device == "gpu" for group in job.spec.worker_groups):
+            find_device("cuda")
 
     def open(self, wake: Callable[[], None]) -> None:
         """Nothing to open: the fleet's thread waits on the workers' sockets."""

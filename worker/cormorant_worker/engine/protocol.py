@@ -44,6 +44,7 @@ class WorkerStats:
     version: PolicyVersion
     """The version that acts."""
     pid: int
+    """0 while it has none: a Ray actor that is not placed."""
     env_restarts: int
 
 

@@ -38,6 +38,9 @@ class RayEngine:
         self._blocks: ObjectBlocks | None = None
         self._wake: Callable[[], None] = _nobody
 
+    def check_devices(self, job: CollectorJob, device: str) -> None:
+        """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
+
     def open(self, wake: Callable[[], None]) -> None:
         """Have the fleet's thread woken when something arrives."""
         self._wake = wake

@@ -91,6 +91,7 @@ class RayLink:
         self._batches: deque[_Batch] = deque()
         self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
         self._last_pulse = time.monotonic()
+        self._landed_frames = 0
         self._end = ""
         self._is_dead = False
         """Ray says so: the process id may be another's by now."""
@@ -153,6 +154,8 @@ class RayLink:
                 self._lose(error)
                 return
             self._blocks().land(batch.ticket.slot, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            self._landed_frames += sealed.num_frames
+            self.frames = max(self.frames, self._landed_frames)  # the pulse comes later than the batch
             yield sealed
 
     def _lose(self, error: BaseException) -> None:

@@ -1,0 +1,35 @@
+"""Engines for tests of fleets."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cormorant_testing import fleets
+
+STORE_BYTES = 200 << 20
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """A Ray cluster of this machine that outlives the fleets of a module."""
+    import ray
+
+    from cormorant_worker.engine.ray.cluster import Cluster
+    from cormorant_worker.engine.ray.options import RayOptions
+
+    cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
+    assert ray.is_initialized()
+    yield
+    cluster.close()
+    assert not ray.is_initialized()
+
+
+@pytest.fixture(autouse=True)
+def engine(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The engine that `fleets.make_fleet` uses; local, unless a test is marked to run on both."""
+    name = getattr(request, "param", "local")
+    if name == "ray":
+        request.getfixturevalue("ray_cluster")
+    fleets.ENGINE[0] = name
+    yield name
+    fleets.ENGINE[0] = "local"
