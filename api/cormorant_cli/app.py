@@ -6,7 +6,7 @@ imports in the body of the command. So `cormorant validate` starts in a blink, a
 
 import typer
 
-from cormorant_cli import crd, dataset, envs, run, validate, version
+from cormorant_cli import batches, crd, dataset, envs, pause, run, state, status, validate, version, weights
 
 app = typer.Typer(
     name="cormorant",
@@ -20,5 +20,11 @@ app.command()(run.run)
 app.command()(validate.validate)
 app.command()(envs.envs)
 app.add_typer(dataset.app)
+app.command()(status.status)
+app.add_typer(weights.app)
+app.command()(pause.pause)
+app.command()(pause.resume)
+app.add_typer(state.app)
+app.add_typer(batches.app)
 app.command()(crd.crd)
 app.command()(version.version)

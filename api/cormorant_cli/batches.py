@@ -1,0 +1,50 @@
+"""`cormorant batches tail`: what comes out of a running head, a line a batch."""
+
+import json
+from typing import Annotated
+
+import typer
+
+from cormorant_cli.connection import AsJson, Connection, Token, TokenFile, Url
+
+app = typer.Typer(name="batches", help="Look at a head's batches.", no_args_is_help=True, rich_markup_mode=None)
+
+
+@app.command()
+def tail(
+    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many batches; 0: never.")] = 0,
+    frames: Annotated[int, typer.Option(min=0, help="End after at least so many frames; 0: with the stream.")] = 0,
+    consumer: Annotated[str, typer.Option(help="Name under which the head counts what was taken.")] = "cli",
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Take batches and print a line for each. Consumers share the stream: a learner does not get what is taken here."""
+    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+        # None ahead: whatever is not printed stays with the head.
+        stream = client.batches(frames or None, consumer=consumer, prefetch=0)
+        with stream:
+            for number, batch in enumerate(stream, start=1):
+                reward = batch.numpy()["next"]["reward"]
+                shown = {
+                    "id": batch.id,
+                    "frames": batch.num_frames,
+                    "min_version": batch.min_version,
+                    "max_version": batch.max_version,
+                    "delivery": batch.delivery,
+                    "workers": [part.worker for part in batch.parts],
+                    "mean_reward": float(reward.sum() / batch.num_frames),
+                }
+                typer.echo(json.dumps(shown) if as_json else _line(shown))
+                if number == count:
+                    break
+
+
+def _line(shown: dict[str, object]) -> str:
+    again = f"  delivery {shown['delivery']}" if shown["delivery"] != 1 else ""
+    workers = ",".join(map(str, shown["workers"] if isinstance(shown["workers"], list) else ()))
+    return (
+        f"{shown['id']}  {shown['frames']} frames  versions {shown['min_version']}..{shown['max_version']}  "
+        f"mean reward {shown['mean_reward']:.3f}  {workers}{again}"
+    )

@@ -1,0 +1,45 @@
+"""`cormorant state save | load`: the whole fleet at a batch boundary, in a file."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cormorant_cli.connection import Connection, Token, TokenFile, Url
+from cormorant_cli.errors import BadInput
+from cormorant_cli.weights import write_whole
+
+app = typer.Typer(
+    name="state", help="Save a running fleet's state, and go on from it.", no_args_is_help=True, rich_markup_mode=None
+)
+
+
+@app.command()
+def save(
+    out: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.")],
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Write the fleet's state to a file: frames, random streams, environments where they can be saved."""
+    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+        data = client.state()
+    write_whole(Path(out), data)
+    typer.echo(f"{out}: {len(data):,} bytes")
+
+
+@app.command()
+def load(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="What `state save` wrote.")],
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Let a paused fleet go on from a saved state. Pause it first, and resume it afterwards."""
+    try:
+        data = Path(file).read_bytes()
+    except OSError as error:
+        raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
+    with Connection(url=url, token=token, token_file=token_file).client("write") as client:
+        client.load_state(data)
+    typer.echo(f"{file} is loaded; `cormorant resume` goes on from it")

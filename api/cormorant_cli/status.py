@@ -1,0 +1,61 @@
+"""`cormorant status [--watch]`: a running job at a glance."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cormorant_cli.connection import AsJson, Connection, Token, TokenFile, Url
+
+if TYPE_CHECKING:
+    from cormorant_contract.rest.status import Status
+
+
+def status(
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every --interval seconds.")] = False,
+    interval: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 2.0,
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show phase, frames, versions, queue and consumers of a running job."""
+    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+        while True:
+            found = client.status()
+            if as_json:
+                typer.echo(found.model_dump_json(indent=None if watch else 2))
+            else:
+                typer.echo("\n".join(lines_of(found)))
+            if not watch:
+                return
+            if not as_json:
+                typer.echo("")
+            time.sleep(interval)
+
+
+def lines_of(found: "Status") -> Iterator[str]:
+    """A status as text, one fact a line."""
+    frames, weights, queue = found.frames, found.weights, found.queue
+    target = f" of {frames.target:,}" if frames.target is not None else ""
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in frames.dropped.items() if count)
+    yield f"{found.job}: {found.phase}"
+    yield f"  frames    {frames.collected:,}{target}, {frames.per_second:,.0f}/s, {frames.delivered:,} delivered"
+    if dropped:
+        yield f"  dropped   {dropped}"
+    for group in found.groups:
+        yield f"  workers   {group.name}: {group.ready} of {group.desired} ready"
+    state = f", {weights.update_state}" if weights.update_state else ""
+    yield f"  weights   version {weights.version}{state}, the oldest acting is {weights.min_applied_version}"
+    yield f"  queue     {queue.waiting + queue.ready} waiting, {queue.lent} lent, room for {queue.capacity}"
+    for consumer in found.consumers:
+        yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
+    if found.episodes.mean_return is not None:
+        yield f"  episodes  {found.episodes.count:,}, the last return {found.episodes.mean_return:.2f} on average"
+    for lease in found.pauses:
+        until = lease.expires_at.astimezone().strftime("%H:%M:%S")
+        yield f"  paused    by {lease.owner} until {until}{f': {lease.reason}' if lease.reason else ''}"
+    for condition in found.conditions:
+        if condition.status == "True" and condition.message:
+            yield f"  {condition.type}: {condition.message}"

@@ -1,0 +1,122 @@
+"""`cormorant weights push | pull | list | rollback`: a running head's weights, as safetensors files."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cormorant_cli.connection import AsJson, Connection, Token, TokenFile, Url
+from cormorant_cli.errors import BadInput, CommandFailed
+
+app = typer.Typer(
+    name="weights", help="Publish, fetch and roll back a head's weights.", no_args_is_help=True, rich_markup_mode=None
+)
+
+ModelName = Annotated[str, typer.Option("--model", help="Whose weights; for `push`, if the names in FILE do not say.")]
+Wait = Annotated[
+    float, typer.Option("--wait", min=0, help="Seconds to wait until the workers act with them; 0 does not wait.")
+]
+
+
+@app.command()
+def push(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file.")],
+    model: ModelName = "policy",
+    version: Annotated[int, typer.Option(min=0, help="The version to give them; 0 is the next.")] = 0,
+    wait: Wait = 30.0,
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """Publish a safetensors file. Ends with 1 when no worker took it."""
+    path = Path(file)
+    with Connection(url=url, token=token, token_file=token_file).client("write") as client:
+        update = client.publish(path, model=model, version=version or None, wait=wait)
+        if wait:
+            update.wait(0.001)
+    if as_json:
+        typer.echo(update.answer.model_dump_json(indent=2))
+        return
+    workers = update.answer.workers
+    typer.echo(f"version {update.version}: {update.state}, {workers.acked} of {workers.total} workers, {update.digest}")
+
+
+@app.command()
+def pull(
+    out: Annotated[str, typer.Argument(metavar="FILE", help="Where to write the safetensors file.")],
+    model: ModelName = "policy",
+    version: Annotated[int, typer.Option(min=0, help="Which version; 0 is the newest.")] = 0,
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Fetch weights into a file."""
+    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+        found = client.weights(model, version=version or None)
+    write_whole(Path(out), found.data)
+    typer.echo(f"{out}: version {found.version} of {model}, {len(found.data):,} bytes")
+
+
+@app.command(name="list")
+def list_versions(
+    model: Annotated[str, typer.Option("--model", help="Show the retained versions of this model.")] = "",
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+    as_json: AsJson = False,
+) -> None:
+    """List the models and their newest versions, or the versions of one model."""
+    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+        if not model:
+            models = client.models()
+            if as_json:
+                typer.echo(models.model_dump_json(indent=2))
+                return
+            for entry in models.models:
+                typer.echo(f"{entry.name}  version {entry.version}  {entry.bytes:,} bytes  {entry.digest or '-'}")
+            return
+        versions = client.versions(model)
+    if as_json:
+        typer.echo(versions.model_dump_json(indent=2))
+        return
+    for kept in versions.versions:
+        when = kept.published_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        typer.echo(f"{kept.version:>8}  {when}  {kept.bytes:>12,} bytes  {kept.digest}  {kept.author}")
+    if not versions.versions:
+        typer.echo(f"nothing was published for {model} yet", err=True)
+
+
+@app.command()
+def rollback(
+    version: Annotated[int, typer.Argument(metavar="VERSION", help="A retained version.")],
+    model: ModelName = "policy",
+    wait: Wait = 30.0,
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+) -> None:
+    """Publish an old version's weights again, under a new number."""
+    with Connection(url=url, token=token, token_file=token_file).client("write") as client:
+        update = client.rollback(version, model=model)
+        if wait:
+            update.wait(wait)
+    typer.echo(f"version {update.version} has the weights of version {version}: {update.state}")
+
+
+def write_whole(path: Path, data: memoryview) -> None:
+    """Write a file that is there with all its bytes, or not at all.
+
+    Raises:
+        BadInput: it cannot be written.
+    """
+    if path.is_dir():
+        raise BadInput(f"{path} is a folder; name a file")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        partial.write_bytes(data)
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise CommandFailed(f"cannot write {path}: {error.strerror or error}") from error
