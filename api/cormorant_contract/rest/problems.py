@@ -47,6 +47,7 @@ class ProblemType(StrEnum):
     FLEET_FAILED = "fleet-failed"
     STORE_FAILED = "store-failed"
     CONTROL_TIMEOUT = "control-timeout"
+    APPLY_TIMEOUT = "apply-timeout"
     INTERNAL = "internal"
 
     @property

@@ -1,0 +1,147 @@
+"""`python -m cormorant_api --job job.yaml --fleet local|ray`: a job's head, from start to end.
+
+Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIGTERM or SIGINT, 1 when the fleet failed,
+2 when something given cannot be used.
+"""
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+
+import structlog
+
+from cormorant_api.errors import HeadError
+from cormorant_api.settings import DEFAULT_PORT, Settings
+
+_SIGNAL_BASE = 128
+_OK, _FAILED, _REFUSED = 0, 1, 2
+
+
+class Signals:
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once."""
+
+    def __init__(self) -> None:
+        self.number = 0
+
+    def install(self) -> None:
+        """Handle both from now on. Main thread only."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        if self.number:
+            os._exit(_SIGNAL_BASE + number)
+        self.number = number
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a head. Returns the exit code."""
+    given = _parser().parse_args(arguments)
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(),
+        cache_logger_on_first_use=False,
+    )
+    log = structlog.get_logger()
+    signals = Signals()
+    signals.install()
+    # What is slow to import comes after the signals, and after wrong arguments.
+    from cormorant_api.server import HeadServer
+    from cormorant_worker.engine.options import FleetOptions
+    from cormorant_worker.errors import CormorantError, EnvError, ManifestError
+    from cormorant_worker.front import load_job, refuse_unknown_task
+
+    try:
+        job = load_job(given.job, name=given.name)
+        refuse_unknown_task(job)
+        make_fleet = _engine(given.fleet)
+        with HeadServer(job, _settings(given)) as server:
+            server.start_fleet(make_fleet, FleetOptions(workers=given.workers))
+            end = server.wait(lambda: bool(signals.number))
+    except (HeadError, ManifestError, EnvError) as error:
+        log.critical("head_refused", reason=str(error))
+        return _REFUSED
+    except CormorantError as error:
+        log.critical("head_failed", reason=str(error))
+        return _FAILED
+    log.info("head_ended", reason=end)
+    return _OK if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
+
+
+def _engine(name: str):  # type: ignore[no-untyped-def]  # the Ray engine's types are not there without Ray
+    if name == "local":
+        from cormorant_worker.engine.local import LocalFleet
+
+        return LocalFleet
+    try:
+        from cormorant_worker.engine.ray import RayFleet
+    except ImportError as error:
+        raise HeadError(
+            f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
+        ) from error
+    return RayFleet
+
+
+def _settings(given: argparse.Namespace) -> Settings:
+    return Settings(
+        host=given.host,
+        port=given.port,
+        data_port=given.data_port,
+        directory=given.directory,
+        token_file=given.token_file,
+        has_tokens=not given.no_tokens,
+        tls_cert=given.tls_cert,
+        tls_key=given.tls_key,
+        keep_versions=given.keep_versions,
+        ack_within_s=given.ack_within,
+        drain_s=given.drain_seconds,
+        linger_s=given.linger_seconds,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cormorant_api", description="The head of one CollectorJob.")
+    parser.add_argument("--job", required=True, help="the manifest")
+    parser.add_argument("--name", default="", help="metadata.name, for files with several jobs")
+    parser.add_argument("--fleet", choices=("local", "ray"), default="local")
+    parser.add_argument("--workers", type=int, default=0, help="0: what the manifest says")
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="control requests; 0: any free one")
+    parser.add_argument("--data-port", type=_port, default=0, help="bulk bytes; 0: the next one")
+    parser.add_argument("--directory", type=Path, help="what outlives the process: weights, count of frames, tokens")
+    parser.add_argument("--token-file", type=Path, help="JSON with read, write, operator; made if it is not there")
+    parser.add_argument("--no-tokens", action="store_true", help="on loopback only")
+    parser.add_argument("--tls-cert", type=Path)
+    parser.add_argument("--tls-key", type=Path)
+    parser.add_argument("--keep-versions", type=_positive, default=5)
+    parser.add_argument("--ack-within", type=float, default=60.0, help="seconds to acknowledge a batch")
+    parser.add_argument("--drain-seconds", type=float, default=30.0)
+    parser.add_argument("--linger-seconds", type=float, default=3.0)
+    return parser
+
+
+def _port(text: str) -> int:
+    number = int(text)
+    if not 0 <= number < 1 << 16:
+        raise ValueError
+    return number
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,70 @@
+"""The FastAPI application over a head. The same object answers on both listeners."""
+
+from collections.abc import Callable
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from cormorant_api import problems
+from cormorant_api.head import Head
+from cormorant_api.routes import batches, control, pauses, state, status, weights
+from cormorant_contract.rest.batches import MemoryBatch
+from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.problems import Problem
+
+MOST_JSON_BYTES = 1 << 20
+_DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
+
+Errors are `application/problem+json`; tell them apart by `type`. Every request but health and documents carries a
+token: `Authorization: Bearer TOKEN`. Roles: read < write < operator."""
+_TAGS = [
+    {"name": "weights", "description": "Publish, fetch, roll back; receipts by worker."},
+    {"name": "batches", "description": "Take batches, at least once each, and acknowledge them."},
+    {"name": "lifecycle", "description": "Pause leases, the fleet's state."},
+    {"name": "status", "description": "What goes on."},
+    {"name": "operator", "description": "Sizes, drain, retirement."},
+    {"name": "health", "description": "Probes; open."},
+]
+
+
+def make_app(head: Head | None = None) -> FastAPI:
+    """Make the application. Without a head it only has its document."""
+    app = FastAPI(
+        title="Cormorant",
+        version="1",
+        description=_DESCRIPTION,
+        openapi_tags=_TAGS,
+        redoc_url=None,
+        separate_input_output_schemas=False,
+    )
+    app.state.head = head
+    for module in (weights, batches, pauses, state, status, control):
+        app.include_router(module.router)
+    app.include_router(status.health)
+    problems.install(app)
+    app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
+    return app
+
+
+def _documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
+    def openapi() -> dict[str, Any]:
+        if not app.openapi_schema:
+            document = get_openapi(
+                title=app.title,
+                version=app.version,
+                description=app.description,
+                routes=app.routes,
+                tags=app.openapi_tags,
+                separate_input_output_schemas=False,
+            )
+            parts = document.setdefault("components", {})
+            for model in (Problem, MemoryBatch, Event):
+                schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
+                schemas = {**schema.pop("$defs", {}), model.__name__: schema}
+                parts.setdefault("schemas", {}).update(schemas)
+            parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+            app.openapi_schema = document
+        return app.openapi_schema
+
+    return openapi

@@ -1,0 +1,78 @@
+"""Conditional and partial requests: If-Match, If-None-Match, Range, Prefer (RFC 9110, RFC 7240)."""
+
+import re
+from collections.abc import Mapping
+
+from cormorant_api.errors import ApiError
+from cormorant_contract.rest.problems import ProblemType
+
+_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})")
+_WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
+
+
+def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
+    """Refuse a change whose conditions do not hold.
+
+    Args:
+        headers: of the request.
+        current_etag: with quotes; empty while there is nothing.
+
+    Raises:
+        ApiError: 412.
+    """
+    if_match, if_none = headers.get("if-match"), headers.get("if-none-match")
+    if if_match is not None and not _matches(if_match, current_etag):
+        raise _failed(f"If-Match {if_match[:80]} does not hold", current_etag)
+    if if_none is not None and _matches(if_none, current_etag, is_weak=True):
+        raise _failed(f"If-None-Match {if_none[:80]} does not hold", current_etag)
+
+
+def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
+    """Whether a GET may be answered with 304."""
+    if_none = headers.get("if-none-match")
+    return if_none is not None and _matches(if_none, etag, is_weak=True)
+
+
+def wanted_range(headers: Mapping[str, str], size: int, etag: str) -> tuple[int, int] | None:
+    """The bytes that a GET asks for, as (begin, end); None for all of them.
+
+    Raises:
+        ApiError: 416, the range begins past the end.
+    """
+    text = headers.get("range", "").strip()
+    if_range = headers.get("if-range")
+    match = _RANGE.fullmatch(text)
+    # Several ranges, other units, or a range of something else: the whole is always right.
+    if match is None or not (match[1] or match[2]) or (if_range is not None and if_range.strip() != etag):
+        return None
+    if not match[1]:
+        length = min(int(match[2]), size)
+        begin, end = size - length, size
+    else:
+        begin, end = int(match[1]), min(int(match[2]) + 1, size) if match[2] else size
+    if match[1] and match[2] and int(match[2]) < begin:
+        return None
+    if begin >= end:
+        raise ApiError(416, ProblemType.RANGE_NOT_SATISFIABLE, f"{text} is not within {size:,} bytes")
+    return begin, end
+
+
+def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:
+    """Seconds of `Prefer: wait=S`; 0 without it. What cannot be read is no preference."""
+    match = _WAIT.search(headers.get("prefer", ""))
+    return min(float(match[1]), longest_s) if match else 0.0
+
+
+def _matches(header: str, etag: str, *, is_weak: bool = False) -> bool:
+    if not etag:
+        return False
+    known = [part.strip() for part in header.split(",")]
+    if is_weak:
+        known = [part.removeprefix("W/") for part in known]
+    return "*" in known or etag in known
+
+
+def _failed(what: str, current_etag: str) -> ApiError:
+    now = f"the current ETag is {current_etag}" if current_etag else "nothing was published yet"
+    members = {"current_etag": current_etag} if current_etag else {}
+    return ApiError(412, ProblemType.PRECONDITION_FAILED, f"{what}: {now}; fetch it and decide again", **members)

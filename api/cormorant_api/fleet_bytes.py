@@ -1,0 +1,71 @@
+"""A fleet's state as it comes from a client: checked before the fleet sees it."""
+
+import json
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cormorant_api.errors import ApiError
+from cormorant_api.uploads import malformed, unsafe_format
+from cormorant_contract.rest.base import Count, Version
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, looks_like_pickle, parse_header
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.weights_blob import WeightsBlob
+
+_KEY = "cormorant_fleet"
+
+
+class _Document(BaseModel):
+    """What the state says of itself. Keys of newer formats are the fleet's to judge."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    format: int
+    frames: Count
+    version: Version
+    attempts: dict[str, Count]
+
+
+def check_state(data: bytes) -> None:
+    """Refuse what cannot be a fleet's state.
+
+    Raises:
+        ApiError: 400, 415, 422.
+    """
+    try:
+        parsed = parse_header(data)
+    except MalformedTensorFile as error:
+        if looks_like_pickle(data[:8]):
+            raise unsafe_format() from error
+        raise malformed(error) from error
+    try:
+        _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
+        _check_parts(parsed)
+        FleetState.from_bytes(data)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        raise _mismatch(f"its {_KEY} is wrong: {found}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _mismatch(f"it has no {_KEY} in its metadata, or a broken one: {str(error)[:200]}") from error
+
+
+def weights_in(data: bytes) -> tuple[WeightsBlob, int] | None:
+    """The published weights that a state holds, and their version; None when nothing had been published."""
+    saved = FleetState.from_bytes(data)
+    if not saved.weights or not saved.version:
+        return None
+    blob = WeightsBlob.create(len(saved.weights))
+    blob.buffer[:] = saved.weights
+    try:
+        return blob.check(), saved.version
+    except CormorantError:
+        return None  # the fleet took the state, and had no use for these
+
+
+def _check_parts(parsed: TensorFile) -> None:
+    if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
+        raise ValueError(f"{odd[0][:80]} is no list of bytes")
+
+
+def _mismatch(what: str) -> ApiError:
+    return ApiError(422, ProblemType.STATE_MISMATCH, f"the body is not a fleet's state: {what}")

@@ -1,0 +1,260 @@
+"""The head of one job: everything that routes ask, put together over a fleet.
+
+Starting (no fleet yet: 503) -> Running <-> Paused -> Completing -> Completed
+                                   |-> Draining (SIGTERM, POST /v1/drain)
+                                   |-> Failed (the fleet cannot go on)
+"""
+
+import asyncio
+import functools
+import secrets
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from typing import ParamSpec, TypeVar
+
+import structlog
+
+from cormorant_api.bell import Bell
+from cormorant_api.errors import ApiError
+from cormorant_api.event_ring import EventRing
+from cormorant_api.journal import Journal
+from cormorant_api.leases import LeaseBook, PauseKeeper
+from cormorant_api.ledger import Ledger
+from cormorant_api.publisher import Publisher
+from cormorant_api.pulse import Pulse
+from cormorant_api.pump import Pump
+from cormorant_api.roster import Roster
+from cormorant_api.settings import Settings
+from cormorant_api.tokens import Tokens
+from cormorant_api.updates import UpdateTracker
+from cormorant_api.weight_store import WeightStore
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.updates import Update
+from cormorant_worker.engine.events import FleetEvent
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.engine.protocol import Fleet, FleetStats
+from cormorant_worker.errors import CormorantError
+
+log = structlog.get_logger()
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_TICK_S = 0.5
+_MOST_UPLOADS = 8
+
+
+class Running:
+    """What exists once there is a fleet."""
+
+    def __init__(self, head: "Head", fleet: Fleet, *, is_paused: bool) -> None:
+        settings = head.settings
+        self.fleet = fleet
+        self.ledger: Ledger[Loan] = Ledger(
+            epoch=head.epoch, ack_within_s=settings.ack_within_s, on_settled=head.journal.settle
+        )
+        self.pump = Pump(fleet, self.ledger)
+        self.updates = UpdateTracker(apply_within_s=settings.apply_within_s, bell=Bell())
+        self.publisher = Publisher(fleet, head.store, self.updates, head.events)
+        self.pauses = PauseKeeper(
+            head.leases, pause=fleet.pause, resume=fleet.resume, bell=Bell(), starts_paused=is_paused
+        )
+        self.roster = Roster(fleet, head.events)
+
+
+class Head:
+    """One job's control plane. Made before the fleet, which `attach` brings. Methods may be called from any thread."""
+
+    def __init__(self, job: CollectorJob, settings: Settings, tokens: Tokens) -> None:
+        """Open what earlier heads left.
+
+        Raises:
+            StoreError: the directory cannot be used.
+        """
+        self.job, self.settings, self.tokens = job, settings, tokens
+        self.epoch = secrets.token_hex(4)
+        """First part of every id that this head gives."""
+        self.started_at = datetime.now(UTC)
+        self.data_port = 0
+        self.journal = Journal(settings.directory)
+        self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
+        self.events = EventRing(epoch=self.epoch)
+        self.leases = LeaseBook(spec_paused=job.spec.paused)
+        self.pulse = Pulse()
+        self.failure = ""
+        """Why the fleet cannot go on."""
+        self.is_draining = False
+        self.is_closing = False
+        self.uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
+        self._running: Running | None = None
+        self._quick = ThreadPoolExecutor(4, thread_name_prefix="control")
+        self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
+        self._ended = threading.Event()
+        self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
+        self._unsubscribe: Callable[[], None] = _nothing
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def attach(self, fleet: Fleet, *, is_paused: bool) -> None:
+        """The workers have started. Weights of an earlier head are published before anything is collected.
+
+        Args:
+            fleet: the running fleet.
+            is_paused: it was started paused, and goes on from here if nobody holds a lease.
+        """
+        running = Running(self, fleet, is_paused=is_paused)
+        self._unsubscribe = fleet.subscribe(self._hear)
+        running.publisher.restore()
+        self._running = running
+        running.pump.start()
+        running.pauses.start()
+        self._housekeeper.start()
+
+    def drain(self) -> None:
+        """Start nothing more: readiness is false, uploads are refused, what is under way lands."""
+        if self.is_draining:
+            return
+        self.is_draining = True
+        self.events.add("draining")
+        if self._running is not None:
+            self._running.fleet.drain()
+            # A paused fleet cannot finish what it holds.
+            self._running.pauses.nudge()
+
+    def close(self) -> None:
+        """End every wait and give all loans back. The fleet is left to whoever started it. May be called twice."""
+        self.is_closing = True
+        self._ended.set()
+        self._unsubscribe()
+        if self._running is not None:
+            self._running.pauses.close()
+            self._running.pump.close()
+            self._running.ledger.close()
+            self._running.roster.close()
+            self._running.updates.bell.ring()
+            self._running.pauses.bell.ring()
+        self.events.bell.ring()
+        if self._housekeeper.is_alive():
+            self._housekeeper.join(timeout=5)
+        self._quick.shutdown(wait=False, cancel_futures=True)
+        self._bulk.shutdown(wait=False, cancel_futures=True)
+        self.journal.close()
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> Running:
+        """What exists once there is a fleet.
+
+        Raises:
+            ApiError: 503, there is none yet.
+        """
+        if self._running is None:
+            raise ApiError(
+                503, ProblemType.NO_WORKERS, "the first worker has not started yet; try again", retry_after_s=2
+            )
+        return self._running
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there is a fleet."""
+        return self._running is not None
+
+    @property
+    def has_queue(self) -> bool:
+        """Whether batches go to consumers."""
+        return self.job.spec.output.queue is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all frames are collected, delivered and acknowledged.
+
+        Raises:
+            CormorantError: the fleet failed.
+        """
+        running = self._running
+        if running is None:
+            return False
+        if running.pump.error is not None:
+            raise running.pump.error
+        return running.fleet.is_done and (not self.has_queue or running.ledger.has_ended)
+
+    async def quick(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run something short that may block a moment, off the event loop."""
+        return await self._in(self._quick, call, *args, **kwargs)
+
+    async def bulk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run something long, off the event loop and out of the way of what is short."""
+        return await self._in(self._bulk, call, *args, **kwargs)
+
+    async def _in(self, pool: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        if self.is_closing:
+            raise ApiError(503, ProblemType.DRAINING, "the head is shutting down", retry_after_s=5)
+        return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
+
+    async def stats(self) -> FleetStats:
+        """The fleet's counters."""
+        return await self.quick(self.running.fleet.stats)
+
+    def refuse_changes_while_draining(self) -> None:
+        """Raise 503 when nothing new may begin."""
+        if self.is_draining or self.is_closing:
+            raise ApiError(
+                503, ProblemType.DRAINING, "the head is draining and takes no new weights or state", retry_after_s=10
+            )
+
+    # -- hearing -----------------------------------------------------------------------------------------------
+
+    def _hear(self, event: FleetEvent) -> None:
+        """Called by the fleet's thread: quick, and never calling the fleet."""
+        running = self._running
+        if running is not None:
+            if event.kind == "applied":
+                self._tell(running.updates.acknowledged(event.worker, event.version))
+            elif event.kind == "worker_lost":
+                self._tell(running.updates.lost(event.worker))
+        if event.kind in ("sealed", "published"):
+            return  # too many to tell; told by the publisher, with the update's id
+        if event.kind == "failed" and not event.worker:
+            self.failure = event.reason
+        self.events.add(
+            event.kind, worker=event.worker, version=event.version, frames=event.frames, reason=event.reason
+        )
+
+    def _note_refusals(self, running: Running, version: int) -> None:
+        """Refusals are the one answer of a worker that comes as no event."""
+        if version and running.updates.find(version) is not None and running.updates.ended(version) is None:
+            for worker, reason in running.fleet.receipt(version).refused.items():
+                self._tell(running.updates.refused(worker, version, reason))
+
+    def _tell(self, updates: list[Update]) -> None:
+        for update in updates:
+            self.events.add(
+                "update", update_id=update.update_id, version=update.version, state=update.state, reason=update.error
+            )
+            if update.state in ("failed", "partially_applied"):
+                log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
+
+    def _keep_house(self) -> None:
+        running = self.running
+        has_told_end = False
+        while not self._ended.wait(_TICK_S):
+            try:
+                stats = running.fleet.stats()
+                self.pulse.sample(stats)
+                self._note_refusals(running, stats.version)
+                self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
+                if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
+                    running.pump.probe()
+                if not has_told_end and self.is_complete:
+                    has_told_end = True
+                    self.events.add("ended", frames=stats.frames)
+            except CormorantError as error:
+                # The main thread sees the same, and ends the process with it.
+                self.failure = self.failure or str(error)
+
+
+def _nothing() -> None:
+    return

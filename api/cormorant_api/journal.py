@@ -1,0 +1,53 @@
+"""What a head tells the next one: how many frames were settled, and how many heads there were."""
+
+import os
+from pathlib import Path
+
+from cormorant_api.errors import StoreError
+
+_DIGITS = 20
+
+
+class Journal:
+    """Two small files in the head's directory; nothing without one. `settle` may be called from any thread."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Open it, and count this head.
+
+        Raises:
+            StoreError: the folder cannot be used.
+        """
+        self.epoch = 0
+        """Heads before this one."""
+        self.frames = 0
+        """Frames that earlier heads settled."""
+        self._descriptor = -1
+        if folder is None:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.epoch = _next_epoch(folder / "epoch")
+            self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
+            text = os.pread(self._descriptor, _DIGITS, 0)
+            self.frames = int(text) if text else 0
+        except (OSError, ValueError) as error:
+            raise StoreError(f"cannot use {folder} for the count of frames: {error}") from error
+
+    def settle(self, frames: int) -> None:
+        """This head has settled so many frames. One write in place: a killed process leaves the old count or this."""
+        if self._descriptor >= 0:
+            os.pwrite(self._descriptor, f"{self.frames + frames:0{_DIGITS}d}".encode(), 0)
+
+    def close(self) -> None:
+        """Close the files. May be called twice."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _next_epoch(path: Path) -> int:
+    epoch = int(path.read_text()) + 1 if path.exists() else 0
+    part = path.with_suffix(".part")
+    part.write_text(str(epoch))
+    part.replace(path)
+    return epoch

@@ -1,0 +1,60 @@
+"""How a route gets a batch for a consumer: waiting, within limits, for as long as the consumer is there."""
+
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_api.ledger import Lent
+from cormorant_api.problems import as_api_error
+from cormorant_api.transfer import Hangup
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_worker.engine.loan import Loan
+
+
+async def lend_next(
+    head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
+) -> Lent[Loan] | None:
+    """The next batch for a consumer; None when none came in time, or the consumer is gone.
+
+    Call the ledger's `sent` once its memory is not read any more.
+
+    Raises:
+        ApiError: 410, all are delivered and acknowledged; 503, the fleet failed or the head is closing.
+    """
+    running = head.running
+    ledger, pump = running.ledger, running.pump
+    found: list[Lent[Loan]] = []
+
+    def look() -> bool:
+        if head.is_closing or hangup.happened.is_set() or ledger.has_ended or pump.error is not None:
+            return True
+        if (lent := ledger.lend(consumer, oldest_version=oldest_version)) is not None:
+            found.append(lent)
+        return bool(found)
+
+    with pump.demand():
+        await ledger.bell.wait_for(look, timeout_s=wait_s)
+    if found:
+        return found[0]
+    if ledger.has_ended:
+        raise ApiError(410, ProblemType.STREAM_ENDED, "all batches were delivered and acknowledged")
+    if pump.error is not None:
+        raise as_api_error(pump.error)
+    if head.is_closing:
+        raise ApiError(503, ProblemType.DRAINING, "the head is shutting down", retry_after_s=5)
+    return None
+
+
+async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
+    """The oldest policy version that a consumer takes; None for any."""
+    if max_staleness is None:
+        return None
+    return max(0, (await head.stats()).version - max_staleness)
+
+
+def find_batch(batch_id: str, *, is_known: bool) -> None:
+    """Raise 404 for an id that this head never gave."""
+    if not is_known:
+        raise ApiError(
+            404,
+            ProblemType.UNKNOWN_BATCH,
+            f"this head has lent no batch {batch_id[:80]!r}; after a restart, ids of before are unknown",
+        )

@@ -1,0 +1,147 @@
+"""Every error as `application/problem+json`: ours, the fleet's, FastAPI's own."""
+
+import json
+import math
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Any
+
+import structlog
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from cormorant_api.errors import ApiError
+from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.problems import Problem, ProblemType
+from cormorant_worker.errors import (
+    ControlTimeout,
+    CormorantError,
+    FleetClosed,
+    StaleWeights,
+    StateError,
+    WeightsMismatch,
+    WorkerFailed,
+)
+
+log = structlog.get_logger()
+
+_LONGEST_DETAIL = 2000
+_MOST_ERRORS = 20
+_KIND_OF_STATUS = {
+    400: ProblemType.MALFORMED_REQUEST,
+    401: ProblemType.UNAUTHENTICATED,
+    403: ProblemType.FORBIDDEN,
+    404: ProblemType.NOT_FOUND,
+    405: ProblemType.METHOD_NOT_ALLOWED,
+    406: ProblemType.NOT_ACCEPTABLE,
+    411: ProblemType.LENGTH_REQUIRED,
+    413: ProblemType.TOO_LARGE,
+    415: ProblemType.UNSUPPORTED_FORMAT,
+    422: ProblemType.INVALID_REQUEST,
+}
+
+
+class ProblemResponse(Response):
+    """An error as it is sent."""
+
+    media_type = PROBLEM_JSON
+
+    def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
+        body = json.dumps(problem.document(), ensure_ascii=False).encode("utf-8", "backslashreplace")
+        super().__init__(body, status_code=problem.status, headers=dict(headers or {}))
+        if problem.retry_after_s is not None:
+            self.headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after_s)))
+        if problem.status == HTTPStatus.UNAUTHORIZED:
+            self.headers["WWW-Authenticate"] = 'Bearer realm="cormorant"'
+
+
+def install(app: FastAPI) -> None:
+    """Answer every error of an application with a problem."""
+    app.add_exception_handler(ApiError, _on_api_error)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(RequestValidationError, _on_invalid_request)
+    app.add_exception_handler(CormorantError, _on_fleet_error)
+    app.add_exception_handler(Exception, _on_anything)
+
+
+def as_api_error(error: CormorantError) -> ApiError:
+    """What the fleet says, as an answer."""
+    detail = str(error)
+    match error:
+        case StaleWeights():
+            return ApiError(409, ProblemType.VERSION_CONFLICT, detail)
+        case WeightsMismatch():
+            return ApiError(422, ProblemType.TENSOR_MISMATCH, detail)
+        case StateError():
+            return ApiError(422, ProblemType.STATE_MISMATCH, detail)
+        case ControlTimeout():
+            return ApiError(504, ProblemType.CONTROL_TIMEOUT, detail)
+        case WorkerFailed():
+            return ApiError(503, ProblemType.FLEET_FAILED, detail, retry_after_s=10)
+        case FleetClosed():
+            return ApiError(503, ProblemType.DRAINING, detail, retry_after_s=10)
+    return ApiError(503, ProblemType.FLEET_FAILED, detail, retry_after_s=5)
+
+
+def make_problem(error: ApiError, path: str) -> Problem:
+    """The body for an error."""
+    return Problem(
+        type=error.kind.uri,
+        title=error.kind.value.replace("-", " ").capitalize(),
+        status=error.status,
+        detail=error.detail[:_LONGEST_DETAIL],
+        instance=path,
+        **error.members,
+    )
+
+
+async def _on_api_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ApiError)
+    headers = {"Allow": error.members.pop("allow")} if "allow" in error.members else None
+    return ProblemResponse(make_problem(error, request.url.path), headers)
+
+
+async def _on_fleet_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, CormorantError)
+    return await _on_api_error(request, as_api_error(error))
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = _KIND_OF_STATUS.get(error.status_code, ProblemType.MALFORMED_REQUEST)
+    detail = str(error.detail)
+    if error.status_code == HTTPStatus.NOT_FOUND:
+        detail = f"there is nothing at {request.url.path}; the paths are listed at /docs"
+    elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        allowed = (error.headers or {}).get("Allow", "")
+        detail = f"{request.method} is not possible at {request.url.path}; it takes {allowed}"
+    problem = make_problem(ApiError(error.status_code, kind, detail), request.url.path)
+    return ProblemResponse(problem, error.headers)
+
+
+async def _on_invalid_request(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    found = list(error.errors())
+    # A body that is no JSON at all is another kind of mistake than a wrong value in it.
+    if any(entry.get("type") == "json_invalid" for entry in found):
+        reason = next(str(e.get("ctx", {}).get("error", "")) for e in found if e.get("type") == "json_invalid")
+        bad = ApiError(400, ProblemType.MALFORMED_REQUEST, f"the body is not JSON: {reason}")
+        return ProblemResponse(make_problem(bad, request.url.path))
+    errors = [_field_error(entry) for entry in found[:_MOST_ERRORS]]
+    detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)
+    bad = ApiError(422, ProblemType.INVALID_REQUEST, detail, errors=errors)
+    return ProblemResponse(make_problem(bad, request.url.path))
+
+
+def _field_error(entry: Mapping[str, Any]) -> dict[str, str]:
+    field = ".".join(str(part) for part in entry.get("loc", ()))
+    return {"field": field[:200], "message": str(entry.get("msg", ""))[:500]}
+
+
+async def _on_anything(request: Request, error: Exception) -> Response:
+    # Starlette raises it again afterwards, so that the server logs where it came from.
+    log.error("request_failed", method=request.method, path=request.url.path, error=f"{type(error).__name__}: {error}")
+    failed = ApiError(500, ProblemType.INTERNAL, "the head failed at this request; its log says why")
+    return ProblemResponse(make_problem(failed, request.url.path))

@@ -1,0 +1,68 @@
+"""uvicorn's HTTP protocol with limits that it lacks: on the size of a request's head, on how long it may take, and on
+what waits unsent in this process.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from cormorant_api.transfer import ABORT_KEY
+
+MOST_HEAD_BYTES = 64 * 1024
+_HEAD_WITHIN_S = 30.0
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    _head_bytes = 0
+    _is_in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`.
+        transport.set_write_buffer_limits(high=0)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client is gone."""
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless a head grows past its limit."""
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # A body that came with its head has ended the count by now.
+        if self._is_in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's head is longer than 65536 bytes.")
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._is_in_head = True
+        self.scope["state"][ABORT_KEY] = self.transport.abort
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        """The head of a request is there."""
+        self._is_in_head, self._head_bytes = False, 0
+        self._forget_timer()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self._on_late_head)
+
+    def _on_late_head(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

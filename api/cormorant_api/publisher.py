@@ -1,0 +1,368 @@
+"""Publishing weights: verified, kept, handed to the fleet, in this order, one at a time.
+
+    upload -> specs -> conditions -> store -> fleet -> receipts -> disk
+              422      409, 412      503      503
+
+Every refusal comes before anything is visible to a worker or to a reader.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from cormorant_api.conditions import check_preconditions
+from cormorant_api.errors import ApiError, StoreError
+from cormorant_api.event_ring import EventRing
+from cormorant_api.specs import check_specs
+from cormorant_api.updates import Published, UpdateTracker, update_id
+from cormorant_api.uploads import malformed, unsafe_format
+from cormorant_api.weight_store import StoredModel, StoredVersion, WeightStore, digest_of
+from cormorant_contract.rest.base import VERSION_MAX
+from cormorant_contract.rest.headers import make_etag
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
+from cormorant_contract.tensor_file import (
+    MalformedTensorFile,
+    TensorEntry,
+    TensorFile,
+    looks_like_pickle,
+    make_header,
+    parse_header,
+)
+from cormorant_worker.engine.protocol import FleetStats, Receipt
+from cormorant_worker.errors import CormorantError, MalformedWeights
+from cormorant_worker.weights import WeightSpecs
+from cormorant_worker.weights_blob import WeightsBlob
+
+log = structlog.get_logger()
+
+ALL_MODELS = ""
+"""The model of a publish that may name several."""
+
+
+class Publishes(Protocol):
+    """What the publisher asks of a fleet."""
+
+    @property
+    def specs(self) -> WeightSpecs:
+        """What weights must look like."""
+        ...
+
+    def publish(self, weights: WeightsBlob, *, version: int | None = None) -> Receipt:
+        """Hand weights to every worker."""
+        ...
+
+    def receipt(self, version: int) -> Receipt:
+        """Who acts with a version by now."""
+        ...
+
+    def stats(self) -> FleetStats:
+        """What is going on."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a client asks for beside its bytes."""
+
+    model: str
+    """The model of the path; ALL_MODELS for several at once."""
+    version: int | None
+    """None: the next one."""
+    headers: Mapping[str, str]
+    """For conditions."""
+    author: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """Bytes that came in whole."""
+
+    blob: WeightsBlob
+    digest: str
+    received: float
+    """When the last byte came, by time.monotonic()."""
+    receive_ms: float = 0.0
+
+
+class Publisher:
+    """The one place that gives versions. Methods block and belong in worker threads."""
+
+    def __init__(self, fleet: Publishes, store: WeightStore, tracker: UpdateTracker, events: EventRing) -> None:
+        self.store, self.tracker = store, tracker
+        self._fleet, self._events = fleet, events
+        self._publishing = threading.Lock()
+        """Held from the check of a version until the fleet has it."""
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The newest published version, whatever the model."""
+        return max(self.store.newest, self._fleet.stats().version)
+
+    def update(self, version: int) -> Update | None:
+        """What became of a publish; of an earlier head's, only that it was."""
+        found = self.tracker.find(version)
+        if found is None and (stored := self.store.version(version)) is not None:
+            found = _historic(stored)
+        return found
+
+    # -- publishing --------------------------------------------------------------------------------------------
+
+    def publish(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
+        """Verify, keep and hand over. Returns the update, and whether it is new.
+
+        Raises:
+            ApiError: it is refused; nothing was published.
+            CormorantError: the fleet cannot take it; nothing was published.
+        """
+        began = time.monotonic()
+        parsed = self._verified(upload.blob, wanted.model)
+        verify_ms = (time.monotonic() - began) * 1000
+        with self._publishing:
+            current = self.version
+            if (update := self._earlier(upload, wanted)) is not None:
+                return update, False
+            check_preconditions(wanted.headers, self._current_etag(wanted.model))
+            number = self._number(wanted.version, current)
+            update = self._hand_over(upload, parsed, number, wanted, verify_ms)
+        self.store.sync(number)
+        return update, True
+
+    def rollback(self, model: str, version: int, *, author: str) -> Update:
+        """Publish an old version's bytes again, under a new number.
+
+        Raises:
+            ApiError: 404, it is not retained.
+        """
+        stored = self.find(model, version)
+        upload = Upload(blob=_blob_of(stored.buffers), digest=stored.digest, received=time.monotonic())
+        update, _ = self.publish(upload, Wanted(model=model, version=None, headers={}, author=author))
+        log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
+        return update
+
+    def restore(self) -> None:
+        """Publish what an earlier head left, under its own version, to a fleet that has not collected yet."""
+        stored = self.store.version(self.store.newest)
+        if stored is None:
+            return
+        blob = _joined(self.store.current())
+        parsed = self._verified(blob, ALL_MODELS)
+        upload = Upload(blob=blob, digest=stored.digest, received=time.monotonic())
+        self._distribute(upload, stored, len(parsed.tensors), 0.0)
+        log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
+
+    def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
+        """Keep weights that the fleet got by another way: with a restored state."""
+        upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
+        with self._publishing:
+            if version > self.store.newest:
+                self._verified(blob, ALL_MODELS)
+                self.store.put(self._stored(upload, version, ALL_MODELS, author))
+        self.store.sync(version)
+
+    def find(self, model: str, version: int | None = None) -> StoredModel:
+        """A model's bytes.
+
+        Raises:
+            ApiError: 404, with the reason.
+        """
+        stored = self.store.model(model, version)
+        if stored is not None:
+            return stored
+        history = self.store.history(model)
+        if version is None or not history:
+            raise ApiError(
+                404, ProblemType.NO_WEIGHTS, f"nothing was published for {model} yet; it acts as it was built"
+            )
+        oldest = history[-1].version
+        raise ApiError(
+            404,
+            ProblemType.VERSION_EXPIRED,
+            f"version {version} of {model} is not retained; there are {', '.join(str(m.version) for m in history)}",
+            oldest_retained=oldest,
+            current_version=history[0].version,
+        )
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _verified(self, blob: WeightsBlob, model: str) -> TensorFile:
+        specs = self._fleet.specs
+        try:
+            parsed = parse_header(blob.buffer)
+            blob.check(default_model=model or _default_of(specs))
+        except MalformedTensorFile as error:
+            if looks_like_pickle(bytes(blob.buffer[:8])):
+                raise unsafe_format() from error
+            raise malformed(error) from error
+        except MalformedWeights as error:
+            raise malformed(MalformedTensorFile(str(error), offset=error.offset)) from error
+        check_specs(blob.tensors, specs, only=model)
+        return parsed
+
+    def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:
+        """The update that the very same request made before: a retry changes nothing."""
+        if wanted.version is None or (stored := self.store.version(wanted.version)) is None:
+            return None
+        is_same = stored.digest == upload.digest and wanted.model in (ALL_MODELS, *stored.models)
+        return self.update(wanted.version) if is_same else None
+
+    def _current_etag(self, model: str) -> str:
+        if model:
+            stored = self.store.model(model)
+            return stored.etag if stored is not None else ""
+        newest = self.store.version(self.store.newest)
+        return make_etag(newest.version, newest.digest) if newest is not None else ""
+
+    def _number(self, wanted: int | None, current: int) -> int:
+        number = current + 1 if wanted is None else wanted
+        if number <= current or number > VERSION_MAX:
+            what = f"is not newer than {current}" if number <= current else f"is past {VERSION_MAX}"
+            raise ApiError(
+                409,
+                ProblemType.VERSION_CONFLICT,
+                f"version {number} {what}; publish a higher version or leave it out",
+                current_version=current,
+                current_etag=self._current_etag(ALL_MODELS),
+            )
+        return number
+
+    def _hand_over(self, upload: Upload, parsed: TensorFile, number: int, wanted: Wanted, verify_ms: float) -> Update:
+        try:
+            stored = self.store.put(self._stored(upload, number, wanted.model, wanted.author))
+        except StoreError as error:
+            log.exception("weights_not_kept", version=number)
+            raise ApiError(503, ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
+        try:
+            update = self._distribute(upload, stored, len(parsed.tensors), verify_ms)
+        except BaseException:
+            self.store.forget(number)
+            raise
+        log.info(
+            "weights_published",
+            version=number,
+            models=sorted(stored.models),
+            digest=upload.digest,
+            bytes=len(upload.blob.buffer),
+            who=wanted.author,
+        )
+        return update
+
+    def _distribute(self, upload: Upload, stored: StoredVersion, tensors: int, verify_ms: float) -> Update:
+        number = stored.version
+        self.tracker.stage(
+            Published(
+                version=number,
+                model=min(stored.models),
+                digest=stored.digest,
+                size_bytes=len(upload.blob.buffer),
+                models={
+                    name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
+                    for name, m in stored.models.items()
+                },
+                received=upload.received,
+                receive_ms=upload.receive_ms,
+                verify_ms=verify_ms,
+            )
+        )
+        began = time.monotonic()
+        try:
+            receipt = self._fleet.publish(upload.blob, version=number)
+        except CormorantError:
+            self.tracker.withdraw(number)
+            raise
+        taken_ms = (time.monotonic() - began) * 1000
+        self.tracker.hand_over(
+            number,
+            applied=receipt.applied,
+            waiting=receipt.waiting,
+            refused=receipt.refused,
+            distribute_ms=taken_ms,
+        )
+        self._events.add("published", version=number, update_id=update_id(number))
+        update = self.tracker.find(number)
+        assert update is not None
+        return update
+
+    def _stored(self, upload: Upload, number: int, model: str, author: str) -> StoredVersion:
+        now = datetime.now(UTC)
+        models = {}
+        for name, tensors in upload.blob.tensors.items():
+            # One model is stored as it came: who reads it gets what was sent, and its digest is the body's.
+            is_body = len(upload.blob.tensors) == 1
+            buffers = (upload.blob.buffer,) if is_body else _file_of(upload.blob, tensors)
+            models[name] = StoredModel(
+                version=number,
+                name=name,
+                digest=upload.digest if is_body else digest_of(buffers),
+                buffers=buffers,
+                num_tensors=len(tensors),
+                published_at=now,
+                author=author,
+            )
+        return StoredVersion(version=number, digest=upload.digest, published_at=now, author=author, models=models)
+
+
+def _default_of(specs: WeightSpecs) -> str:
+    """The model that plain names belong to in a publish that may name several."""
+    return next(iter(specs)) if len(specs) == 1 else "policy"
+
+
+def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
+    """One model's tensors as a file of their own, under plain names."""
+    parsed = parse_header(blob.buffer)
+    ordered = sorted(tensors.items(), key=lambda item: item[1].begin)
+    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered])
+    start = parsed.data_start
+    return (memoryview(header), *(blob.buffer[start + e.begin : start + e.end] for _, e in ordered))
+
+
+def _blob_of(buffers: Sequence[memoryview]) -> WeightsBlob:
+    blob = WeightsBlob.create(sum(len(buffer) for buffer in buffers))
+    at = 0
+    for buffer in buffers:
+        blob.buffer[at : at + len(buffer)] = buffer
+        at += len(buffer)
+    return blob
+
+
+def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
+    """Several models in one file, their names as prefixes."""
+    named: list[tuple[str, str, tuple[int, ...]]] = []
+    pieces: list[memoryview] = []
+    for name, stored in sorted(models.items()):
+        whole = stored.buffers[0] if len(stored.buffers) == 1 else memoryview(b"".join(stored.buffers))
+        parsed = parse_header(whole)
+        for key, entry in sorted(parsed.tensors.items(), key=lambda item: item[1].begin):
+            named.append((f"{name}/{key.removeprefix(name + '/')}", entry.dtype, entry.shape))
+            pieces.append(whole[parsed.data_start + entry.begin : parsed.data_start + entry.end])
+    header, _ = make_header(named)
+    return _blob_of([memoryview(header), *pieces])
+
+
+def _historic(stored: StoredVersion) -> Update:
+    first = min(stored.models)
+    return Update(
+        update_id=update_id(stored.version),
+        model=first,
+        models={
+            name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
+            for name, m in stored.models.items()
+        },
+        version=stored.version,
+        digest=stored.digest,
+        etag=make_etag(stored.version, stored.digest),
+        bytes=sum(m.size_bytes for m in stored.models.values()),
+        tensors=sum(m.num_tensors for m in stored.models.values()),
+        state="superseded",
+        workers=WorkerCounts(total=0, acked=0, failed=0),
+        receipts=(),
+        staged_at=stored.published_at,
+        timings=UpdateTimings(),
+    )

@@ -1,0 +1,72 @@
+"""What the operator asks for: sizes, drain, retirement."""
+
+from fastapi import APIRouter, Request
+
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.tokens import Role
+from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport, Retirement
+from cormorant_contract.rest.problems import ProblemType
+
+router = APIRouter(route_class=GuardedRoute, tags=["operator"])
+
+
+@router.get("/v1/desired", operation_id="get_desired", responses=answers(), openapi_extra=needs(Role.READ))
+async def get_desired(request: Request) -> DesiredReport:
+    """How many workers each group shall have."""
+    return head_of(request).running.roster.describe()
+
+
+@router.put("/v1/desired", operation_id="put_desired", responses=answers(), openapi_extra=needs(Role.OPERATOR))
+async def put_desired(request: Request, body: Desired) -> DesiredReport:
+    """Ask for other sizes. `pending` says whether workers are still being started or retired."""
+    report = head_of(request).running.roster.want(body.groups)
+    log.info("desired_changed", groups=dict(report.groups), who=author_of(request))
+    return report
+
+
+@router.post(
+    "/v1/drain", operation_id="drain", status_code=202, responses=answers(), openapi_extra=needs(Role.OPERATOR)
+)
+async def drain(request: Request) -> DrainReport:
+    """Start nothing more. What is under way lands and can be taken; then the stream has ended. May be repeated."""
+    head = head_of(request)
+    running = head.running
+    if not head.is_draining:
+        log.info("drain_began", who=author_of(request))
+    await head.bulk(head.drain)
+    counts, stats = running.ledger.counts(), await head.stats()
+    return DrainReport(
+        draining=True,
+        waiting_batches=stats.queued_batches + counts.ready,
+        lent_batches=counts.lent,
+        ended=running.ledger.has_ended,
+    )
+
+
+@router.post(
+    "/v1/workers/{worker}:retire",
+    operation_id="retire_worker",
+    status_code=202,
+    responses=answers(ProblemType.UNKNOWN_WORKER),
+    openapi_extra=needs(Role.OPERATOR),
+)
+async def retire_worker(request: Request, worker: str) -> Retirement:
+    """Let a worker finish what it holds and go; its place stays empty until its group grows."""
+    head = head_of(request)
+    await _find(head, worker)
+    await head.bulk(head.running.fleet.retire, worker)
+    log.info("worker_retired", worker=worker, who=author_of(request))
+    return Retirement(worker=worker, detail="it finishes what it holds, then goes")
+
+
+async def _find(head: Head, name: str) -> None:
+    known = tuple(worker.name for worker in (await head.stats()).workers)
+    if name not in known:
+        raise ApiError(
+            404,
+            ProblemType.UNKNOWN_WORKER,
+            f"there is no worker {name[:80]!r}; there are {', '.join(known)}",
+            known=known,
+        )

@@ -1,0 +1,105 @@
+"""Pausing: leases, and shorthands for people."""
+
+from fastapi import APIRouter, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_api.leases import Lease
+from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.tokens import Role
+from cormorant_contract.rest.pauses import PauseLease, PauseRequest, Pauses, ResumeRequest
+from cormorant_contract.rest.problems import ProblemType
+
+router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
+
+_GRANTED = answers(ProblemType.BUSY, also={201: {"model": PauseLease, "description": "A new lease."}})
+
+
+@router.post(
+    "/v1/pauses",
+    operation_id="create_pause",
+    response_model=PauseLease,
+    responses=_GRANTED,
+    openapi_extra=needs(Role.WRITE),
+)
+async def create_pause(request: Request, body: PauseRequest | None = None) -> Response:
+    """Take a lease: the fleet stands still while anybody holds one. The same owner again renews its own (200)."""
+    head = head_of(request)
+    lease, is_new = await _pause(request, body or PauseRequest())
+    described = head.running.pauses.describe_lease(lease)
+    return JSONResponse(
+        described.model_dump(mode="json"),
+        status_code=201 if is_new else 200,
+        headers={"Location": f"/v1/pauses/{lease.id}"},
+    )
+
+
+@router.get("/v1/pauses", operation_id="list_pauses", responses=answers(), openapi_extra=needs(Role.READ))
+async def list_pauses(request: Request) -> Pauses:
+    """Every lease, and whether the fleet runs."""
+    return head_of(request).running.pauses.describe()
+
+
+@router.delete(
+    "/v1/pauses/{lease}",
+    operation_id="end_pause",
+    status_code=204,
+    response_class=Response,
+    responses=answers(),
+    openapi_extra=needs(Role.WRITE),
+)
+async def end_pause(request: Request, lease: str) -> Response:
+    """End a lease; also when it is gone already. With the last one the fleet goes on."""
+    head = head_of(request)
+    ended = head.leases.end(lease)
+    head.running.pauses.nudge()
+    if ended is not None:
+        log.info("pause_ended", lease=ended.id, owner=ended.owner, who=author_of(request))
+    return Response(status_code=204)
+
+
+@router.post("/v1/pause", operation_id="pause", responses=answers(ProblemType.BUSY), openapi_extra=needs(Role.WRITE))
+async def pause(request: Request, body: PauseRequest | None = None) -> Pauses:
+    """Stand still: a lease of the owner "default", if no other is named."""
+    await _pause(request, body or PauseRequest())
+    return head_of(request).running.pauses.describe()
+
+
+@router.post("/v1/resume", operation_id="resume", responses=answers(), openapi_extra=needs(Role.WRITE))
+async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
+    """End the lease of the owner "default", if no other is named. Leases of others hold on."""
+    head = head_of(request)
+    running = head.running
+    ended = head.leases.end_of((body or ResumeRequest()).owner)
+    running.pauses.nudge()
+    if ended is not None:
+        log.info("pause_ended", lease=ended.id, owner=ended.owner, who=author_of(request))
+        await _settled(head, 10.0)
+    return running.pauses.describe()
+
+
+async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
+    head = head_of(request)
+    running = head.running
+    try:
+        lease, is_new = head.leases.grant(wanted.owner, reason=wanted.reason, ttl_s=wanted.ttl_seconds)
+    except OverflowError as error:
+        raise ApiError(429, ProblemType.BUSY, f"{error}; end some of them", retry_after_s=10) from error
+    running.pauses.nudge()
+    log.info(
+        "pause_granted" if is_new else "pause_renewed",
+        lease=lease.id,
+        owner=lease.owner,
+        reason=lease.reason,
+        ttl_s=wanted.ttl_seconds,
+        who=author_of(request),
+    )
+    await _settled(head, wanted.wait_seconds)
+    return lease, is_new
+
+
+async def _settled(head: Head, wait_s: float) -> None:
+    pauses = head.running.pauses
+    await pauses.bell.wait_for(lambda: head.is_closing or pauses.is_settled, timeout_s=wait_s)

@@ -1,0 +1,133 @@
+"""The fleet's state at a batch boundary: everything that collecting on from it needs."""
+
+import asyncio
+import itertools
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from cormorant_api.conditions import check_preconditions
+from cormorant_api.errors import ApiError
+from cormorant_api.fleet_bytes import check_state, weights_in
+from cormorant_api.head import Head
+from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.status import describe
+from cormorant_api.tokens import Role
+from cormorant_api.transfer import BufferResponse
+from cormorant_api.uploads import check_headers, receive
+from cormorant_api.weight_store import digest_of
+from cormorant_contract.rest.headers import SAFETENSORS
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.status import Status
+
+_PAUSE_WITHIN_S = 90.0
+_LEASE_S = 600.0
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_numbers = itertools.count(1)
+router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
+
+
+@router.get(
+    "/v1/state",
+    operation_id="get_state",
+    response_class=Response,
+    responses=answers(
+        ProblemType.STATE_MISMATCH,
+        also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: _BINARY}}},
+    ),
+    openapi_extra=needs(Role.READ),
+)
+async def get_state(request: Request) -> Response:
+    """Every collector's state, the weights and the count of frames, at a batch boundary, under a pause of its own.
+
+    Batches that were collected and not acknowledged are counted and not saved: pause and take them before.
+    """
+    head = head_of(request)
+    state = await _paused(head, "cormorant/get-state", head.running.fleet.state)
+    view = memoryview(state)
+    etag = f'"{digest_of([view])}"'
+    return BufferResponse([view], media_type=SAFETENSORS, headers={"ETag": etag, "Cache-Control": "no-store"})
+
+
+@router.put(
+    "/v1/state",
+    operation_id="put_state",
+    responses=answers(
+        ProblemType.MALFORMED_SAFETENSORS,
+        ProblemType.UPLOAD_STALLED,
+        ProblemType.NOT_PAUSED,
+        ProblemType.LENGTH_REQUIRED,
+        ProblemType.PRECONDITION_FAILED,
+        ProblemType.UNSUPPORTED_FORMAT,
+        ProblemType.UNSAFE_FORMAT,
+        ProblemType.STATE_MISMATCH,
+        ProblemType.DIGEST_MISMATCH,
+        ProblemType.BUSY,
+    ),
+    openapi_extra={
+        **needs(Role.WRITE),
+        "requestBody": {"required": True, "content": {SAFETENSORS: _BINARY, "application/octet-stream": _BINARY}},
+        "parameters": [
+            {"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False},
+            {"in": "header", "name": "Content-Digest", "schema": {"type": "string"}, "required": False},
+        ],
+    },
+)
+async def put_state(request: Request) -> Status:
+    """Go on from a state. The fleet must be paused, and stays so."""
+    head = head_of(request)
+    running = head.running
+    head.refuse_changes_while_draining()
+    if running.pauses.state != "paused":
+        raise ApiError(409, ProblemType.NOT_PAUSED, "the fleet runs; POST /v1/pauses first, and restore then")
+    expected = check_headers(request, limit_bytes=head.settings.max_body_bytes)
+    if not head.uploads.acquire(blocking=False):
+        raise ApiError(429, ProblemType.BUSY, "too many uploads are under way; try again", retry_after_s=1)
+    try:
+        body = bytearray()
+
+        def make_buffer(size: int) -> memoryview:
+            body.extend(bytes(size))
+            return memoryview(body)
+
+        received = await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)
+    finally:
+        head.uploads.release()
+    state = bytes(body)
+    check_state(state)
+
+    def restore() -> None:
+        if "if-match" in request.headers:
+            check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
+        running.fleet.restore(state)
+        # What came with the state is what acts now: readers of weights must see it, too.
+        if (found := weights_in(state)) is not None:
+            running.publisher.adopt(*found, author=author_of(request))
+
+    await _paused(head, "cormorant/put-state", restore)
+    log.info("state_restored", digest=received.digest, bytes=len(state), who=author_of(request))
+    return describe(head, running, await head.stats())
+
+
+async def _paused(head: Head, owner: str, call: Any) -> Any:
+    """Call something of the fleet under a lease of its own."""
+    running = head.running
+    lease, _ = head.leases.grant(f"{owner}-{next(_numbers)}", reason="the state is saved or restored", ttl_s=_LEASE_S)
+    running.pauses.nudge()
+    try:
+        began = time.monotonic()
+        is_paused = await running.pauses.bell.wait_for(
+            lambda: head.is_closing or running.pauses.state == "paused", timeout_s=_PAUSE_WITHIN_S
+        )
+        if not is_paused:
+            raise ApiError(
+                504,
+                ProblemType.CONTROL_TIMEOUT,
+                f"the fleet did not stand still within {time.monotonic() - began:.0f} s; {running.pauses.error}",
+            )
+        return await asyncio.shield(head.bulk(call))
+    finally:
+        head.leases.end(lease.id)
+        running.pauses.nudge()

@@ -1,0 +1,319 @@
+"""Publishing weights and looking at them."""
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
+from cormorant_api.conditions import is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_api.publisher import ALL_MODELS, Upload, Wanted
+from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, needs, running_of
+from cormorant_api.specs import limit_bytes, shapes_of
+from cormorant_api.tokens import Role
+from cormorant_api.transfer import BufferResponse
+from cormorant_api.updates import update_id, version_of
+from cormorant_api.uploads import check_headers, receive
+from cormorant_contract.rest.base import VERSION_MAX
+from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
+from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.updates import Update
+from cormorant_worker.weights_blob import WeightsBlob
+
+LONGEST_WAIT_S = 300.0
+_BINARY = {"schema": {"type": "string", "format": "binary"}}
+_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "description": "A safetensors file: the model's tensors under the names of its state dict, or as `model/name`.",
+        "content": {SAFETENSORS: _BINARY, "application/octet-stream": _BINARY},
+    }
+}
+_PUBLISH_HEADERS: list[dict[str, Any]] = [
+    {"in": "header", "name": name, "schema": {"type": "string"}, "required": False, "description": text}
+    for name, text in (
+        ("Content-Digest", "`sha-256=:BASE64:` of the body (RFC 9530); checked when sent."),
+        ("If-Match", "Publish only over this ETag."),
+        ("If-None-Match", "`*`: publish only if nothing was published before."),
+        ("Prefer", "`wait=S`: answer when every worker acts with the weights, or after S seconds."),
+    )
+]
+_PUBLISH_ANSWERS = answers(
+    ProblemType.MALFORMED_SAFETENSORS,
+    ProblemType.UNKNOWN_MODEL,
+    ProblemType.UPLOAD_STALLED,
+    ProblemType.VERSION_CONFLICT,
+    ProblemType.LENGTH_REQUIRED,
+    ProblemType.PRECONDITION_FAILED,
+    ProblemType.UNSAFE_FORMAT,
+    ProblemType.UNSUPPORTED_FORMAT,
+    ProblemType.TENSOR_MISMATCH,
+    ProblemType.DIGEST_MISMATCH,
+    ProblemType.BUSY,
+    ProblemType.STORE_FAILED,
+    ProblemType.APPLY_TIMEOUT,
+    also={
+        200: {"description": "Applied by every worker (`Prefer: wait`), or published before by the same request."},
+        202: {"model": Update, "description": "Staged. `Location` tells where to look."},
+    },
+)
+_FILE_ANSWERS = answers(
+    ProblemType.UNKNOWN_MODEL,
+    ProblemType.NO_WEIGHTS,
+    ProblemType.VERSION_EXPIRED,
+    ProblemType.RANGE_NOT_SATISFIABLE,
+    also={
+        200: {"description": "A safetensors file.", "content": {SAFETENSORS: _BINARY}},
+        206: {"description": "A part of it.", "content": {SAFETENSORS: _BINARY}},
+        304: {"description": "The ETag is still the one of If-None-Match."},
+    },
+)
+
+VersionQuery = Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Default: the next, or the newest one.")]
+router = APIRouter(route_class=GuardedRoute, tags=["weights"])
+
+
+@router.get("/v1/models", operation_id="list_models", responses=answers(), openapi_extra=needs(Role.READ))
+async def list_models(request: Request) -> Models:
+    """The policy's named models, and the newest version of each."""
+    head = head_of(request)
+    specs = head.running.fleet.specs
+    version = await head.quick(lambda: head.running.publisher.version)
+    return Models(models=tuple(_summary(head, name, len(tensors)) for name, tensors in specs.items()), version=version)
+
+
+@router.get(
+    "/v1/models/{model}",
+    operation_id="get_model",
+    responses=answers(ProblemType.UNKNOWN_MODEL),
+    openapi_extra=needs(Role.READ),
+)
+async def get_model(request: Request, model: str) -> Model:
+    """One model: what its tensors must look like, and which versions workers act with."""
+    head = head_of(request)
+    specs = head.running.fleet.specs[_known(head, model)]
+    stats = await head.stats()
+    by_version: dict[str, int] = {}
+    for worker in stats.workers:
+        key = str(max(0, worker.version))
+        by_version[key] = by_version.get(key, 0) + 1
+    summary = _summary(head, model, len(specs))
+    return Model(**summary.model_dump(), tensors=shapes_of(specs), workers_by_version=by_version)
+
+
+@router.put(
+    "/v1/models/{model}/weights",
+    operation_id="publish_weights",
+    response_model=Update,
+    responses=_PUBLISH_ANSWERS,
+    openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PUBLISH_HEADERS},
+)
+async def publish_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
+    """Replace all weights of one model. Every worker applies them at its next batch boundary, all or none."""
+    return await _publish(request, _known(head_of(request), model), version)
+
+
+@router.put(
+    "/v1/weights",
+    operation_id="publish_all_weights",
+    response_model=Update,
+    responses=_PUBLISH_ANSWERS,
+    openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PUBLISH_HEADERS},
+)
+async def publish_all_weights(request: Request, version: VersionQuery = None) -> Response:
+    """Replace the weights of several models at once, all or none: tensors named `model/name`."""
+    return await _publish(request, ALL_MODELS, version)
+
+
+@router.get(
+    "/v1/models/{model}/weights",
+    operation_id="get_weights",
+    response_class=Response,
+    responses=_FILE_ANSWERS,
+    openapi_extra=needs(Role.READ),
+)
+async def get_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
+    """The published bytes, for late workers and evaluators."""
+    return _file(request, model, version)
+
+
+@router.head(
+    "/v1/models/{model}/weights",
+    operation_id="head_weights",
+    response_class=Response,
+    responses=answers(
+        ProblemType.UNKNOWN_MODEL,
+        ProblemType.NO_WEIGHTS,
+        ProblemType.RANGE_NOT_SATISFIABLE,
+        also={
+            200: {"description": "The headers of GET."},
+            206: {"description": "As well."},
+            304: {"description": "As well."},
+        },
+    ),
+    openapi_extra=needs(Role.READ),
+)
+async def head_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
+    """Size and ETag of the published bytes."""
+    return _file(request, model, version)
+
+
+@router.get(
+    "/v1/models/{model}/versions",
+    operation_id="list_versions",
+    responses=answers(ProblemType.UNKNOWN_MODEL),
+    openapi_extra=needs(Role.READ),
+)
+async def list_versions(request: Request, model: str) -> Versions:
+    """Retained versions, newest first."""
+    head = head_of(request)
+    history = head.store.history(_known(head, model))
+    entries = tuple(
+        VersionEntry(
+            version=m.version,
+            digest=m.digest,
+            etag=m.etag,
+            bytes=m.size_bytes,
+            published_at=m.published_at,
+            author=m.author,
+        )
+        for m in history
+    )
+    return Versions(model=model, versions=entries, keeps=head.store.keeps)
+
+
+@router.post(
+    "/v1/models/{model}:rollback",
+    operation_id="rollback_weights",
+    status_code=202,
+    response_model=Update,
+    responses=answers(
+        ProblemType.UNKNOWN_MODEL,
+        ProblemType.NO_WEIGHTS,
+        ProblemType.VERSION_EXPIRED,
+        ProblemType.VERSION_CONFLICT,
+        ProblemType.UNSUPPORTED_FORMAT,
+        ProblemType.TENSOR_MISMATCH,
+        ProblemType.STORE_FAILED,
+    ),
+    openapi_extra=needs(Role.WRITE),
+)
+async def rollback_weights(request: Request, model: str, body: Rollback) -> Response:
+    """Publish an old version's bytes again, under a new number."""
+    head = head_of(request)
+    head.refuse_changes_while_draining()
+    known = _known(head, model)
+    update = await head.bulk(head.running.publisher.rollback, known, body.version, author=author_of(request))
+    return _accepted(update, 202)
+
+
+@router.get(
+    "/v1/updates/{update}",
+    operation_id="get_update",
+    responses=answers(ProblemType.UNKNOWN_UPDATE),
+    openapi_extra=needs(Role.READ),
+)
+async def get_update(
+    request: Request, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
+) -> Update:
+    """What became of a publish: receipts by worker. `wait` waits for its end."""
+    head = head_of(request)
+    version = version_of(update)
+    found = None if version is None else head.running.publisher.update(version)
+    if found is None:
+        raise ApiError(
+            404, ProblemType.UNKNOWN_UPDATE, f"there is no update {update[:40]!r}; ids are like {update_id(7)}"
+        )
+    return await _after_wait(head, found, wait)
+
+
+async def _publish(request: Request, model: str, version: int | None) -> Response:
+    head = head_of(request)
+    running = running_of(request)
+    head.refuse_changes_while_draining()
+    specs = running.fleet.specs
+    if not specs:
+        raise ApiError(404, ProblemType.UNKNOWN_MODEL, "the policy has no weights; nothing can be published", known=())
+    expected = check_headers(request, limit_bytes=limit_bytes(specs, most=head.settings.max_body_bytes))
+    if not head.uploads.acquire(blocking=False):
+        raise ApiError(429, ProblemType.BUSY, "too many uploads are under way; try again", retry_after_s=1)
+    try:
+        blob: list[WeightsBlob] = []
+
+        def make_buffer(size: int) -> memoryview:
+            blob.append(WeightsBlob.create(size))
+            return blob[0].buffer
+
+        received = await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)
+    finally:
+        head.uploads.release()
+    head.refuse_changes_while_draining()
+    upload = Upload(blob=blob[0], digest=received.digest, received=received.finished, receive_ms=received.receive_ms)
+    wanted = Wanted(model=model, version=version, headers=request.headers, author=author_of(request))
+    update, is_new = await head.bulk(running.publisher.publish, upload, wanted)
+    wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
+    update = await _after_wait(head, update, wait_s)
+    if wait_s and update.state == "failed":
+        raise ApiError(504, ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
+    return _accepted(update, 200 if not is_new or (wait_s and update.state == "applied") else 202, waited=wait_s > 0)
+
+
+async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:
+    running = head.running
+    if wait_s > 0:
+        await running.updates.bell.wait_for(
+            lambda: head.is_closing or running.updates.ended(update.version), timeout_s=wait_s
+        )
+    return running.publisher.update(update.version) or update
+
+
+def _accepted(update: Update, status: int, *, waited: bool = False) -> Response:
+    headers = {"ETag": update.etag, "Location": f"/v1/updates/{update.update_id}"}
+    if waited:
+        headers["Preference-Applied"] = "wait"
+    return JSONResponse(update.model_dump(mode="json"), status_code=status, headers=headers)
+
+
+def _file(request: Request, model: str, version: int | None) -> Response:
+    head = head_of(request)
+    stored = head.running.publisher.find(_known(head, model), version)
+    headers = {"ETag": stored.etag, POLICY_VERSION: str(stored.version), "Accept-Ranges": "bytes"}
+    if is_unchanged(request.headers, stored.etag):
+        return Response(status_code=304, headers=headers)
+    span = wanted_range(request.headers, stored.size_bytes, stored.etag)
+    if span is not None:
+        headers["Content-Range"] = f"bytes {span[0]}-{span[1] - 1}/{stored.size_bytes}"
+    return BufferResponse(
+        stored.buffers,
+        media_type=SAFETENSORS,
+        headers=headers,
+        status_code=200 if span is None else 206,
+        span=span,
+        stall_timeout_s=head.settings.stall_timeout_s,
+    )
+
+
+def _known(head: Head, model: str) -> str:
+    specs = head.running.fleet.specs
+    if model not in specs:
+        names = tuple(sorted(specs))
+        have = f"it has {', '.join(names)}" if names else "it has none (it is random or a plain callable)"
+        raise ApiError(404, ProblemType.UNKNOWN_MODEL, f"the policy has no model {model[:80]!r}; {have}", known=names)
+    return model
+
+
+def _summary(head: Head, name: str, num_tensors: int) -> ModelSummary:
+    stored = head.store.model(name)
+    if stored is None:
+        return ModelSummary(name=name, version=0, num_tensors=num_tensors)
+    return ModelSummary(
+        name=name,
+        version=stored.version,
+        digest=stored.digest,
+        etag=stored.etag,
+        bytes=stored.size_bytes,
+        num_tensors=num_tensors,
+    )

@@ -1,0 +1,127 @@
+"""What every route shares: its role is checked before a byte of its body is read, and its errors are documented."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import structlog
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.responses import Response
+
+from cormorant_api.head import Head, Running
+from cormorant_api.tokens import Role
+from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.problems import ProblemType
+
+log = structlog.get_logger()
+
+ROLE_KEY = "x-cormorant-role"
+_PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+
+_STATUS_OF = {
+    ProblemType.MALFORMED_REQUEST: 400,
+    ProblemType.MALFORMED_SAFETENSORS: 400,
+    ProblemType.UNAUTHENTICATED: 401,
+    ProblemType.FORBIDDEN: 403,
+    ProblemType.NOT_FOUND: 404,
+    ProblemType.UNKNOWN_MODEL: 404,
+    ProblemType.UNKNOWN_UPDATE: 404,
+    ProblemType.UNKNOWN_WORKER: 404,
+    ProblemType.UNKNOWN_BATCH: 404,
+    ProblemType.NO_WEIGHTS: 404,
+    ProblemType.VERSION_EXPIRED: 404,
+    ProblemType.UPLOAD_STALLED: 408,
+    ProblemType.VERSION_CONFLICT: 409,
+    ProblemType.NOT_PAUSED: 409,
+    ProblemType.NO_QUEUE: 409,
+    ProblemType.STREAM_ENDED: 410,
+    ProblemType.LENGTH_REQUIRED: 411,
+    ProblemType.PRECONDITION_FAILED: 412,
+    ProblemType.TOO_LARGE: 413,
+    ProblemType.UNSUPPORTED_FORMAT: 415,
+    ProblemType.UNSAFE_FORMAT: 415,
+    ProblemType.RANGE_NOT_SATISFIABLE: 416,
+    ProblemType.INVALID_REQUEST: 422,
+    ProblemType.TENSOR_MISMATCH: 422,
+    ProblemType.STATE_MISMATCH: 422,
+    ProblemType.DIGEST_MISMATCH: 422,
+    ProblemType.BUSY: 429,
+    ProblemType.NO_WORKERS: 503,
+    ProblemType.DRAINING: 503,
+    ProblemType.FLEET_FAILED: 503,
+    ProblemType.STORE_FAILED: 503,
+    ProblemType.CONTROL_TIMEOUT: 504,
+    ProblemType.APPLY_TIMEOUT: 504,
+}
+_ALWAYS = (
+    ProblemType.MALFORMED_REQUEST,
+    ProblemType.UNAUTHENTICATED,
+    ProblemType.FORBIDDEN,
+    ProblemType.TOO_LARGE,
+    ProblemType.INVALID_REQUEST,
+    ProblemType.NO_WORKERS,
+    ProblemType.DRAINING,
+    ProblemType.FLEET_FAILED,
+    ProblemType.CONTROL_TIMEOUT,
+)
+
+Answers = dict[int | str, dict[str, Any]]
+
+
+def answers(*kinds: ProblemType, also: Answers | None = None) -> Answers:
+    """OpenAPI's `responses` for a route: its own problems, those of every route, and other answers than the first."""
+    found: dict[int | str, list[str]] = {}
+    for kind in (*_ALWAYS, *kinds):
+        found.setdefault(_STATUS_OF[kind], []).append(kind.value)
+    documented: Answers = {
+        status: {"description": "Problem: " + ", ".join(names), "content": _PROBLEM_SCHEMA}
+        for status, names in found.items()
+    }
+    return documented | (also or {})
+
+
+def needs(role: Role) -> dict[str, Any]:
+    """OpenAPI's extra members for a route that needs a role; `GuardedRoute` reads them."""
+    return {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}]}
+
+
+class GuardedRoute(APIRoute):
+    """A route that looks at the token first. Routes without a role are open."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler, which reads bodies."""
+        handle = super().get_route_handler()
+        name = (self.openapi_extra or {}).get(ROLE_KEY, "")
+        if not name:
+            return handle
+        needed = Role[name.upper()]
+
+        async def guarded(request: Request) -> Response:
+            head: Head = request.app.state.head
+            what = f"{request.method} {self.path}"
+            request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
+            return await handle(request)
+
+        return guarded
+
+
+def head_of(request: Request) -> Head:
+    """The head that answers."""
+    head: Head = request.app.state.head
+    return head
+
+
+def running_of(request: Request) -> Running:
+    """What exists once there is a fleet.
+
+    Raises:
+        ApiError: 503, there is none yet.
+    """
+    return head_of(request).running
+
+
+def author_of(request: Request) -> str:
+    """Who asks: the role that the token proved, and the address."""
+    role: Role = request.state.role
+    host = request.client.host if request.client is not None else "unknown"
+    return f"{role.name.lower()}@{host}"

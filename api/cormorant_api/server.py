@@ -1,0 +1,162 @@
+"""A head from start to end: listeners first, then the fleet, then waiting, then an orderly end. Called by `__main__`
+and by `cormorant run --serve`.
+
+    listen (503) -> fleet starts -> serve -> all delivered and acknowledged -> 0
+                                     |-> SIGTERM, SIGINT: drain, at most drain_s -> 143, 130
+                                     |-> the fleet failed                         -> its error
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import structlog
+
+from cormorant_api.app import make_app
+from cormorant_api.head import Head
+from cormorant_api.listener import Listener
+from cormorant_api.settings import Settings
+from cormorant_api.tls import check_tls
+from cormorant_api.tokens import Tokens
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.protocol import Fleet, FleetStats
+
+log = structlog.get_logger()
+
+End = Literal["done", "interrupted", "drained"]
+MakeFleet = Callable[[CollectorJob, FleetOptions], Fleet]
+_LOOK_S = 0.1
+_TOKEN_FILE = "tokens.json"
+
+
+class HeadServer:
+    """One head with its listeners and its fleet. Use as a context manager."""
+
+    def __init__(self, job: CollectorJob, settings: Settings) -> None:
+        """Read tokens and what an earlier head left, and listen.
+
+        Raises:
+            HeadError: with what cannot be used.
+        """
+        settings.check()
+        if settings.tls_cert is not None and settings.tls_key is not None:
+            check_tls(settings.tls_cert, settings.tls_key)
+        self.job, self.settings = job, settings
+        self.token_file = _token_path(job, settings)
+        self.head = Head(job, settings, _tokens(self.token_file))
+        self.fleet: Fleet | None = None
+        app = make_app(self.head)
+        self._listeners: list[Listener] = []
+        try:
+            self._listeners.append(Listener(app, settings, port=settings.port, name="control-port"))
+            self._listeners.append(Listener(app, settings, port=settings.second_port, name="data-port"))
+            self.head.data_port = self._listeners[1].port
+            for listener in self._listeners:
+                listener.start()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Where the control port is."""
+        scheme = "https" if self.settings.tls_cert is not None else "http"
+        host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
+        return f"{scheme}://{host}:{self._listeners[0].port}"
+
+    def start_fleet(self, make_fleet: MakeFleet, options: FleetOptions) -> Fleet:
+        """Start the workers, paused until the weights of an earlier head are with them.
+
+        Raises:
+            CormorantError: what the fleet says.
+        """
+        journal = self.head.journal
+        restarts = self.job.spec.run_policy.max_restarts_per_slot
+        options = replace(
+            options, floor_frames=journal.frames, first_attempt=journal.epoch * (restarts + 1), starts_paused=True
+        )
+        self.fleet = make_fleet(self.job, options)
+        self.head.attach(self.fleet, is_paused=options.starts_paused)
+        log.info("head_ready", url=self.url, data_port=self.head.data_port, token_file=str(self.token_file or ""))
+        return self.fleet
+
+    def wait(self, should_stop: Callable[[], bool], look: Callable[[FleetStats], None] | None = None) -> End:
+        """Serve until the job is complete, or somebody says stop; then drain.
+
+        Args:
+            should_stop: asked ten times a second.
+            look: called with the counters as often.
+
+        Raises:
+            CormorantError: the fleet cannot go on.
+        """
+        assert self.fleet is not None
+        while not should_stop():
+            if self.head.is_complete:
+                self._linger()
+                return "drained" if self.head.is_draining else "done"
+            if look is not None:
+                look(self.fleet.stats())
+            time.sleep(_LOOK_S)
+        log.info("drain_began", who="signal", seconds=self.settings.drain_s)
+        self._drain()
+        return "interrupted"
+
+    def close(self) -> None:
+        """End requests, then listeners, then workers. May be called twice."""
+        self.head.close()
+        for listener in self._listeners:
+            threading.Thread(target=listener.stop, daemon=True).start()
+        for listener in self._listeners:
+            listener.stop()
+        if self.fleet is not None:
+            self.fleet.close()
+
+    def __enter__(self) -> "HeadServer":
+        """Use as a context manager to close it."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close it."""
+        self.close()
+
+    def _drain(self) -> None:
+        """Let what is under way land and be acknowledged, for a while; without consumers, not at all."""
+        deadline = time.monotonic() + self.settings.drain_s
+        self.head.drain()
+        while time.monotonic() < deadline and self._has_consumers() and not self.head.is_complete:
+            time.sleep(_LOOK_S)
+
+    def _has_consumers(self) -> bool:
+        running = self.head.running
+        return running.pump.num_waiting > 0 or running.ledger.counts().lent > 0
+
+    def _linger(self) -> None:
+        """Consumers that ask again hear that all is done, instead of finding nobody."""
+        self.head.events.bell.ring()
+        time.sleep(self.settings.linger_s if self.head.has_queue else 0.0)
+
+
+def _token_path(job: CollectorJob, settings: Settings) -> Path | None:
+    if not settings.has_tokens:
+        return None
+    if settings.token_file is not None:
+        return settings.token_file
+    if settings.directory is not None:
+        return settings.directory / _TOKEN_FILE
+    return Path.home() / ".cormorant" / f"{job.metadata.name}.tokens.json"
+
+
+def _tokens(path: Path | None) -> Tokens:
+    if path is None:
+        return Tokens()
+    if path.exists():
+        return Tokens.read(path)
+    tokens = Tokens.make()
+    tokens.write(path)
+    log.info("tokens_made", path=str(path))
+    return tokens

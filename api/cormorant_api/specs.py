@@ -1,0 +1,101 @@
+"""What published tensors must look like: the policy's specs in the words of safetensors, and the differences."""
+
+from collections.abc import Mapping
+
+from cormorant_api.errors import ApiError
+from cormorant_contract.rest.models import TensorShape
+from cormorant_contract.rest.problems import Differences, ProblemType
+from cormorant_contract.tensor_file import ITEM_BYTES, TensorEntry
+from cormorant_worker.weights import TensorSpec, WeightSpecs
+
+_NAMED = 20
+_DTYPES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "uint16": "U16",
+    "int16": "I16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "uint32": "U32",
+    "int32": "I32",
+    "float32": "F32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float64": "F64",
+    "complex64": "C64",
+}
+_HEADER_MARGIN = 1 << 20
+_HEADER_PER_TENSOR = 512
+
+
+def dtype_of(spec: TensorSpec) -> str:
+    """The safetensors name of a spec's dtype."""
+    return _DTYPES.get(spec.dtype, spec.dtype)
+
+
+def shapes_of(tensors: Mapping[str, TensorSpec]) -> tuple[TensorShape, ...]:
+    """A model's specs, as they are sent."""
+    return tuple(TensorShape(name=n, dtype=dtype_of(spec), shape=spec.shape) for n, spec in tensors.items())
+
+
+def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
+    """How long a body may be: twice what fits, so that a policy of another size is told what differs."""
+    tensors = [spec for model in specs.values() for spec in model.values()]
+    size = 0
+    for spec in tensors:
+        items = ITEM_BYTES.get(dtype_of(spec), 8)
+        for length in spec.shape:
+            items *= length
+        size += items
+    return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))
+
+
+def check_specs(found: Mapping[str, Mapping[str, TensorEntry]], specs: WeightSpecs, *, only: str) -> None:
+    """Compare every tensor with what the policy needs.
+
+    Args:
+        found: entries by model and name.
+        specs: the policy's.
+        only: the one model that may be there; empty for any of the policy's.
+
+    Raises:
+        ApiError: 422 with everything that differs.
+    """
+    wanted = {only: specs[only]} if only else {name: specs[name] for name in found if name in specs}
+    missing, unexpected, shape, dtype = [], [], [], []
+    for model, tensors in found.items():
+        if model not in wanted:
+            unexpected += [f"{model}/{name}" for name in tensors]
+    for model, needed in wanted.items():
+        tensors = found.get(model, {})
+        missing += [f"{model}/{name}" for name in needed if name not in tensors]
+        for name, entry in tensors.items():
+            spec = needed.get(name)
+            if spec is None:
+                unexpected.append(f"{model}/{name}")
+            elif entry.shape != spec.shape:
+                shape.append(f"{model}/{name} is {list(entry.shape)}, not {list(spec.shape)}")
+            elif entry.dtype != dtype_of(spec):
+                dtype.append(f"{model}/{name} is {entry.dtype}, not {dtype_of(spec)}")
+    lists = {"missing": missing, "unexpected": unexpected, "shape": shape, "dtype": dtype}
+    if not any(lists.values()):
+        if wanted:
+            return
+        raise ApiError(
+            422, ProblemType.TENSOR_MISMATCH, f"the body holds no tensors; publish one of {', '.join(sorted(specs))}"
+        )
+    first = next(name for names in lists.values() for name in names)
+    counts = ", ".join(f"{len(names)} {what}" for what, names in lists.items() if names)
+    raise ApiError(
+        422,
+        ProblemType.TENSOR_MISMATCH,
+        f"the tensors do not fit the policy ({counts}; first: {first[:200]}); nothing was applied",
+        **{
+            what: Differences(count=len(names), names=tuple(name[:200] for name in names[:_NAMED]))
+            for what, names in lists.items()
+            if names
+        },
+    )

@@ -1,0 +1,135 @@
+"""`GET /v1/status` and `/v1/workers`: what the head and the fleet know, put into the API's words. Pure functions."""
+
+from collections.abc import Sequence
+
+from cormorant_api.head import Head, Running
+from cormorant_contract.rest.status import (
+    Condition,
+    Consumer,
+    EpisodeReport,
+    FrameCounts,
+    GroupReport,
+    Phase,
+    QueueReport,
+    Status,
+    WeightsReport,
+    Worker,
+)
+from cormorant_worker.engine.protocol import FleetStats, WorkerStats
+
+_NOT_READY = ("importing", "building")
+
+
+def describe(head: Head, running: Running, stats: FleetStats) -> Status:
+    """The whole job."""
+    counts = running.ledger.counts()
+    update = running.updates.find(stats.version)
+    dropped = dict(stats.dropped)
+    if counts.stale_frames:
+        dropped["stale_for_consumer"] = counts.stale_frames
+    queue = head.job.spec.output.queue
+    ready = [worker for worker in stats.workers if worker.phase not in _NOT_READY]
+    return Status(
+        job=head.job.metadata.name,
+        namespace=head.job.metadata.namespace,
+        epoch=head.epoch,
+        phase=_phase(head, running, stats),
+        conditions=_conditions(head, running, stats),
+        frames=FrameCounts(
+            collected=stats.frames,
+            target=stats.total_frames,
+            per_second=round(head.pulse.rate(), 1),
+            stepped=stats.stepped_frames,
+            delivered=counts.acked_frames,
+            dropped=dropped,
+        ),
+        episodes=EpisodeReport(
+            count=stats.episodes, mean_return=_mean(stats.recent_returns), mean_length=_mean(stats.recent_lengths)
+        ),
+        weights=WeightsReport(
+            version=stats.version,
+            min_applied_version=max(0, min((worker.version for worker in ready), default=stats.version)),
+            update_id=update.update_id if update is not None else "",
+            update_state=update.state if update is not None else "",
+        ),
+        groups=tuple(
+            GroupReport(name=name, desired=size, ready=sum(group_of(worker) == name for worker in ready))
+            for name, size in running.roster.groups.items()
+        ),
+        restarts=stats.restarts,
+        pause_state=running.pauses.state,
+        pauses=running.pauses.describe().leases,
+        queue=QueueReport(
+            capacity=queue.capacity_batches if queue is not None else 0,
+            waiting=stats.queued_batches,
+            ready=counts.ready,
+            lent=counts.lent,
+            acked=counts.acked,
+            redelivered=counts.redelivered,
+            ended=running.ledger.has_ended,
+        ),
+        consumers=tuple(
+            Consumer(name=name, taken=record.taken, acked=record.acked, lent=lent, last_seen_at=record.last_seen)
+            for name, (record, lent) in sorted(running.ledger.consumers().items())
+        ),
+        data_port=head.data_port,
+        listeners=head.events.listeners,
+        listeners_dropped=head.events.dropped_listeners,
+        started_at=head.started_at,
+    )
+
+
+def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worker:
+    """One worker."""
+    return Worker(
+        id=worker.name,
+        group=group_of(worker),
+        ready=worker.phase not in _NOT_READY,
+        phase=worker.phase,
+        attempt=worker.attempt,
+        version=worker.version,
+        lag=max(0, published - max(0, worker.version)),
+        frames=worker.frames,
+        per_second=round(head.pulse.rate_of(worker.name, worker.attempt), 1),
+        env_restarts=worker.env_restarts,
+        pid=worker.pid,
+    )
+
+
+def group_of(worker: WorkerStats) -> str:
+    """The worker group."""
+    return worker.name.rpartition("-")[0]
+
+
+def _phase(head: Head, running: Running, stats: FleetStats) -> Phase:
+    if head.failure or running.pump.error is not None:
+        return "Failed"
+    is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames
+    if running.ledger.has_ended or (is_collected and not head.has_queue):
+        return "Completed"
+    if head.is_draining:
+        return "Draining"
+    if is_collected:
+        return "Completing"
+    return "Paused" if running.pauses.state == "paused" else "Running"
+
+
+def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condition, ...]:
+    wanted = sum(running.roster.groups.values())
+    ready = sum(worker.phase not in _NOT_READY for worker in stats.workers)
+    state = running.pauses.state
+    rate = head.pulse.rate()
+    return (
+        _condition("Ready", bool(ready), "WorkersReady", "NoWorkers", f"{ready} of {wanted} workers are ready"),
+        _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second"),
+        _condition("Paused", state == "paused", "Paused", "NotPaused", running.pauses.error),
+        _condition("Failed", bool(head.failure), "FleetFailed", "FleetRuns", head.failure),
+    )
+
+
+def _condition(kind: str, is_true: bool, yes: str, no: str, message: str) -> Condition:
+    return Condition(type=kind, status="True" if is_true else "False", reason=yes if is_true else no, message=message)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,58 @@
+"""TLS files, checked before anything listens: a certificate that is over is refused with a sentence."""
+
+import ssl
+from pathlib import Path
+
+from cormorant_api.errors import TlsError
+
+_EXPIRED = 10
+"""OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED."""
+_NOT_YET_VALID = 9
+
+
+def check_tls(cert: Path, key: Path) -> None:
+    """Check that a server can use these files now.
+
+    Raises:
+        TlsError: they cannot be read, do not belong together, or the certificate is not valid now.
+    """
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        server.load_cert_chain(cert, key)
+        client.load_verify_locations(cert)
+    except (OSError, ssl.SSLError) as error:
+        raise TlsError(f"cannot use {cert} with {key} for TLS: {error}") from error
+    client.check_hostname = False
+    # The certificate stands for itself: only its dates are in question, not who signed it.
+    client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    try:
+        _shake_hands(server, client)
+    except ssl.SSLCertVerificationError as error:
+        if error.verify_code == _EXPIRED:
+            raise TlsError(f"the certificate in {cert} has expired; renew it") from error
+        if error.verify_code == _NOT_YET_VALID:
+            raise TlsError(f"the certificate in {cert} is not valid yet; check this machine's clock") from error
+        raise TlsError(f"the certificate in {cert} cannot be used: {error.verify_message}") from error
+    except ssl.SSLError as error:
+        raise TlsError(f"the certificate in {cert} cannot be used: {error}") from error
+
+
+def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
+    """Talk TLS within this process, to have OpenSSL look at the certificate as a client would."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ends = [
+        client.wrap_bio(to_client, to_server, server_side=False),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    waiting = list(ends)
+    for _ in range(10):
+        for end in tuple(waiting):
+            try:
+                end.do_handshake()
+                waiting.remove(end)
+            except ssl.SSLWantReadError:
+                continue
+        if not waiting:
+            return
+    raise ssl.SSLError("the handshake does not end")

@@ -1,0 +1,115 @@
+"""Who may do what: three bearer tokens, one a role, each role may do what the ones before it may.
+
+read: everything that GET gives, and taking batches. write: weights, pauses, state. operator: sizes, drain, retirement.
+"""
+
+import hmac
+import json
+import os
+import secrets
+import stat
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+
+from cormorant_api.errors import ApiError, TokenError
+from cormorant_contract.rest.problems import ProblemType
+
+_SHORTEST = 16
+
+
+class Role(IntEnum):
+    """In ascending order of what they may do."""
+
+    NOBODY = 0
+    READ = 1
+    WRITE = 2
+    OPERATOR = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokens:
+    """The job's tokens. Empty: everybody who reaches the port is the operator."""
+
+    by_role: dict[Role, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def make(cls) -> "Tokens":
+        """New ones, 256 bits each."""
+        return cls(by_role={role: secrets.token_urlsafe(32) for role in Role if role is not Role.NOBODY})
+
+    @classmethod
+    def read(cls, path: Path) -> "Tokens":
+        """Read a token file: JSON with read, write and operator.
+
+        Raises:
+            TokenError: it is not such a file, or others than its owner can read it.
+        """
+        try:
+            mode = stat.S_IMODE(path.stat().st_mode)
+            document = json.loads(path.read_text("utf-8"))
+        except (OSError, ValueError) as error:
+            raise TokenError(f"cannot read tokens from {path}: {error}") from error
+        # Kubernetes gives a mounted Secret to the pod's group (fsGroup); everybody else is too many.
+        if mode & 0o007:
+            raise TokenError(f"{path} has mode {mode:04o}: others can read the tokens; chmod 600 it")
+        names = {role.name.lower(): role for role in Role if role is not Role.NOBODY}
+        if not isinstance(document, dict) or set(document) != set(names):
+            raise TokenError(f"{path} must hold a JSON object with {', '.join(names)}, and nothing else")
+        found: dict[Role, str] = {names[name]: token for name, token in document.items()}
+        if not all(isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() for token in found.values()):
+            raise TokenError(f"{path}: tokens are ASCII strings of at least {_SHORTEST} characters")
+        if len(set(found.values())) != len(found):
+            raise TokenError(f"{path}: two roles have the same token; each needs its own")
+        return cls(by_role=found)
+
+    def write(self, path: Path) -> None:
+        """Write a token file that its owner alone can read.
+
+        Raises:
+            TokenError: it exists, or cannot be written.
+        """
+        text = json.dumps({role.name.lower(): token for role, token in self.by_role.items()}, indent=2)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+                file.write(text + "\n")
+        except OSError as error:
+            raise TokenError(f"cannot write tokens to {path}: {error}") from error
+
+    def role_of(self, authorization: str | None) -> Role:
+        """The role that an Authorization header proves.
+
+        Raises:
+            ApiError: 401, the header is missing, of another kind, or holds no token of this job.
+        """
+        if not self.by_role:
+            return Role.OPERATOR
+        scheme, _, token = (authorization or "").partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            raise ApiError(401, ProblemType.UNAUTHENTICATED, "send the job's token: Authorization: Bearer TOKEN")
+        sent = token.strip().encode("latin-1", "replace")
+        found = Role.NOBODY
+        for role, known in self.by_role.items():
+            # Each is compared, whichever fits: how long it takes tells nothing.
+            if hmac.compare_digest(sent, known.encode()):
+                found = role
+        if found is Role.NOBODY:
+            raise ApiError(401, ProblemType.UNAUTHENTICATED, "this token is none of the job's")
+        return found
+
+    def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
+        """The caller's role, when it suffices.
+
+        Raises:
+            ApiError: 401 as `role_of`; 403, another role is needed.
+        """
+        role = self.role_of(authorization)
+        if role < needed:
+            raise ApiError(
+                403,
+                ProblemType.FORBIDDEN,
+                f"{what} needs the {needed.name.lower()} token; this one is for {role.name.lower()}",
+                role=needed.name.lower(),
+            )
+        return role

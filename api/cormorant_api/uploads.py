@@ -1,0 +1,204 @@
+"""Bodies of tensors on their way in: checked by their headers, then streamed into memory that was made for them."""
+
+import asyncio
+import base64
+import binascii
+import hashlib
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import xxhash
+from fastapi import Request
+
+from cormorant_api.errors import ApiError
+from cormorant_contract.rest.headers import DIGEST_PREFIX, SAFETENSORS
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.tensor_file import MalformedTensorFile, header_size, looks_like_pickle
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+_ACCEPTED = (SAFETENSORS, "application/octet-stream")
+_HEAD_BYTES = 8
+_DIGEST = re.compile(r"\s*([a-z0-9-]+)=:([A-Za-z0-9+/=]*):\s*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What the headers of an upload promise."""
+
+    size_bytes: int
+    sha256: bytes
+    """Empty where none was sent."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Received:
+    """An upload that came in whole."""
+
+    digest: str
+    """`xxh3:` and 32 hex digits."""
+    finished: float
+    """When the last byte came, by time.monotonic()."""
+    receive_ms: float
+
+
+def check_headers(request: Request, *, limit_bytes: int) -> Expected:
+    """Everything that can be refused before the first byte of the body is read.
+
+    Raises:
+        ApiError: 400, 411, 413, 415.
+    """
+    headers = request.headers
+    media = headers.get("content-type", SAFETENSORS).partition(";")[0].strip().lower()
+    if media not in _ACCEPTED:
+        raise ApiError(
+            415, ProblemType.UNSUPPORTED_FORMAT, f"the body is {media[:80]}; send {SAFETENSORS}", accepted=_ACCEPTED
+        )
+    if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
+        raise ApiError(
+            415,
+            ProblemType.UNSUPPORTED_FORMAT,
+            f"the body is encoded as {coding[:80]}; send it as it is",
+            accepted=("identity",),
+        )
+    length = headers.get("content-length")
+    if length is None or "transfer-encoding" in headers:
+        raise ApiError(411, ProblemType.LENGTH_REQUIRED, "send Content-Length; bodies of unknown size are refused")
+    if not (length.isascii() and length.isdigit() and len(length) <= 18):
+        raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"Content-Length {length[:40]!r} is not a number of bytes")
+    size = int(length)
+    if size > limit_bytes:
+        raise ApiError(
+            413,
+            ProblemType.TOO_LARGE,
+            f"the body has {size:,} bytes; at most {limit_bytes:,} are taken here",
+            limit_bytes=limit_bytes,
+        )
+    if size <= _HEAD_BYTES:
+        raise malformed(MalformedTensorFile(f"the body has {size} bytes; a safetensors file has at least 10"))
+    return Expected(size_bytes=size, sha256=_sha256_of(headers.get("content-digest", "")))
+
+
+async def receive(
+    request: Request, expected: Expected, make_buffer: Callable[[int], memoryview], *, stall_timeout_s: float
+) -> Received:
+    """Stream a body into a buffer made for it, once its first bytes can be true.
+
+    Args:
+        request: whose headers were checked.
+        expected: what they promise.
+        make_buffer: gives that many writable bytes; called after the first chunk was looked at.
+        stall_timeout_s: the longest silence of the sender.
+
+    Raises:
+        ApiError: 400, it is malformed or was cut off; 408, the sender fell silent; 415, it is a pickle; 422, it
+            differs from its digest.
+    """
+    began = time.monotonic()
+    hasher = xxhash.xxh3_128()
+    sha = hashlib.sha256() if expected.sha256 else None
+    first = b""
+    while len(first) < _HEAD_BYTES:
+        chunk = await _next_chunk(request, len(first), expected, stall_timeout_s)
+        first += chunk
+    _check_head(first, expected.size_bytes)
+    buffer = make_buffer(expected.size_bytes)
+    at = _store(buffer, 0, first, hasher, sha)
+    while at < expected.size_bytes:
+        chunk = await _next_chunk(request, at, expected, stall_timeout_s)
+        at = _store(buffer, at, chunk, hasher, sha)
+    finished = time.monotonic()
+    if sha is not None and sha.digest() != expected.sha256:
+        raise ApiError(
+            422,
+            ProblemType.DIGEST_MISMATCH,
+            "the body differs from its Content-Digest; it was changed on its way, send it again",
+            expected=base64.b64encode(expected.sha256).decode(),
+            got=base64.b64encode(sha.digest()).decode(),
+        )
+    return Received(digest=DIGEST_PREFIX + hasher.hexdigest(), finished=finished, receive_ms=(finished - began) * 1000)
+
+
+def malformed(error: MalformedTensorFile) -> ApiError:
+    """What is wrong with a file, as an answer."""
+    return ApiError(
+        400, ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset
+    )
+
+
+async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeout_s: float) -> bytes:
+    try:
+        async with asyncio.timeout(stall_timeout_s):
+            message = await request.receive()
+    except TimeoutError:
+        raise ApiError(
+            408,
+            ProblemType.UPLOAD_STALLED,
+            f"nothing came for {stall_timeout_s:.0f} s after {at:,} of {expected.size_bytes:,} bytes; nothing was kept",
+        ) from None
+    chunk: bytes = message.get("body", b"")
+    is_last = message["type"] == "http.disconnect" or not message.get("more_body", False)
+    if is_last and at + len(chunk) < expected.size_bytes:
+        raise ApiError(
+            400,
+            ProblemType.MALFORMED_REQUEST,
+            f"the body ended after {at + len(chunk):,} of {expected.size_bytes:,} bytes; nothing was kept",
+        )
+    if at + len(chunk) > expected.size_bytes:
+        raise ApiError(
+            400, ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {expected.size_bytes:,}"
+        )
+    return chunk
+
+
+def _check_head(head: bytes, size: int) -> None:
+    try:
+        header_size(head, file_size=size)
+    except MalformedTensorFile as error:
+        if looks_like_pickle(head):
+            raise unsafe_format() from error
+        raise malformed(error) from error
+
+
+def unsafe_format() -> ApiError:
+    """The answer to a pickle."""
+    return ApiError(
+        415,
+        ProblemType.UNSAFE_FORMAT,
+        "the body is a pickle (torch.save, an archive), which is never opened here; "
+        "send safetensors: cormorant_client's publish(state_dict), or safetensors.torch.save(state_dict)",
+        accepted=(SAFETENSORS,),
+    )
+
+
+def _store(buffer: memoryview, at: int, chunk: bytes, hasher: "xxhash.xxh3_128", sha: "_Hash | None") -> int:
+    end = at + len(chunk)
+    buffer[at:end] = chunk
+    hasher.update(chunk)
+    if sha is not None:
+        sha.update(chunk)
+    return end
+
+
+def _sha256_of(header: str) -> bytes:
+    """The sha-256 of an RFC 9530 Content-Digest; other algorithms are left unread."""
+    for member in header.split(",") if header.strip() else ():
+        match = _DIGEST.fullmatch(member)
+        if match is None:
+            raise ApiError(
+                400, ProblemType.MALFORMED_REQUEST, f"Content-Digest {header[:80]!r} is not like sha-256=:BASE64:"
+            )
+        if match[1] != "sha-256":
+            continue
+        try:
+            digest = base64.b64decode(match[2], validate=True)
+        except binascii.Error as error:
+            raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"Content-Digest is not base64: {error}") from error
+        if len(digest) != hashlib.sha256().digest_size:
+            raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"a sha-256 has 32 bytes, this one {len(digest)}")
+        return digest
+    return b""

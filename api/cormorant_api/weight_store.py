@@ -1,0 +1,309 @@
+"""Published weights, kept: the last K versions in a directory, or in memory where there is no directory.
+
+    DIR/weights/
+      12.part/           being written; removed at start
+      12/meta.json       version, author, time; of each model: name, file, digest, size
+      12/0.safetensors   one model's tensors, under their plain names
+
+A version is there with its rename, or not at all. Names of files are numbers: nothing of what a client sent becomes a
+path. A version whose bytes differ from their digest (a machine that lost power) is left out at start.
+"""
+
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+import xxhash
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
+
+from cormorant_api.errors import StoreError
+from cormorant_contract.rest.base import Version
+from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
+
+log = structlog.get_logger()
+
+_META = "meta.json"
+_PART = ".part"
+Buffers = Sequence[memoryview]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """One model's bytes in one version."""
+
+    version: int
+    name: str
+    digest: str
+    buffers: tuple[memoryview, ...]
+    """A safetensors file, in pieces."""
+    num_tensors: int
+    published_at: datetime
+    author: str
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file."""
+        return sum(len(buffer) for buffer in self.buffers)
+
+    @property
+    def etag(self) -> str:
+        """The strong ETag, with quotes."""
+        return make_etag(self.version, self.digest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredVersion:
+    """Everything that one publish held."""
+
+    version: int
+    digest: str
+    """Of the request's body."""
+    published_at: datetime
+    author: str
+    models: Mapping[str, StoredModel]
+
+
+class _ModelMeta(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    name: str
+    digest: str
+    size_bytes: int
+    num_tensors: int
+
+
+class _Meta(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    format: int = 1
+    version: Version
+    digest: str
+    published_at: AwareDatetime
+    author: str
+    models: list[_ModelMeta]
+
+
+class WeightStore:
+    """The last K versions, and the newest one of every model. Thread-safe; one thread at a time may put."""
+
+    def __init__(self, folder: Path | None, *, keeps: int) -> None:
+        """Open the store, reading what an earlier head left.
+
+        Args:
+            folder: where `weights/` is; None keeps versions in memory alone.
+            keeps: versions of each model to retain, at least one.
+
+        Raises:
+            StoreError: the folder cannot be used.
+        """
+        self.keeps = max(1, keeps)
+        self._folder = folder / "weights" if folder is not None else None
+        self._lock = threading.Lock()
+        """Guards `_versions`, which is replaced as a whole."""
+        self._versions: dict[int, StoredVersion] = {}
+        if self._folder is not None:
+            try:
+                self._open(self._folder)
+            except OSError as error:
+                raise StoreError(f"cannot use {self._folder} for weights: {error}") from error
+
+    # -- reading -----------------------------------------------------------------------------------------------
+
+    @property
+    def newest(self) -> int:
+        """The newest version; 0 when there is none."""
+        return max(self._versions, default=0)
+
+    def version(self, number: int) -> StoredVersion | None:
+        """A whole version, as far as it is retained."""
+        return self._versions.get(number)
+
+    def model(self, name: str, version: int | None = None) -> StoredModel | None:
+        """A model's bytes of that version, or of the newest one that holds it."""
+        return next((m for m in self.history(name) if version in (None, m.version)), None)
+
+    def history(self, name: str) -> list[StoredModel]:
+        """Retained versions of a model, newest first."""
+        found = sorted(self._versions.items(), reverse=True)
+        return [stored.models[name] for _, stored in found if name in stored.models]
+
+    def current(self) -> dict[str, StoredModel]:
+        """The newest bytes of every model that was published."""
+        found: dict[str, StoredModel] = {}
+        for _, stored in sorted(self._versions.items()):
+            found.update(stored.models)
+        return found
+
+    # -- writing -----------------------------------------------------------------------------------------------
+
+    def put(self, stored: StoredVersion) -> StoredVersion:
+        """Keep a version. A reader sees all of it, or none.
+
+        The bytes are with the operating system when this returns, and outlive this process; `sync` makes them outlive
+        the machine. That comes second, so that no worker waits for a disk.
+
+        Returns:
+            The same version, over the bytes that are kept.
+
+        Raises:
+            StoreError: it could not be written; nothing of it is left.
+        """
+        if self._folder is not None:
+            try:
+                stored = self._write(self._folder, stored)
+            except OSError as error:
+                raise StoreError(f"cannot keep weights version {stored.version}: {error}") from error
+        with self._lock:
+            kept = {**self._versions, stored.version: stored}
+            dropped = _past(kept, self.keeps)
+            self._versions = {number: found for number, found in kept.items() if number not in dropped}
+        self._remove(dropped)
+        return stored
+
+    def forget(self, number: int) -> None:
+        """The fleet refused this version: it never was."""
+        with self._lock:
+            self._versions = {n: found for n, found in self._versions.items() if n != number}
+        self._remove([number])
+
+    def sync(self, number: int) -> None:
+        """Wait until the disk has a version.
+
+        Raises:
+            StoreError: the disk failed.
+        """
+        if self._folder is None or number not in self._versions:
+            return
+        folder = self._folder / str(number)
+        try:
+            for path in (*folder.iterdir(), folder, self._folder):
+                _fsync(path)
+        except FileNotFoundError:
+            return  # a newer one has taken its place
+        except OSError as error:
+            raise StoreError(f"the disk did not take weights version {number}: {error}") from error
+
+    # -- files -------------------------------------------------------------------------------------------------
+
+    def _open(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in folder.iterdir():
+            if path.name.endswith(_PART):
+                shutil.rmtree(path, ignore_errors=True)
+            elif path.name.isdigit() and (stored := _read(path)) is not None:
+                self._versions[stored.version] = stored
+
+    def _write(self, folder: Path, stored: StoredVersion) -> StoredVersion:
+        part, whole = folder / f"{stored.version}{_PART}", folder / str(stored.version)
+        shutil.rmtree(part, ignore_errors=True)
+        try:
+            part.mkdir()
+            models = list(stored.models.values())
+            for number, model in enumerate(models):
+                with (part / _file_name(number)).open("wb", buffering=0) as file:
+                    for buffer in model.buffers:
+                        _write_all(file.fileno(), buffer)
+            meta = _Meta(
+                version=stored.version,
+                digest=stored.digest,
+                published_at=stored.published_at,
+                author=stored.author,
+                models=[
+                    _ModelMeta(name=m.name, digest=m.digest, size_bytes=m.size_bytes, num_tensors=m.num_tensors)
+                    for m in models
+                ],
+            )
+            (part / _META).write_text(meta.model_dump_json(indent=1), "utf-8")
+            # What an earlier head found broken and left out.
+            shutil.rmtree(whole, ignore_errors=True)
+            part.rename(whole)
+        except OSError:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
+        return _map(whole, meta)
+
+    def _remove(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            if self._folder is not None:
+                # What is being read keeps its bytes until it is closed.
+                shutil.rmtree(self._folder / str(number), ignore_errors=True)
+
+
+def digest_of(buffers: Buffers) -> str:
+    """`xxh3:` and 32 hex digits."""
+    hasher = xxhash.xxh3_128()
+    for buffer in buffers:
+        hasher.update(buffer)
+    return DIGEST_PREFIX + hasher.hexdigest()
+
+
+def _past(versions: Mapping[int, StoredVersion], keeps: int) -> list[int]:
+    """Versions in which no model is among its newest `keeps`."""
+    wanted: set[int] = set()
+    seen: dict[str, int] = {}
+    for number in sorted(versions, reverse=True):
+        for name in versions[number].models:
+            if seen.get(name, 0) < keeps:
+                seen[name] = seen.get(name, 0) + 1
+                wanted.add(number)
+    return [number for number in versions if number not in wanted]
+
+
+def _read(folder: Path) -> StoredVersion | None:
+    try:
+        meta = _Meta.model_validate_json((folder / _META).read_bytes())
+        stored = _map(folder, meta)
+    except (OSError, ValueError, ValidationError) as error:
+        log.warning("weights_left_out", folder=str(folder), reason=str(error))
+        return None
+    for model in stored.models.values():
+        if digest_of(model.buffers) != model.digest:
+            log.warning("weights_left_out", folder=str(folder), reason=f"{model.name} differs from its digest")
+            return None
+    return stored
+
+
+def _map(folder: Path, meta: _Meta) -> StoredVersion:
+    models = {}
+    for number, model in enumerate(meta.models):
+        with (folder / _file_name(number)).open("rb") as file:
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        if len(mapped) != model.size_bytes:
+            raise ValueError(f"{model.name} has {len(mapped)} bytes, not {model.size_bytes}")
+        models[model.name] = StoredModel(
+            version=meta.version,
+            name=model.name,
+            digest=model.digest,
+            buffers=(memoryview(mapped),),
+            num_tensors=model.num_tensors,
+            published_at=meta.published_at.astimezone(UTC),
+            author=meta.author,
+        )
+    return StoredVersion(
+        version=meta.version,
+        digest=meta.digest,
+        published_at=meta.published_at.astimezone(UTC),
+        author=meta.author,
+        models=models,
+    )
+
+
+def _file_name(number: int) -> str:
+    return f"{number}.safetensors"
+
+
+def _write_all(descriptor: int, buffer: memoryview) -> None:
+    while len(buffer):
+        buffer = buffer[os.write(descriptor, buffer) :]
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
