@@ -36,7 +36,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     collector: dict[str, Any] = {}
     if not block.is_full:
         mask_TB = np.arange(block.num_rows)[:, None] < block.lengths[None, :]
-        _blank_padding(block, mask_TB)
+        block.blank_padding()
         collector["mask"] = torch.from_numpy(mask_TB).transpose(0, 1)
     collector["traj_ids"] = _env_first(own(block.traj_ids[rows]))
     collector["policy_version"] = _env_first(own(block.policy_version[rows]))
@@ -98,18 +98,6 @@ def _what_followed(block: Block, carried: Arrays, final: Arrays) -> Iterable[tor
             following = following.copy()
             following[rows, columns] = last[ends]
         yield _env_first(following)
-
-
-def _blank_padding(block: Block, mask_TB: Array) -> None:
-    """Zero what earlier batches left in the rows past a column's end."""
-    rows, columns = np.nonzero(~mask_TB)
-    for array in (*block.action, *block.outputs, block.reward, block.terminated, block.truncated, block.is_init):
-        array[rows, columns] = 0
-    block.traj_ids[rows, columns] = 0
-    block.policy_version[rows, columns] = 0
-    # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
-    for array in (*block.observation, *block.states):
-        array[rows + 1, columns] = 0
 
 
 def _put(target: dict[str, Any], leaves: Sequence[Leaf], values: Iterable[torch.Tensor]) -> None:

@@ -160,6 +160,19 @@ class Block:
         """True when every column has all rows: then the batch needs no mask."""
         return bool((self.lengths == self.num_rows).all())
 
+    def blank_padding(self) -> None:
+        """Zero what earlier batches left in the rows past a column's end. Does nothing to a full batch."""
+        if self.is_full:
+            return
+        rows, columns = np.nonzero(np.arange(self.num_rows)[:, None] >= self.lengths[None, :])
+        for array in (*self.action, *self.outputs, self.reward, self.terminated, self.truncated, self.is_init):
+            array[rows, columns] = 0
+        self.traj_ids[rows, columns] = 0
+        self.policy_version[rows, columns] = 0
+        # Row t+1 of a carried array is the `next` of row t: a column of length n keeps its rows 0..n.
+        for array in (*self.observation, *self.states):
+            array[rows + 1, columns] = 0
+
 
 def _series(arrays: Mapping[str, Array], name: str) -> Arrays:
     found: list[Array] = []

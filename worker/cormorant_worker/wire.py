@@ -1,0 +1,161 @@
+"""A batch as a safetensors file: for HTTP, for files, and (as offsets) for processes that map the memory themselves.
+
+    header | the parts' arrays, time-major as they were collected, each observation once
+
+Tensors of part p (a worker's share, in slot order) are named `p/<key>`:
+
+    observation, recurrent states [T+1, B, ...]    what a step acted on, and what the last one led to
+    action, policy outputs [T, B, ...]    is_init, next/terminated, next/truncated [T, B] bool    next/reward [T, B] f32
+    collector/traj_ids, collector/policy_version [T, B] i64    collector/lengths [B] i64: frames of each column
+    ends/time, ends/env [K] i64    final/<observation or state> [K, ...]: what those steps really led to
+
+Nested keys are joined by "/". Tensors without elements are left out. Rows past a column's length are zero, but for the
+first one of the carried arrays.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cormorant_contract.tensor_file import make_header
+from cormorant_worker.block import Block
+from cormorant_worker.engine.loan import Loan, LoanPart
+from cormorant_worker.errors import FleetError
+from cormorant_worker.spaces import Array, Arrays, Leaf
+
+FORMAT = 1
+_LINE = 64
+_DTYPES = {
+    np.dtype(dtype): name
+    for dtype, name in (
+        (np.bool_, "BOOL"),
+        (np.uint8, "U8"),
+        (np.int8, "I8"),
+        (np.uint16, "U16"),
+        (np.int16, "I16"),
+        (np.float16, "F16"),
+        (np.uint32, "U32"),
+        (np.int32, "I32"),
+        (np.float32, "F32"),
+        (np.uint64, "U64"),
+        (np.int64, "I64"),
+        (np.float64, "F64"),
+        (np.complex64, "C64"),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireBatch:
+    """A file in pieces: the header, then the buffers one after another. They are views of the loan's memory."""
+
+    header: bytes
+    buffers: list[memoryview]
+    size_bytes: int
+    """Of the whole file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """Where one tensor lies in a part's memory."""
+
+    dtype: str
+    """Safetensors' name, e.g. "F32"."""
+    shape: tuple[int, ...]
+    offset: int
+    """First byte, from the beginning of the memory."""
+
+
+def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:
+    """Lay a loan out as a file, without copying it.
+
+    Tensors whose size is a multiple of 64 bytes come first, so that they begin at such multiples in the file.
+
+    Args:
+        loan: not released yet, and not before the buffers were sent.
+        batch_id: how consumers name it, `<epoch>-<n>`.
+        delivery: how often it was handed out, this time included; from 1.
+    """
+    tensors = [(f"{i}/{key}", array) for i, part in enumerate(loan.parts) for key, array in arrays_of(part.block)]
+    tensors.sort(key=lambda item: (item[1].nbytes % _LINE > 0, -item[1].itemsize))
+    described = ((name, _DTYPES[array.dtype], array.shape) for name, array in tensors)
+    header, file = make_header(described, {"cormorant_batch": json.dumps(describe(loan, batch_id, delivery))})
+    buffers = [array.reshape(-1).view(np.uint8).data for _, array in tensors]
+    return WireBatch(header=header, buffers=buffers, size_bytes=file.size_bytes)
+
+
+def locate(part: LoanPart) -> dict[str, Located]:
+    """Where each of a part's tensors lies in `part.memory`, by key.
+
+    Raises:
+        FleetError: the part lies in no memory that another process could map.
+    """
+    if part.memory is None:
+        raise FleetError(f"the batch of {part.worker} lies in no shared memory; take its bytes")
+    begin = np.frombuffer(part.memory.buffer, dtype=np.uint8).ctypes.data
+    return {
+        key: Located(dtype=_DTYPES[array.dtype], shape=array.shape, offset=array.ctypes.data - begin)
+        for key, array in arrays_of(part.block)
+    }
+
+
+def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
+    """What a file's metadata says of its batch."""
+    parts = [
+        {
+            "worker": part.worker,
+            "attempt": part.attempt,
+            "num_envs": part.block.layout.num_envs,
+            "num_steps": part.block.num_rows,
+            "num_ends": part.block.num_ends,
+            "frames": part.block.num_frames,
+        }
+        for part in loan.parts
+    ]
+    return {
+        "format": FORMAT,
+        "id": batch_id,
+        "frames": loan.num_frames,
+        "num_steps": max(part.block.num_rows for part in loan.parts),
+        "min_version": loan.min_version,
+        "max_version": loan.max_version,
+        "mode": loan.mode,
+        "delivery": delivery,
+        "parts": parts,
+    }
+
+
+def arrays_of(block: Block) -> Iterator[tuple[str, Array]]:
+    """Every array of a sealed block that has elements, by its key: views, each of them contiguous."""
+    block.blank_padding()
+    for key, array in _all_arrays(block):
+        if array.size:
+            yield key, array
+
+
+def _all_arrays(block: Block) -> Iterator[tuple[str, Array]]:
+    layout, rows, ends = block.layout, block.num_rows, block.num_ends
+    yield from _named("", layout.observation, block.observation, rows + 1)
+    yield from _named("", layout.states, block.states, rows + 1)
+    yield from _named("", layout.action, block.action, rows)
+    yield from _named("", layout.outputs, block.outputs, rows)
+    if layout.states:
+        yield "is_init", block.is_init[:rows]
+    yield "next/reward", block.reward[:rows]
+    yield "next/terminated", block.terminated[:rows]
+    yield "next/truncated", block.truncated[:rows]
+    yield "collector/traj_ids", block.traj_ids[:rows]
+    yield "collector/policy_version", block.policy_version[:rows]
+    yield "collector/lengths", block.lengths
+    yield "ends/time", block.end_rows[:ends]
+    yield "ends/env", block.end_columns[:ends]
+    yield from _named("final/", layout.observation, block.final, ends)
+    yield from _named("final/", layout.states, block.final_states, ends)
+
+
+def _named(prefix: str, leaves: tuple[Leaf, ...], arrays: Arrays, rows: int) -> Iterator[tuple[str, Array]]:
+    for leaf, array in zip(leaves, arrays, strict=True):
+        yield prefix + "/".join(leaf.key), array[:rows]
