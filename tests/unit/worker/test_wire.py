@@ -135,10 +135,9 @@ def test_nothing_is_copied_and_bulk_begins_at_round_offsets() -> None:
     assert (safetensors.numpy.load(data)["0/observation"][0, 0] == 77).all()
     file = parse_header(data)
     for name, entry in file.tensors.items():
-        size = entry.end - entry.begin
-        assert (file.data_start + entry.begin) % (
-            64 if size % 64 == 0 else {"I64": 8, "F32": 4}.get(entry.dtype, 1)
-        ) == 0, name
+        is_round = (entry.end - entry.begin) % 64 == 0
+        alignment = 64 if is_round else ITEM_BYTES[entry.dtype]
+        assert (file.data_start + entry.begin) % alignment == 0, name
 
 
 def test_where_tensors_lie_is_told_to_those_who_map_the_memory() -> None:
