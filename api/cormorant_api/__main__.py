@@ -83,7 +83,7 @@ def _engine(name: str):  # type: ignore[no-untyped-def]  # the Ray engine's type
 
         return LocalFleet
     try:
-        from cormorant_worker.engine.ray import RayFleet
+        from cormorant_worker.engine.ray.fleet import RayFleet
     except ImportError as error:
         raise HeadError(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 import structlog
 
@@ -28,7 +28,7 @@ from cormorant_worker.engine.protocol import Fleet, FleetStats
 log = structlog.get_logger()
 
 End = Literal["done", "interrupted", "drained"]
-MakeFleet = Callable[[CollectorJob, FleetOptions], Fleet]
+F = TypeVar("F", bound=Fleet)
 _LOOK_S = 0.1
 _TOKEN_FILE = "tokens.json"
 
@@ -68,7 +68,7 @@ class HeadServer:
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{scheme}://{host}:{self._listeners[0].port}"
 
-    def start_fleet(self, make_fleet: MakeFleet, options: FleetOptions) -> Fleet:
+    def start_fleet(self, make_fleet: Callable[[CollectorJob, FleetOptions], F], options: FleetOptions) -> F:
         """Start the workers, paused until the weights of an earlier head are with them.
 
         Raises:
@@ -79,10 +79,10 @@ class HeadServer:
         options = replace(
             options, floor_frames=journal.frames, first_attempt=journal.epoch * (restarts + 1), starts_paused=True
         )
-        self.fleet = make_fleet(self.job, options)
-        self.head.attach(self.fleet, is_paused=options.starts_paused)
+        fleet = self.fleet = make_fleet(self.job, options)
+        self.head.attach(fleet, is_paused=options.starts_paused)
         log.info("head_ready", url=self.url, data_port=self.head.data_port, token_file=str(self.token_file or ""))
-        return self.fleet
+        return fleet
 
     def wait(self, should_stop: Callable[[], bool], look: Callable[[FleetStats], None] | None = None) -> End:
         """Serve until the job is complete, or somebody says stop; then drain.

@@ -6,7 +6,7 @@ imports in the body of the command. So `cormorant validate` starts in a blink, a
 
 import typer
 
-from cormorant_cli import batches, crd, dataset, envs, pause, run, state, status, validate, version, weights
+from cormorant_cli import batches, crd, dataset, envs, openapi, pause, run, state, status, validate, version, weights
 
 app = typer.Typer(
     name="cormorant",
@@ -27,4 +27,5 @@ app.command()(pause.resume)
 app.add_typer(state.app)
 app.add_typer(batches.app)
 app.command()(crd.crd)
+app.command()(openapi.openapi)
 app.command()(version.version)

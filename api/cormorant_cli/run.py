@@ -1,5 +1,5 @@
-"""`cormorant run MANIFEST`: a CollectorJob on this machine, without Kubernetes. One of the modules of the command line
-that may import the worker, in bodies only.
+"""`cormorant run MANIFEST`: a CollectorJob on this machine, without Kubernetes; with `--serve`, under the head's REST
+API. The module of the command line that may import the worker and the head, in bodies only.
 
     reading -> starting -> collecting -> closing -> 0, or 1 when a worker failed for good
        |           |            |           |
@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -30,12 +31,17 @@ from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
 
 if TYPE_CHECKING:
+    from cormorant_api.server import HeadServer
     from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.options import FleetOptions
     from cormorant_worker.engine.protocol import FleetStats
 
 INTERRUPTED = 130
 Reason = Literal["done", "already_complete", "interrupted"]
 _PARTS_OF_WORKER = (
+    "fastapi",
+    "uvicorn",
+    "xxhash",
     "torch",
     "tensordict",
     "numpy",
@@ -47,6 +53,8 @@ _PARTS_OF_WORKER = (
     "safetensors",
 )
 _POLL_S = 0.2
+_SERVE_DRAIN_S = 1.5
+_LINGER_S = 2.0
 _DRAIN_S = 3.0
 """Workers get so long to finish; with the rest of closing it stays within five seconds."""
 
@@ -71,6 +79,13 @@ def run(
         Device, typer.Option(help="Where policies run; auto is where the worker groups say.")
     ] = Device.AUTO,
     frames: Annotated[int, typer.Option(min=0, help="Frames to collect instead of totalFrames; 0 keeps those.")] = 0,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Serve the REST API: batches go to whoever asks for them over HTTP.")
+    ] = False,
+    port: Annotated[int, typer.Option(min=0, max=65534, help="Of --serve; bulk bytes are on the next one.")] = 8000,
+    directory: Annotated[
+        Path | None, typer.Option(help="Of --serve: keeps weights, tokens and the count of frames for the next run.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log every detail; show tracebacks.")] = False,
 ) -> None:
@@ -80,12 +95,14 @@ def run(
     frames are collected, 1 when collecting failed, 2 when the manifest is refused, 130 when interrupted.
     """
     display = choose_display(as_json=as_json)
+    serving = Serving(port=port, directory=directory) if serve else None
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
             job = _read_job(manifest, name, frames)
             with _translated_errors(), _logged_to(display, debug=debug):
-                reason = _Session(job, display, interrupts).run(workers, "" if device is Device.AUTO else device.value)
+                session = _Session(job, display, interrupts, serving)
+                reason = session.run(workers, "" if device is Device.AUTO else device.value)
         except KeyboardInterrupt:
             reason = "interrupted"
             display.fail("interrupted before the first frame", INTERRUPTED)
@@ -98,6 +115,14 @@ def run(
             display.close()
     if reason == "interrupted":
         raise typer.Exit(INTERRUPTED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """What `--serve` needs to know."""
+
+    port: int
+    directory: Path | None
 
 
 class Interrupts:
@@ -158,12 +183,17 @@ def _with_total_frames(job: CollectorJob, frames: int) -> CollectorJob:
 class _Session:
     """One run of one job."""
 
-    def __init__(self, job: CollectorJob, display: Display, interrupts: Interrupts) -> None:
+    def __init__(
+        self, job: CollectorJob, display: Display, interrupts: Interrupts, serving: Serving | None = None
+    ) -> None:
         self._job = job
+        self._serving = serving
         self._display = display
         self._interrupts = interrupts
         self._dataset = job.spec.output.dataset.uri if job.spec.output.dataset else ""
         self._rate = Rate()
+        self._due = 0.0
+        """When progress is shown next."""
 
     def run(self, workers: int, device: str) -> Reason:
         """Start, collect, close, sum up.
@@ -172,7 +202,6 @@ class _Session:
             CormorantError: what the worker says.
             KeyboardInterrupt: while workers were being started.
         """
-        from cormorant_worker.engine.local import LocalFleet
         from cormorant_worker.engine.options import FleetOptions, default_workers
         from cormorant_worker.errors import EnvError
         from cormorant_worker.front import refuse_unknown_task
@@ -184,31 +213,58 @@ class _Session:
             raise BadInput(str(error)) from error
         self._display.begin(self._plan(workers))
         options = FleetOptions(workers=workers, device=device, drain_timeout_s=_DRAIN_S)
-        fleet = LocalFleet(self._job, options)
-        self._interrupts.defer()
-        try:
+        with self._opened(options) as (fleet, server):
+            self._interrupts.defer()
             began, before = time.monotonic(), fleet.stats()
             self._rate.observe(began, before.stepped_frames)
-            reason: Reason = "already_complete" if _is_complete(before) else self._collect(fleet)
+            reason: Reason = "already_complete" if _is_complete(before) else self._collect(fleet, server)
             seconds = time.monotonic() - began
-        finally:
-            fleet.close()
         stats = fleet.stats()
         fps = (stats.frames - before.frames) / seconds
         self._display.end(self._summary(reason, stats.frames - fleet.found_frames, fps, seconds, stats))
         return reason
 
-    def _collect(self, fleet: "LocalFleet") -> Reason:
-        """Be the consumer of the queue, if there is one, and show what goes on, until all is done or Ctrl-C."""
-        due = 0.0
+    @contextmanager
+    def _opened(self, options: "FleetOptions") -> "Iterator[tuple[LocalFleet, HeadServer | None]]":
+        """The running fleet, under a head with `--serve`; closed at the end."""
+        from cormorant_worker.engine.local import LocalFleet
+
+        if self._serving is None:
+            with LocalFleet(self._job, options) as fleet:
+                yield fleet, None
+            return
+        from cormorant_api.errors import HeadError
+        from cormorant_api.server import HeadServer
+        from cormorant_api.settings import Settings
+
+        settings = Settings(
+            port=self._serving.port, directory=self._serving.directory, drain_s=_SERVE_DRAIN_S, linger_s=_LINGER_S
+        )
+        try:
+            server = HeadServer(self._job, settings)
+        except HeadError as error:
+            raise BadInput(str(error)) from error
+        with server:
+            yield server.start_fleet(LocalFleet, options), server
+
+    def _collect(self, fleet: "LocalFleet", server: "HeadServer | None") -> Reason:
+        """Be the consumer of the queue, if there is one and nobody serves it, and show what goes on, until all is done
+        or Ctrl-C.
+        """
+        if server is not None:
+            end = server.wait(lambda: self._interrupts.requested, look=self._show)
+            return "interrupted" if end == "interrupted" else "done"
         while not self._interrupts.requested:
             if self._advance(fleet):
                 return "done"
-            now = time.monotonic()
-            if now >= due:
-                due = now + self._display.interval_s
-                self._display.progress(self._snapshot(fleet.stats(), now))
+            self._show(fleet.stats())
         return "interrupted"
+
+    def _show(self, stats: "FleetStats") -> None:
+        now = time.monotonic()
+        if now >= self._due:
+            self._due = now + self._display.interval_s
+            self._display.progress(self._snapshot(stats, now))
 
     def _advance(self, fleet: "LocalFleet") -> bool:
         """Take a batch, or wait a moment. True when all frames are delivered."""
