@@ -7,7 +7,7 @@ import sys
 from benchmarks.contenders import ROOT
 from benchmarks.runner import environment
 
-MICRO = ("own-cost", "subprocess-envs", "hand-over", "memory")
+MICRO = ("own-cost", "subprocess-envs", "hand-over", "memory", "control-plane")
 LIMIT_S = 300.0
 
 
