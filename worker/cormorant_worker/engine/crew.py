@@ -4,9 +4,10 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 """
 
 import time
-from collections import deque
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ from cormorant_worker.engine.messages import (
 )
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.schedule import Grant, Schedule, Slot
-from cormorant_worker.errors import CormorantError, WorkerFailed
+from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
@@ -107,9 +108,46 @@ class Crew:
 
     # -- places ------------------------------------------------------------------------------------------------
 
-    def resize(self, workers: int) -> None:
-        """Say how many places there are. Workers of places that vanish finish what they hold."""
-        wanted = [self._place_of(i) for i in range(workers)]
+    def resize(self, workers: int | Mapping[str, int]) -> None:
+        """Say how many places there are, in all or by group: groups that are not named keep theirs. The lowest free
+        index is filled first, the highest is given up first.
+
+        Raises:
+            FleetError: no such group, a negative size, or nobody would be left.
+        """
+        names = [group.name for group in self.job.spec.worker_groups]
+        if isinstance(workers, int):
+            counted = Counter(self._place_of(i)[0] for i in range(workers))
+            sizes = {name: counted[name] for name in names}
+        else:
+            sizes = dict(workers)
+        if unknown := sorted(set(sizes) - set(names)):
+            raise FleetError(f"there are no worker groups {', '.join(unknown)}; the manifest has {', '.join(names)}")
+        if negative := [f"{name}: {size}" for name, size in sizes.items() if size < 0]:
+            raise FleetError(f"sizes of worker groups begin at 0; got {', '.join(negative)}")
+        wanted: list[Slot] = []
+        for name in names:
+            filled = sorted(index for group, index in self.places if group == name)
+            size = sizes.get(name, len(filled))
+            free = (index for index in count() if index not in filled)
+            wanted += [(name, index) for index in sorted([*filled[:size], *islice(free, max(0, size - len(filled)))])]
+        self._fill_places(wanted)
+
+    def retire(self, name: str) -> None:
+        """Give a worker's place up until its group's size is raised. It finishes what it holds.
+
+        Raises:
+            FleetError: no such worker, or nobody would be left.
+        """
+        left = [slot for slot in self.places if "{}-{}".format(*slot) != name]
+        if len(left) == len(self.places):
+            known = ", ".join("{}-{}".format(*slot) for slot in self.places)
+            raise FleetError(f"there is no worker {name}; there are {known}")
+        self._fill_places(left)
+
+    def _fill_places(self, wanted: list[Slot]) -> None:
+        if not wanted:
+            raise FleetError("0 workers: a fleet needs at least 1; pause it instead")
         for slot in set(self.places) - set(wanted):
             if (member := self.members.get(slot)) is not None:
                 member.is_leaving = True

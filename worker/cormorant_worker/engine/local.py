@@ -424,20 +424,35 @@ class LocalFleet:
             self._await_all(numbers, "restore its state")
             self._schedule.accepted_frames = saved.frames if crew.store is None else collected
 
-    def resize(self, workers: int) -> None:
+    def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
 
+        Args:
+            workers: of the whole fleet, or by group; groups that are not named keep their size.
+            wait: until all of them have started or ended.
+
         Raises:
-            FleetError: fewer than one worker.
+            FleetError: fewer than one worker, or no such group.
             WorkerFailed, ControlTimeout: new workers did not start.
         """
-        if workers < 1:
-            raise FleetError(f"{workers} workers: a fleet needs at least 1; pause it instead")
         with self._changed:
             self._raise_error()
             self._crew.resize(workers)
             self._wake()
-            self._await_crew("to start or retire")
+            if wait:
+                self._await_crew("to start or retire")
+
+    def retire(self, name: str) -> None:
+        """Let a worker finish what it holds and end; its place stays empty until its group's size is raised. Returns
+        at once.
+
+        Raises:
+            FleetError: no such worker, or it is the last one.
+        """
+        with self._changed:
+            self._raise_error()
+            self._crew.retire(name)
+            self._wake()
 
     def stats(self) -> FleetStats:
         """What is going on."""

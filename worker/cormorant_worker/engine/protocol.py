@@ -145,8 +145,12 @@ class Fleet(Protocol):
         """Go on from a `state()`."""
         ...
 
-    def resize(self, workers: int) -> None:
-        """Start or retire workers."""
+    def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
+        """Start or retire workers, in all or by group."""
+        ...
+
+    def retire(self, name: str) -> None:
+        """Let one worker finish and end; nobody takes its place until its group's size is raised."""
         ...
 
     def drain(self) -> None:

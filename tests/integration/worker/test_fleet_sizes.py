@@ -1,0 +1,66 @@
+"""Sizes by group, and single workers that are sent home, with real processes."""
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import FleetError
+
+
+def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def test_a_retired_worker_finishes_and_its_place_stays_empty_until_the_group_grows() -> None:
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, collection={"mode": "sync"})
+    checker = make_checker(2, lengths=(3, 8))
+    with LocalFleet(job, FleetOptions(workers=3)) as fleet:
+
+        def names() -> list[tuple[str, int]]:
+            return [(worker.name, worker.attempt) for worker in fleet.stats().workers]
+
+        def take() -> int:
+            batch = fleet.take(timeout_s=60)
+            assert batch is not None
+            checker.take(batch.tensordict)
+            return batch.tensordict.shape[0]
+
+        take()
+        with pytest.raises(FleetError, match="there is no worker cpu-7; there are cpu-0, cpu-1, cpu-2"):
+            fleet.retire("cpu-7")
+        fleet.retire("cpu-1")
+        while len(names()) == 3:
+            take()
+        assert names() == [("cpu-0", 0), ("cpu-2", 0)]
+        fleet.resize({"cpu": 2})  # what an operator says again and again: nothing is to be done
+        while take() != 4:
+            pass
+        assert names() == [("cpu-0", 0), ("cpu-2", 0)]
+        fleet.resize({"cpu": 3}, wait=False)
+        while take() != 6:
+            pass
+        assert names() == [("cpu-0", 0), ("cpu-1", 1), ("cpu-2", 0)]
+        fleet.resize({"cpu": 1}, wait=False)
+        while take() != 2:
+            pass
+        until(lambda: names() == [("cpu-0", 0)])
+        for wrong, words in (
+            ({"cpu": 0}, "a fleet needs at least 1"),
+            ({"cpu": -1}, "sizes of worker groups begin at 0; got cpu: -1"),
+            ({"gpu": 2}, "there are no worker groups gpu; the manifest has cpu"),
+        ):
+            with pytest.raises(FleetError, match=words):
+                fleet.resize(wrong)
+        with pytest.raises(FleetError, match="a fleet needs at least 1"):
+            fleet.retire("cpu-0")
+        take()
+        stats = fleet.stats()
+        assert stats.dropped == {}
+        assert stats.restarts == 0
