@@ -1,11 +1,9 @@
 """How commands reach a head: the options they share, the token, and errors as sentences."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +11,7 @@ from cormorant_cli.errors import BadInput, CommandFailed
 
 if TYPE_CHECKING:
     from cormorant_client import Client
-
-Role = Literal["read", "write", "operator"]
+    from cormorant_client.token_file import Role
 
 _RECONNECT_S = 3.0
 """A person waits: a head that restarts is asked for again by the next command."""
@@ -53,7 +50,7 @@ class Connection:
     token_file: str
 
     @contextmanager
-    def client(self, role: Role) -> Iterator["Client"]:
+    def client(self, role: "Role") -> Iterator["Client"]:
         """A client with the token of a role; what goes wrong inside becomes a sentence.
 
         Raises:
@@ -61,40 +58,18 @@ class Connection:
             CommandFailed: the head refuses, or does not answer.
         """
         from cormorant_client import BadAddress, BadTensors, ClientError, Unauthenticated, connect
+        from cormorant_client.token_file import read_token
 
-        token = self.token or (read_token(Path(self.token_file), role) if self.token_file else "")
+        token = self.token
         try:
+            if not token and self.token_file:
+                token = read_token(self.token_file, role)
             with connect(self.url, token=token, reconnect_s=_RECONNECT_S) as client:
                 yield client
-        except BadAddress as error:
-            raise BadInput(f"{error} (--url, --token, --token-file)") from error
-        except BadTensors as error:
+        except (BadAddress, BadTensors) as error:
             raise BadInput(str(error)) from error
         except Unauthenticated as error:
             hint = "" if token else "; give --token or --token-file"
             raise CommandFailed(f"{error}{hint}") from error
         except ClientError as error:
             raise CommandFailed(str(error)) from error
-
-
-def read_token(path: Path, role: Role) -> str:
-    """The token of a role from the head's token file, or the one token in a file.
-
-    Raises:
-        BadInput: it cannot be read, or has no token that may do it.
-    """
-    try:
-        text = path.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(f"cannot read the token file {path}: {getattr(error, 'strerror', '') or error}") from error
-    if not text.startswith("{"):
-        return text
-    try:
-        tokens = json.loads(text)
-    except ValueError as error:
-        raise BadInput(f"the token file {path} is not JSON: {error}") from error
-    roles: tuple[Role, ...] = ("read", "write", "operator")
-    for candidate in roles[roles.index(role) :]:
-        if isinstance(token := tokens.get(candidate), str) and token:
-            return token
-    raise BadInput(f"the token file {path} has no token for {role}; it has {', '.join(map(str, tokens)) or 'none'}")

@@ -20,6 +20,7 @@ from cormorant_client.head import Head, quoted
 from cormorant_client.pauses import Pause, default_owner
 from cormorant_client.publisher import Publisher
 from cormorant_client.publishing import MAIN_MODEL, Body, Publishable, PulledWeights, make_body
+from cormorant_client.token_file import read_token
 from cormorant_client.transport import Transport
 from cormorant_client.updates import Update
 from cormorant_contract.rest import headers
@@ -38,6 +39,7 @@ def connect(
     url: str = "",
     *,
     token: str = "",
+    token_file: str | os.PathLike[str] = "",
     timeout_s: float = 30.0,
     reconnect_s: float = 60.0,
     ca_file: str | os.PathLike[str] = "",
@@ -47,6 +49,8 @@ def connect(
     Args:
         url: `http://host:8000`; by default the environment variable CORMORANT_URL.
         token: the read, write or operator token; by default the environment variable CORMORANT_TOKEN.
+        token_file: the file in which the head left its tokens, whose write token is taken when no token is given; by
+            default the environment variable CORMORANT_TOKEN_FILE.
         timeout_s: a request during which nothing comes for so long, beyond what it was asked to wait, is broken.
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away.
         ca_file: certificates to trust with https; by default those of the system.
@@ -56,9 +60,12 @@ def connect(
     """
     url = url or os.environ.get("CORMORANT_URL", "")
     token = token or os.environ.get("CORMORANT_TOKEN", "")
+    token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE", "")
     if not url:
         raise BadAddress("no head is named; give its URL, or set CORMORANT_URL")
-    if not token.isascii() or not token.isprintable() or " " in token:
+    if token_file and not token:
+        token = read_token(token_file)
+    if not (token.isascii() and token.isprintable()) or " " in token:
         raise BadAddress("the token has characters that no token has; is it the right file, without its JSON?")
     address = parse_address(url)
     context = None

@@ -1,0 +1,326 @@
+"""What the client does when a head is away, refuses, or is somebody else: against a listener that does as told."""
+
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from cormorant_client import (
+    BadAddress,
+    ClientError,
+    Conflict,
+    Forbidden,
+    HeadError,
+    HeadFailed,
+    HeadUnreachable,
+    NotFound,
+    NotNow,
+    Refused,
+    StreamEnded,
+    TensorMismatch,
+    Unauthenticated,
+    UpdateFailed,
+    connect,
+)
+from cormorant_client.address import parse_address
+from cormorant_client.batches import Batches, Wanted
+from cormorant_client.errors import error_for
+from cormorant_client.events import parse_events
+from cormorant_client.head import Head
+from cormorant_client.publisher import Publisher
+from cormorant_client.transport import Transport
+from cormorant_testing.scripted_head import Heard, Say, in_turn, problem, scripted
+from cormorant_testing.wire_bytes import encode_arrays
+
+UPDATE = {
+    "update_id": "u7", "model": "policy", "models": {}, "version": 7, "digest": "xxh3:0", "etag": "", "bytes": 1,
+    "tensors": 1, "state": "staged", "workers": {"total": 1, "acked": 0, "failed": 0}, "receipts": [],
+    "staged_at": "2026-01-01T00:00:00Z", "timings": {},
+}  # fmt: skip
+
+
+def update(version: int, state: str = "staged") -> Say:
+    return Say(202, json.dumps({**UPDATE, "version": version, "state": state}).encode())
+
+
+def models(version: int) -> Say:
+    return Say(body=json.dumps({"models": [], "version": version}).encode())
+
+
+def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> Head:
+    return Head(parse_address(url), Transport(timeout_s=timeout_s), reconnect_s=reconnect_s)
+
+
+def unused_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "expected"),
+    [
+        (401, "unauthenticated", Unauthenticated),
+        (403, "forbidden", Forbidden),
+        (404, "unknown-model", NotFound),
+        (404, "unknown-batch", NotFound),
+        (410, "version-expired", NotFound),
+        (410, "stream-ended", StreamEnded),
+        (409, "version-conflict", Conflict),
+        (409, "not-paused", Conflict),
+        (412, "precondition-failed", Conflict),
+        (422, "tensor-mismatch", TensorMismatch),
+        (422, "digest-mismatch", Refused),
+        (415, "unsafe-format", Refused),
+        (413, "too-large", Refused),
+        (429, "busy", NotNow),
+        (503, "no-workers", NotNow),
+        (503, "fleet-failed", HeadFailed),
+        (500, "internal", HeadFailed),
+        (504, "control-timeout", HeadFailed),
+    ],
+)
+def test_problems_become_typed_errors(status: int, kind: str, expected: type[HeadError]) -> None:
+    error = error_for(status, problem(status, kind, detail="because").body, where="GET x")
+    assert type(error) is expected
+    assert (str(error), error.kind, error.status) == ("because", kind, status)
+
+
+def test_a_tensor_mismatch_names_the_tensors() -> None:
+    body = problem(422, "tensor-mismatch", detail="2 differ", missing={"count": 5, "names": ["a", "b", "c", "d"]}).body
+    assert str(error_for(422, body, where="PUT x")) == "2 differ (missing: a, b, c ...)"
+
+
+def test_an_answer_of_something_else_is_quoted() -> None:
+    with scripted(in_turn(Say(404, b"<html>nginx</html>"))) as head, connect(head.url) as client:
+        with pytest.raises(NotFound, match="not as a Cormorant head does: <html>nginx</html>"):
+            client.status()
+
+
+@pytest.mark.parametrize("url", ["", "foo", "ftp://x", "http://", "http://x:99999", "http://u:p@x", "http://x/?a=1"])
+def test_bad_urls_are_told(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CORMORANT_URL", raising=False)
+    with pytest.raises(BadAddress):
+        connect(url)
+
+
+def test_addresses() -> None:
+    assert str(parse_address("http://[::1]:8000")) == "http://[::1]:8000"
+    assert str(parse_address("https://h/team/v1/")) == "https://h:443/team"
+
+
+def test_nobody_there_is_told_in_a_bounded_time() -> None:
+    began = time.monotonic()
+    with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.5) as client:
+        with pytest.raises(HeadUnreachable, match=r"no head answers at .* for 0 s"):
+            client.status()
+    assert time.monotonic() - began < 10
+
+
+def test_broken_connections_are_opened_again_for_what_is_safe() -> None:
+    ok = Say(body=json.dumps({"models": [], "version": 3}).encode())
+    with scripted(in_turn(Say(breaks=True), Say(breaks=True), ok)) as head, connect(head.url) as client:
+        assert client.models().version == 3
+        assert len(head.heard) == 3
+
+
+def test_a_rollback_is_not_repeated() -> None:
+    with scripted(in_turn(Say(breaks=True), update(9))) as head, connect(head.url) as client:
+        with pytest.raises(HeadUnreachable):
+            client.rollback(3)
+        assert len(head.heard) == 1
+
+
+def test_a_closed_connection_is_not_used_again() -> None:
+    def answer(heard: Heard) -> Say:
+        return Say(body=models(1).body, headers={"Connection": "close"})
+
+    with scripted(answer) as head, connect(head.url, reconnect_s=0) as client:
+        assert [client.models().version for _ in range(3)] == [1, 1, 1]
+
+
+def test_a_head_that_is_not_ready_is_asked_again_and_one_that_drains_is_not() -> None:
+    busy = problem(503, "no-workers", detail="wait", retry_after_s=0.01)
+    with scripted(in_turn(busy, busy, models(2))) as head, connect(head.url) as client:
+        assert client.models().version == 2
+    with scripted(in_turn(problem(503, "draining", detail="it drains"))) as head, connect(head.url) as client:
+        with pytest.raises(NotNow, match="it drains"):
+            client.models()
+        assert len(head.heard) == 1
+
+
+def publishing(*answers: Say, current: int = 6):  # type: ignore[no-untyped-def]
+    puts = list(answers)
+
+    def answer(heard: Heard) -> Say:
+        if heard.method == "PUT":
+            return puts.pop(0) if len(puts) > 1 else puts[0]
+        return models(current) if heard.path == "/v1/models" else Say(404)
+
+    return answer
+
+
+def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
+    weights = {"w": np.arange(5, dtype=np.float32)}
+    with scripted(publishing(Say(breaks=True), update(7))) as head, connect(head.url) as client:
+        assert client.publish(weights).version == 7
+        puts = [heard for heard in head.heard if heard.method == "PUT"]
+        assert [heard.path for heard in puts] == ["/v1/models/policy/weights?version=7"] * 2
+        assert puts[0].body == puts[1].body == encode_arrays(weights)
+        assert puts[1].headers["content-type"] == "application/vnd.safetensors"
+
+
+def test_a_version_that_somebody_else_took_is_passed_over() -> None:
+    taken = problem(409, "version-conflict", detail="taken", current_version=11)
+    with scripted(publishing(taken, update(12))) as head, connect(head.url) as client:
+        assert client.publish({"w": np.zeros(1)}).version == 12
+        assert head.heard[-1].path.endswith("version=12")
+
+
+def test_a_version_that_was_asked_for_and_is_taken_is_an_error() -> None:
+    taken = problem(409, "version-conflict", detail="version 3 is not newer than 11", current_version=11)
+    with scripted(publishing(taken)) as head, connect(head.url) as client:
+        with pytest.raises(Conflict, match="not newer") as caught:
+            client.publish({"w": np.zeros(1)}, version=3)
+        assert caught.value.problem.current_version == 11
+
+
+def test_weights_that_nobody_took_are_an_error() -> None:
+    late = problem(504, "apply-timeout", detail="0 of 2 workers")
+    with scripted(publishing(late)) as head, connect(head.url) as client:
+        with pytest.raises(UpdateFailed, match="0 of 2 workers"):
+            client.publish({"w": np.zeros(1)}, wait=0.1)
+        assert head.heard[-1].headers["prefer"] == "wait=0.1"
+
+
+def test_an_answer_before_the_whole_body_was_read_is_heard() -> None:
+    refused = Say(401, problem(401, "unauthenticated", detail="no such token").body, early=True)
+    with scripted(publishing(refused)) as head, connect(head.url, token="x", reconnect_s=0) as client:
+        # Whether the answer or the reset comes first is up to the kernel: both are errors, at once.
+        with pytest.raises((Unauthenticated, HeadUnreachable)):
+            client.publish({"w": np.zeros(4_000_000)})
+    assert head.heard[-1].headers["authorization"] == "Bearer x"
+
+
+STATUS = {
+    "job": "j", "namespace": "", "epoch": "e1", "phase": "Running", "conditions": [],
+    "frames": {"collected": 0, "target": None, "per_second": 0, "stepped": 0, "delivered": 0, "dropped": {}},
+    "episodes": {"count": 0, "mean_return": None, "mean_length": None},
+    "weights": {"version": 0, "min_applied_version": 0}, "groups": [], "restarts": 0, "pause_state": "running",
+    "pauses": [],
+    "queue": {"capacity": 1, "waiting": 0, "ready": 0, "lent": 0, "acked": 0, "redelivered": 0, "ended": False},
+    "consumers": [], "data_port": 0, "listeners": 0, "listeners_dropped": 0, "started_at": "2026-01-01T00:00:00Z",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("data_epoch", ["e1", "another"])
+def test_bulk_goes_to_the_data_port_if_it_is_of_the_same_head(data_epoch: str) -> None:
+    weights = Say(body=encode_arrays({"w": np.ones(2)}), headers={"Cormorant-Policy-Version": "5"})
+
+    def data(heard: Heard) -> Say:
+        return Say(body=json.dumps({**STATUS, "epoch": data_epoch}).encode()) if "status" in heard.path else weights
+
+    with scripted(data) as bulk:
+
+        def control(heard: Heard) -> Say:
+            return (
+                Say(body=json.dumps({**STATUS, "data_port": bulk.port}).encode()) if "status" in heard.path else weights
+            )
+
+        with scripted(control) as head, connect(head.url) as client:
+            assert [client.weights().version for _ in range(2)] == [5, 5]
+            served = [h.path for h in bulk.heard if "weights" in h.path]
+            assert served == (["/v1/models/policy/weights"] * 2 if data_epoch == "e1" else [])
+
+
+def test_bulk_falls_back_to_the_control_port() -> None:
+    gone = unused_port()
+
+    def control(heard: Heard) -> Say:
+        if "status" in heard.path:
+            return Say(body=json.dumps({**STATUS, "data_port": gone}).encode())
+        return Say(body=encode_arrays({"w": np.ones(2)}))
+
+    with scripted(control) as head, connect(head.url, reconnect_s=0) as client:
+        assert client.weights().numpy()["w"].tolist() == [1, 1]
+
+
+def test_a_waiting_iteration_is_closed_at_once() -> None:
+    hold, asked = threading.Event(), threading.Event()
+
+    def answer(heard: Heard) -> Say:
+        if heard.path.startswith("/v1/batches"):
+            asked.set()
+            hold.wait(20)
+            return Say(204, b"")
+        return Say(body=json.dumps(STATUS).encode())
+
+    with scripted(answer) as head:
+        batches = Batches(head_of(head.url, timeout_s=60), Wanted(consumer="c", memory="never"))
+        while (
+            not any(heard.path.startswith("/v1/batches") for heard in head.heard)
+            and not batches._fetcher._frames_fetched
+        ):
+            if threading.active_count() > 3:  # noqa: PLR2004  # main, listener, fetcher, and the request's own
+                break
+            time.sleep(0.01)
+        began = time.monotonic()
+        batches.close()
+        batches.close()
+        assert time.monotonic() - began < 10
+        hold.set()
+        assert next(batches, None) is None
+
+
+def test_the_iteration_ends_when_the_head_stays_away() -> None:
+    with connect(f"http://127.0.0.1:{unused_port()}", reconnect_s=0.3) as client, client.batches() as batches:
+        with pytest.raises(HeadUnreachable):
+            next(batches)
+        with pytest.raises(HeadUnreachable):
+            next(batches)
+
+
+def test_a_background_publisher_sends_the_newest_and_tells_of_failures() -> None:
+    from cormorant_client.publishing import Body
+    from cormorant_contract.rest.updates import Update as Answer
+
+    gate, sent = threading.Event(), []
+
+    def send(body: Body):  # type: ignore[no-untyped-def]
+        gate.wait(10)
+        value = float(np.frombuffer(body.pieces[-1][-8:], np.float64)[0])
+        sent.append(value)
+        if value == 9:
+            raise ClientError("nine is refused")
+        from cormorant_client.updates import Update
+
+        return Update(None, Answer.model_validate({**UPDATE, "version": int(value)}))  # type: ignore[arg-type]
+
+    with Publisher(send) as publisher:
+        weights = np.zeros(1)
+        for value in range(1, 6):
+            weights[0] = value
+            publisher.publish({"w": weights})
+        weights[0] = 100  # what was published is a copy
+        gate.set()
+        last = publisher.flush()
+        assert last is not None
+        assert last.version == publisher.version == sent[-1] == 5
+        assert len(sent) + publisher.num_superseded == 5
+        publisher.publish({"w": np.full(1, 9.0)})
+        with pytest.raises(ClientError, match="nine"):
+            publisher.flush()
+    with pytest.raises(ClientError, match="closed"):
+        publisher.publish({"w": weights})
+
+
+def test_events_are_parsed() -> None:
+    lines = [
+        b": hello\n", b"id: 1\n", b"event: paused\n", b'data: {"id": "1", "kind": "paused",\n',
+        b'data: "time": "2026-01-01T00:00:00Z", "reason": "x"}\n', b"\n", b": ping\n", b"\n",
+    ]  # fmt: skip
+    (event,) = parse_events(iter(lines))
+    assert (event.id, event.kind, event.reason) == ("1", "paused", "x")

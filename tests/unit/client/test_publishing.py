@@ -1,0 +1,124 @@
+"""Weights as bytes: what the reference library reads is what was given."""
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from cormorant_client.errors import BadTensors
+from cormorant_client.publishing import PulledWeights, make_body
+from cormorant_contract.tensor_file import MalformedTensorFile, parse_header
+
+
+def loaded(weights: Any, **options: Any) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load(b"".join(make_body(weights, **options).pieces))
+
+
+def assert_equal(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert found[name].dtype == tensor.dtype
+        assert torch.equal(found[name], tensor), name
+
+
+DTYPES = [
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.float16, torch.bfloat16, torch.int32, torch.float32,
+    torch.int64, torch.float64,
+]  # fmt: skip
+
+
+def test_every_dtype_and_shape_arrives() -> None:
+    given = {f"{dtype}": torch.ones(3, 2).to(dtype) for dtype in DTYPES}
+    given |= {"scalar": torch.tensor(7.5), "empty": torch.zeros(0, 3), "turned": torch.arange(6.0).view(2, 3).t()}
+    assert_equal(loaded(given), {name: tensor.contiguous() for name, tensor in given.items()})
+
+
+def test_modules_and_tied_weights() -> None:
+    first = nn.Linear(3, 3)
+    second = nn.Linear(3, 3)
+    second.weight = first.weight
+    module = nn.Sequential(first, second)
+    assert_equal(loaded(module), dict(module.state_dict()))
+
+
+def test_arrays_need_no_torch_tensor() -> None:
+    found = loaded({"a": np.arange(4, dtype=np.int32), "b": np.asfortranarray(np.arange(6.0).reshape(2, 3))})
+    assert found["a"].tolist() == [0, 1, 2, 3]
+    assert found["b"].tolist() == [[0, 1, 2], [3, 4, 5]]
+
+
+def test_several_models_carry_their_names() -> None:
+    body = make_body({"actor": nn.Linear(2, 1), "critic": {"w": torch.ones(2)}})
+    assert body.model == ""
+    assert set(safetensors.torch.load(b"".join(body.pieces))) == {"actor/weight", "actor/bias", "critic/w"}
+
+
+def test_tensors_are_not_copied_and_a_copy_is_independent() -> None:
+    tensor = torch.zeros(1000)
+    body = make_body({"a": tensor})
+    copied = body.copied()
+    tensor.fill_(5)
+    assert safetensors.torch.load(b"".join(body.pieces))["a"][0] == 5
+    assert safetensors.torch.load(b"".join(copied.pieces))["a"][0] == 0
+    assert copied.size_bytes == body.size_bytes
+
+
+def test_equal_weights_give_equal_bytes() -> None:
+    module = nn.Linear(4, 4)
+    assert b"".join(make_body(module).pieces) == b"".join(make_body(module.state_dict()).pieces)
+
+
+def test_files_are_taken_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "w.safetensors"
+    safetensors.torch.save_file({"a": torch.ones(3)}, path)
+    assert b"".join(make_body(path).pieces) == path.read_bytes()
+    assert b"".join(make_body(path.read_bytes()).pieces) == path.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("weights", "words"),
+    [
+        ({}, "no tensor to publish"),
+        (3, "int cannot be published"),
+        ({"a": "text"}, '"a" is of type str'),
+        ({"a": torch.ones(1), "extra": {"b": 1}}, '"extra" is of type dict'),
+        (pickle.dumps({"a": 1}), "is a pickle"),
+        (b"12345678", "not a safetensors file"),
+        ("/nowhere/w.safetensors", "cannot read /nowhere"),
+        ({"a": np.array(["x"])}, "dtype <U1"),
+    ],
+)
+def test_what_is_no_weights_is_told(weights: Any, words: str) -> None:
+    with pytest.raises(BadTensors, match=words):
+        make_body(weights)
+
+
+def test_torch_save_is_told(tmp_path: Path) -> None:
+    torch.save({"a": torch.ones(1)}, tmp_path / "w.pt")
+    with pytest.raises(BadTensors, match="safetensors.torch.save_file"):
+        make_body(tmp_path / "w.pt")
+
+
+def test_pulled_weights_are_views_and_load_into_a_module() -> None:
+    module = nn.Linear(3, 2).to(torch.bfloat16)
+    data = memoryview(bytearray(b"".join(make_body({"policy": module}).pieces)))
+    pulled = PulledWeights.read("policy", 4, '"4:x"', data)
+    assert pulled.version == 4
+    assert_equal(pulled.state_dict(), dict(module.state_dict()))
+    nn.Linear(3, 2).load_state_dict(pulled.state_dict())
+    with pytest.raises(BadTensors, match="state_dict"):
+        pulled.numpy()
+
+
+def test_pulled_arrays() -> None:
+    data = memoryview(bytearray(b"".join(make_body({"w": torch.arange(3.0)}).pieces)))
+    assert PulledWeights.read("policy", 1, "", data).numpy()["w"].tolist() == [0, 1, 2]
+    with pytest.raises(BadTensors):
+        PulledWeights.read("policy", 1, "", memoryview(b"nothing of the kind"))
+    with pytest.raises(MalformedTensorFile):
+        parse_header(b"nothing of the kind")
