@@ -3,7 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -74,10 +74,8 @@ class ScriptedHead:
                 pass
 
             def finish(self) -> None:
-                try:
+                with suppress(OSError, ValueError):
                     super().finish()
-                except (OSError, ValueError):
-                    pass
 
         class Server(ThreadingHTTPServer):
             daemon_threads = True

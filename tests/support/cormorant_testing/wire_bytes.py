@@ -1,4 +1,4 @@
-"""Batches as bytes, written plainly from the description of the format: what the real encoder and decoder must agree on."""
+"""Batches as bytes, written plainly from the description of the format, which encoder and decoder must agree on."""
 
 import json
 from collections.abc import Sequence

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -165,10 +166,8 @@ def test_bytes_that_were_hurt_are_told_or_read(data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
     del whole[data.draw(st.integers(8, len(whole))) :]
-    try:
+    with suppress(BadBatch):  # any other error fails the test
         decode(memoryview(whole))
-    except BadBatch:
-        pass
 
 
 SMALL = encode_blocks(blocks_of([(2, 2)]))

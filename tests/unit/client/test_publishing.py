@@ -100,7 +100,7 @@ def test_what_is_no_weights_is_told(weights: Any, words: str) -> None:
 
 def test_torch_save_is_told(tmp_path: Path) -> None:
     torch.save({"a": torch.ones(1)}, tmp_path / "w.pt")
-    with pytest.raises(BadTensors, match="safetensors.torch.save_file"):
+    with pytest.raises(BadTensors, match=r"safetensors\.torch\.save_file"):
         make_body(tmp_path / "w.pt")
 
 
