@@ -13,7 +13,6 @@ from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.problems import Problem
 
-MOST_JSON_BYTES = 1 << 20
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
 
 Errors are `application/problem+json`; tell them apart by `type`. Every request but health and documents carries a
@@ -36,6 +35,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
         redoc_url=None,
+        redirect_slashes=False,
         separate_input_output_schemas=False,
     )
     app.state.head = head

@@ -6,7 +6,9 @@ from typing import Any
 import structlog
 from fastapi import Request
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.types import Message, Receive
 
 from cormorant_api.head import Head, Running
 from cormorant_api.tokens import Role
@@ -15,6 +17,7 @@ from cormorant_contract.rest.problems import ProblemType
 
 log = structlog.get_logger()
 
+MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
 _PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
@@ -100,9 +103,27 @@ class GuardedRoute(APIRoute):
             head: Head = request.app.state.head
             what = f"{request.method} {self.path}"
             request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
-            return await handle(request)
+            if self.body_field is None:
+                return await handle(request)
+            # FastAPI reads the JSON of this route: no more of it than a request can need.
+            return await handle(Request(request.scope, _bounded(request.receive)))
 
         return guarded
+
+
+def _bounded(receive: Receive) -> Receive:
+    taken = 0
+
+    async def receive_bounded() -> Message:
+        nonlocal taken
+        message = await receive()
+        taken += len(message.get("body", b""))
+        if taken > MOST_JSON_BYTES:
+            # The one class that FastAPI's reading of JSON lets through.
+            raise HTTPException(413, f"the body is longer than {MOST_JSON_BYTES:,} bytes")
+        return message
+
+    return receive_bounded
 
 
 def head_of(request: Request) -> Head:

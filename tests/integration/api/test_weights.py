@@ -1,0 +1,266 @@
+"""Publishing over HTTP: what is taken, what is refused and how, and who acts with it."""
+
+import base64
+import hashlib
+import json
+import pickle
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from cormorant_testing.serving import Api, Served, weights_file
+
+PATH = "/v1/models/policy/weights"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def consumer(endless: Served) -> Iterator[None]:
+    """Somebody takes batches all the time, so that workers reach their boundaries."""
+    is_over = threading.Event()
+
+    def take() -> None:
+        while not is_over.is_set():
+            reply = endless.data.get("/v1/batches/next?consumer=drain&wait=0.2")
+            if reply.status == 200:
+                endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+
+    thread = threading.Thread(target=take)
+    thread.start()
+    yield
+    is_over.set()
+    thread.join()
+
+
+def current(served: Served) -> int:
+    return int(served.reader.get("/v1/models").json["version"])
+
+
+def test_a_publish_is_applied_by_every_worker_and_can_be_read_back(endless: Served) -> None:
+    before = current(endless)
+    body = weights_file(before + 1)
+    reply = endless.writer.put(PATH, body, Prefer="wait=60")
+    update = reply.json
+    assert (reply.status, update["state"], update["version"]) == (200, "applied", before + 1)
+    assert [(r["worker"], r["state"]) for r in update["receipts"]] == [("cpu-0", "applied"), ("cpu-1", "applied")]
+    assert all(receipt["latency_ms"] >= 0 for receipt in update["receipts"])
+    assert (update["bytes"], update["tensors"]) == (len(body), 2)
+    assert reply.headers["location"] == f"/v1/updates/u{before + 1}"
+    assert endless.reader.get(reply.headers["location"]).json["state"] == "applied"
+
+    found = endless.reader.get(PATH)
+    assert found.body == body
+    assert found.headers["etag"] == reply.headers["etag"] == f'"{before + 1}:{update["digest"]}"'
+    assert found.headers["content-type"] == "application/vnd.safetensors"
+    head = endless.reader.call("HEAD", PATH)
+    assert (head.status, head.body, head.headers["content-length"]) == (200, b"", str(len(body)))
+    assert endless.reader.get(PATH, If_None_Match=found.headers["etag"]).status == 304
+    part = endless.reader.get(PATH, Range="bytes=8-19")
+    assert (part.status, part.body) == (206, body[8:20])
+    assert part.headers["content-range"] == f"bytes 8-19/{len(body)}"
+
+
+def test_frames_collected_after_applied_are_by_the_new_weights(endless: Served) -> None:
+    version = endless.writer.put(PATH, weights_file(77), Prefer="wait=60").json["version"]
+    # What was under way when it was applied is delivered first: at most the queue, and a batch of each worker.
+    for _ in range(10):
+        reply = endless.data.get("/v1/batches/next?wait=30&consumer=watcher")
+        arrays = safetensors.numpy.load(reply.body)
+        endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+        acted, actions = arrays["0/collector/policy_version"], arrays["0/action"]
+        assert (actions[acted == version][:, 0] == 77).all()
+        if int(reply.headers["cormorant-min-version"]) >= version:
+            break
+    else:
+        pytest.fail("the new weights never acted")
+
+
+def test_versions_only_grow_and_a_repetition_changes_nothing(endless: Served) -> None:
+    before = current(endless)
+    body = weights_file(5)
+    first = endless.writer.put(f"{PATH}?version={before + 10}", body)
+    assert first.status == 202
+    again = endless.writer.put(f"{PATH}?version={before + 10}", body)
+    assert (again.status, again.json["update_id"]) == (200, first.json["update_id"])
+    other = endless.writer.put(f"{PATH}?version={before + 10}", weights_file(6))
+    assert (other.status, other.kind, other.json["current_version"]) == (409, "version-conflict", before + 10)
+    older = endless.writer.put(f"{PATH}?version={before + 9}", body)
+    assert (older.status, older.kind) == (409, "version-conflict")
+    assert endless.writer.put(PATH, body).json["version"] == before + 11
+
+
+def test_conditions_are_checked_before_anything_changes(endless: Served) -> None:
+    etag = endless.reader.call("HEAD", PATH).headers["etag"]
+    before = current(endless)
+    stale = endless.writer.put(PATH, weights_file(1), If_Match='"1:xxh3:00"')
+    assert (stale.status, stale.kind, stale.json["current_etag"]) == (412, "precondition-failed", etag)
+    exists = endless.writer.put(PATH, weights_file(1), If_None_Match="*")
+    assert (exists.status, exists.kind) == (412, "precondition-failed")
+    assert current(endless) == before
+    assert endless.writer.put(PATH, weights_file(1), If_Match=etag).json["version"] == before + 1
+
+
+def test_several_models_are_told_apart_by_prefix(endless: Served) -> None:
+    arrays = {"policy/number": np.float32(3), "policy/bias": np.zeros(3, np.float32)}
+    body = safetensors.numpy.save({name: np.asarray(array) for name, array in arrays.items()})
+    reply = endless.writer.put("/v1/weights", body, Prefer="wait=60")
+    assert (reply.status, list(reply.json["models"])) == (200, ["policy"])
+    assert endless.reader.get(PATH).body == body
+
+
+def test_an_old_version_comes_back_under_a_new_number(endless: Served) -> None:
+    old = endless.writer.put(PATH, weights_file(41)).json["version"]
+    endless.writer.put(PATH, weights_file(42))
+    reply = endless.writer.post("/v1/models/policy:rollback", {"version": old})
+    assert (reply.status, reply.json["version"]) == (202, old + 2)
+    assert endless.reader.get(PATH).body == weights_file(41)
+    versions = endless.reader.get("/v1/models/policy/versions").json["versions"]
+    assert [entry["version"] for entry in versions][:3] == [old + 2, old + 1, old]
+    assert versions[0]["digest"] == versions[2]["digest"]
+    expired = endless.writer.post("/v1/models/policy:rollback", {"version": 999999})
+    assert (expired.status, expired.kind) == (404, "version-expired")
+
+
+def test_a_digest_that_is_sent_is_checked(endless: Served) -> None:
+    body = weights_file(1)
+    right = base64.b64encode(hashlib.sha256(body).digest()).decode()
+    wrong = base64.b64encode(hashlib.sha256(b"x").digest()).decode()
+    assert endless.writer.put(PATH, body, Content_Digest=f"sha-256=:{right}:").status == 202
+    refused = endless.writer.put(PATH, body, Content_Digest=f"sha-256=:{wrong}:")
+    assert (refused.status, refused.kind, refused.json["got"]) == (422, "digest-mismatch", right)
+    assert endless.writer.put(PATH, body, Content_Digest="sha-256=:AA:").kind == "malformed-request"
+
+
+def edited(body: bytes, **changes: object) -> bytes:
+    """A file whose header says something else."""
+    length = int.from_bytes(body[:8], "little")
+    document = json.loads(body[8 : 8 + length])
+    document["bias"].update(changes)
+    text = json.dumps(document).encode()
+    return len(text).to_bytes(8, "little") + text + body[8 + length :]
+
+
+GOOD = weights_file(1)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "kind"),
+    [
+        (b"", 400, "malformed-safetensors"),
+        (b"short", 400, "malformed-safetensors"),
+        (GOOD[:-1], 400, "malformed-safetensors"),
+        (GOOD + b"\0", 400, "malformed-safetensors"),
+        ((2**63).to_bytes(8, "little") + GOOD[8:], 400, "malformed-safetensors"),
+        (edited(GOOD, data_offsets=[2**63, 2**63 + 12]), 400, "malformed-safetensors"),
+        (edited(GOOD, shape=[-3]), 400, "malformed-safetensors"),
+        (edited(GOOD, dtype="F99"), 400, "malformed-safetensors"),
+        (pickle.dumps({"number": 1.0}), 415, "unsafe-format"),
+        (b"PK\x03\x04" + bytes(400), 415, "unsafe-format"),
+        (weights_file(1, bias=None), 422, "tensor-mismatch"),
+        (weights_file(1, more=np.zeros(1)), 422, "tensor-mismatch"),
+        (weights_file(1, bias=np.zeros(4, np.float32)), 422, "tensor-mismatch"),
+        (weights_file(1, bias=np.zeros(3, np.int32)), 422, "tensor-mismatch"),
+        (bytes(8 << 20), 413, "too-large"),
+    ],
+)
+def test_what_is_no_weights_for_this_policy_is_refused_and_changes_nothing(
+    endless: Served, body: bytes, status: int, kind: str
+) -> None:
+    before = current(endless)
+    reply = endless.writer.put(PATH, body)
+    assert (reply.status, reply.kind) == (status, kind), reply.body
+    assert current(endless) == before
+
+
+def test_a_mismatch_lists_what_differs(endless: Served) -> None:
+    body = weights_file(1, bias=np.zeros((2, 2), np.float32), number=None, **{"critic/w": np.zeros(1, np.float32)})
+    problem = endless.writer.put(PATH, body).json
+    assert problem["missing"] == {"count": 1, "names": ["policy/number"]}
+    assert problem["unexpected"] == {"count": 1, "names": ["critic/w"]}
+    assert problem["shape"] == {"count": 1, "names": ["policy/bias is [2, 2], not [3]"]}
+    assert "dtype" not in problem
+
+
+def test_a_body_without_a_length_or_of_another_kind_is_refused_unread(endless: Served) -> None:
+    raw = raw_request(endless.writer, f"PUT {PATH} HTTP/1.1", "Transfer-Encoding: chunked")
+    assert b" 411 " in raw.splitlines()[0]
+    assert endless.writer.put(PATH, GOOD, Content_Type="text/plain").kind == "unsupported-format"
+    assert endless.writer.put(PATH, GOOD, Content_Encoding="zstd").kind == "unsupported-format"
+    assert endless.writer.put("/v1/models/critic/weights", GOOD).kind == "unknown-model"
+    # Refused before the body is asked for: no "100 Continue" comes.
+    expects = ("Expect: 100-continue", f"Content-Length: {len(GOOD)}")
+    assert b" 401 " in raw_request(endless.nobody, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
+    assert b" 100 " in raw_request(endless.writer, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
+
+
+def raw_request(api: Api, line: str, *headers: str, body: bytes = b"") -> bytes:
+    """Send a request by hand; the first bytes of the answer."""
+    with socket.create_connection(("127.0.0.1", api.port), timeout=30) as connection:
+        lines = [line, "Host: x", f"Authorization: Bearer {api.token}", *headers, "", ""]
+        connection.sendall("\r\n".join(lines).encode() + body)
+        return connection.recv(65536)
+
+
+def test_an_upload_that_is_cut_off_leaves_nothing(endless: Served) -> None:
+    before = current(endless)
+    with socket.create_connection(("127.0.0.1", endless.writer.port), timeout=30) as connection:
+        lines = [
+            f"PUT {PATH} HTTP/1.1", "Host: x", f"Authorization: Bearer {endless.writer.token}",
+            f"Content-Length: {len(GOOD)}", "", "",
+        ]  # fmt: skip
+        connection.sendall("\r\n".join(lines).encode() + GOOD[:100])
+        time.sleep(0.1)
+    assert current(endless) == before
+    assert endless.writer.put(PATH, GOOD).json["version"] == before + 1
+
+
+def test_two_publishers_at_once_get_different_versions_and_the_last_one_wins(endless: Served) -> None:
+    before = current(endless)
+    replies: list[dict[str, object]] = []
+
+    def publish(number: int) -> None:
+        replies.extend(endless.writer.put(PATH, weights_file(80 + number)).json for _ in range(10))
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(reply["version"] for reply in replies) == list(range(before + 1, before + 21))
+    last = max(replies, key=lambda reply: reply["version"])
+    final = endless.reader.get(f"/v1/updates/{last['update_id']}?wait=60").json
+    assert final["state"] == "applied"
+    states = {endless.reader.get(f"/v1/updates/{reply['update_id']}").json["state"] for reply in replies}
+    assert states <= {"applied", "superseded"}
+
+
+def test_two_publishers_of_the_same_version_one_is_told_so(endless: Served) -> None:
+    version = current(endless) + 5
+    replies: list[int] = []
+    barrier = threading.Barrier(2)
+
+    def publish(number: float) -> None:
+        barrier.wait()
+        replies.append(endless.writer.put(f"{PATH}?version={version}", weights_file(number)).status)
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in (1.0, 2.0)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(replies) == [202, 409]
+
+
+def test_models_and_updates_that_do_not_exist(endless: Served) -> None:
+    assert endless.reader.get("/v1/models/nope").json["known"] == ["policy"]
+    assert endless.reader.get("/v1/updates/u999999").kind == "unknown-update"
+    assert endless.reader.get("/v1/updates/..%2f").kind in ("unknown-update", "not-found")
+    model = endless.reader.get("/v1/models/policy").json
+    assert [(t["name"], t["dtype"], t["shape"]) for t in model["tensors"]] == [
+        ("number", "F32", []),
+        ("bias", "F32", [3]),
+    ]

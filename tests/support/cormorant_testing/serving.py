@@ -1,0 +1,110 @@
+"""A head over a fleet, and the plainest of clients."""
+
+import contextlib
+import http.client
+import json
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import Settings
+from cormorant_api.tokens import Role
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+
+SAFETENSORS = "application/vnd.safetensors"
+
+
+@dataclass
+class Reply:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+    @property
+    def kind(self) -> str:
+        """The last part of a problem's type."""
+        assert self.headers["content-type"] == "application/problem+json", self
+        return str(self.json["type"]).rpartition("/")[2]
+
+
+@dataclass
+class Api:
+    """Speaks to one port, a connection for each request."""
+
+    port: int
+    token: str = ""
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def call(self, method: str, path: str, body: bytes | None = None, *, timeout: float = 60, **headers: str) -> Reply:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        sent = {name.replace("_", "-"): value for name, value in headers.items()}
+        if self.token and "Authorization" not in sent:
+            sent["Authorization"] = f"Bearer {self.token}"
+        try:
+            connection.request(method, path, body, {**self.headers, **sent})
+            response = connection.getresponse()
+            data = response.read()
+            return Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, data)
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Reply:
+        return self.call("GET", path, **headers)
+
+    def put(self, path: str, body: bytes, **headers: str) -> Reply:
+        return self.call("PUT", path, body, **{"Content_Type": SAFETENSORS, **headers})
+
+    def post(self, path: str, document: Mapping[str, Any] | None = None, **headers: str) -> Reply:
+        if document is None:
+            return self.call("POST", path, **headers)
+        return self.call("POST", path, json.dumps(document).encode(), Content_Type="application/json", **headers)
+
+    def delete(self, path: str) -> Reply:
+        return self.call("DELETE", path)
+
+
+class Served:
+    """A running head in this process."""
+
+    def __init__(self, server: HeadServer) -> None:
+        self.server = server
+        tokens = server.head.tokens.by_role
+        port = int(server.url.rpartition(":")[2])
+        self.operator = Api(port, tokens.get(Role.OPERATOR, ""))
+        self.writer = Api(port, tokens.get(Role.WRITE, ""))
+        self.reader = Api(port, tokens.get(Role.READ, ""))
+        self.nobody = Api(port)
+        self.data = Api(server.head.data_port, tokens.get(Role.OPERATOR, ""))
+
+    @property
+    def fleet(self) -> Any:
+        return self.server.fleet
+
+
+@contextlib.contextmanager
+def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> Iterator[Served]:
+    """A head over a real fleet, on ports of its own."""
+    chosen = Settings(**{"port": 0, "directory": directory, "linger_s": 0.2, **settings})
+    before = set(threading.enumerate())
+    with HeadServer(job, chosen) as server:
+        server.start_fleet(LocalFleet, FleetOptions(workers=workers))
+        yield Served(server)
+    left = [t.name for t in threading.enumerate() if t not in before and not t.daemon and "control" not in t.name]
+    assert not [name for name in left if "port" in name], left
+
+
+def weights_file(version: float = 1.0, **changes: Any) -> bytes:
+    """Weights of `policies:versioned`, whose actions begin with `version`."""
+    arrays = {"number": np.array(version, np.float32), "bias": np.zeros(3, np.float32), **changes}
+    return bytes(safetensors.numpy.save({name: array for name, array in arrays.items() if array is not None}))

@@ -1,0 +1,106 @@
+"""Conditional requests, ranges, and events that listeners missed."""
+
+import pytest
+
+from cormorant_api.conditions import check_preconditions, is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.errors import ApiError
+from cormorant_api.event_ring import EventRing
+
+ETAG = '"7:xxh3:ab"'
+
+
+@pytest.mark.parametrize(
+    ("headers", "etag", "holds"),
+    [
+        ({}, ETAG, True),
+        ({"if-match": ETAG}, ETAG, True),
+        ({"if-match": f'"x", {ETAG}'}, ETAG, True),
+        ({"if-match": "*"}, ETAG, True),
+        ({"if-match": "*"}, "", False),
+        ({"if-match": ETAG}, "", False),
+        ({"if-match": f"W/{ETAG}"}, ETAG, False),
+        ({"if-match": "7:xxh3:ab"}, ETAG, False),
+        ({"if-none-match": "*"}, "", True),
+        ({"if-none-match": "*"}, ETAG, False),
+        ({"if-none-match": f"W/{ETAG}"}, ETAG, False),
+        ({"if-none-match": '"other"'}, ETAG, True),
+    ],
+)
+def test_preconditions(headers: dict[str, str], etag: str, holds: bool) -> None:
+    if holds:
+        check_preconditions(headers, etag)
+        return
+    with pytest.raises(ApiError) as refused:
+        check_preconditions(headers, etag)
+    assert refused.value.status == 412
+    assert refused.value.members.get("current_etag", "") == etag
+
+
+@pytest.mark.parametrize(
+    ("text", "span"),
+    [
+        ("bytes=0-9", (0, 10)),
+        ("bytes=90-", (90, 100)),
+        ("bytes=90-1000", (90, 100)),
+        ("bytes=-10", (90, 100)),
+        ("bytes=-1000", (0, 100)),
+        ("bytes=-", None),
+        ("bytes=5-3", None),
+        ("bytes=0-1,5-6", None),
+        ("lines=0-1", None),
+        ("", None),
+    ],
+)
+def test_ranges(text: str, span: tuple[int, int] | None) -> None:
+    assert wanted_range({"range": text}, 100, ETAG) == span
+
+
+@pytest.mark.parametrize("text", ["bytes=100-", "bytes=100-200", "bytes=-0"])
+def test_ranges_past_the_end_are_refused(text: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        wanted_range({"range": text}, 100, ETAG)
+    assert refused.value.status == 416
+
+
+def test_a_range_of_other_bytes_gives_the_whole() -> None:
+    assert wanted_range({"range": "bytes=0-9", "if-range": '"other"'}, 100, ETAG) is None
+    assert wanted_range({"range": "bytes=0-9", "if-range": ETAG}, 100, ETAG) == (0, 10)
+
+
+def test_an_unchanged_etag_is_seen() -> None:
+    assert is_unchanged({"if-none-match": ETAG}, ETAG)
+    assert not is_unchanged({}, ETAG)
+
+
+@pytest.mark.parametrize(
+    ("prefer", "seconds"),
+    [("wait=5", 5), ("respond-async, wait=2.5", 2.5), ("wait=9999", 300), ("wait=-1", 0), ("wait", 0), ("wait=nan", 0)],
+)
+def test_preferred_waits(prefer: str, seconds: float) -> None:
+    assert preferred_wait_s({"prefer": prefer}, 300) == seconds
+
+
+def test_a_listener_goes_on_after_the_last_event_it_saw() -> None:
+    ring = EventRing(epoch="e", capacity=3)
+    for frames in range(5):
+        ring.add("accepted", frames=frames)
+    assert [event.frames for event in ring.read(ring.position_after("e-2"))[0]] == [3, 4]
+    assert ring.read(ring.position_after("e-4")) == ([], 5)
+    assert [event.frames for event in ring.read(ring.position_after("other-9"))[0]] == [2, 3, 4]
+    assert [event.frames for event in ring.read(ring.position_after("nonsense"))[0]] == [2, 3, 4]
+    assert ring.position_after("e-999999") == 5
+
+
+def test_a_listener_that_fell_behind_the_ring_is_told() -> None:
+    ring = EventRing(epoch="e", capacity=3)
+    for frames in range(5):
+        ring.add("accepted", frames=frames)
+    assert ring.read(1) is None
+
+
+def test_listeners_are_bounded_and_the_slow_ones_counted() -> None:
+    ring = EventRing(epoch="e")
+    assert all(ring.enter() for _ in range(64))
+    assert not ring.enter()
+    ring.leave(was_slow=True)
+    assert (ring.listeners, ring.dropped_listeners) == (63, 1)

@@ -1,0 +1,225 @@
+"""Batches that are lent: at least once, never after an acknowledgement, and memory that nobody reads goes back."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from cormorant_api.ledger import Ledger
+
+
+@dataclass(eq=False)
+class FakeLoan:
+    number: int = 0
+    num_frames: int = 10
+    min_version: int = 5
+    releases: int = 0
+
+    def release(self) -> None:
+        self.releases += 1
+
+
+@dataclass
+class Clock:
+    now: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Books:
+    clock: Clock = field(default_factory=Clock)
+    settled: list[int] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.ledger: Ledger[FakeLoan] = Ledger(
+            epoch="e-1", ack_within_s=60, on_settled=self.settled.append, clock=self.clock
+        )
+
+    def add(self, *loans: FakeLoan) -> None:
+        for loan in loans:
+            self.ledger.add(loan)
+
+    def lend(self, consumer: str = "a") -> str:
+        lent = self.ledger.lend(consumer)
+        assert lent is not None
+        self.ledger.sent(lent.id)
+        return lent.id
+
+
+def test_batches_are_lent_in_order_and_acknowledged_once() -> None:
+    books, loans = Books(), [FakeLoan(), FakeLoan()]
+    books.add(*loans)
+    assert [books.lend("a"), books.lend("b")] == ["e-1-0", "e-1-1"]
+    assert books.ledger.lend("a") is None
+    assert books.ledger.ack("e-1-0")
+    assert books.ledger.ack("e-1-0")
+    assert [loan.releases for loan in loans] == [1, 0]
+    assert books.settled == [10]
+    assert books.ledger.counts().acked_frames == 10
+
+
+@pytest.mark.parametrize(
+    "batch_id", ["e-1-2", "e-2-0", "0", "", "e-1-", "e-1-00", "e-1--0", "e-1-0 ", "e-1-\u0660", "é"]
+)
+def test_ids_that_were_never_given_are_unknown(batch_id: str) -> None:
+    books = Books()
+    books.add(FakeLoan(), FakeLoan())
+    assert not books.ledger.ack(batch_id)
+    assert not books.ledger.release(batch_id)
+
+
+def test_what_is_not_acknowledged_in_time_comes_again_before_newer_ones() -> None:
+    books = Books()
+    books.add(FakeLoan(), FakeLoan())
+    first = books.lend("dead")
+    books.clock.now = 59.9
+    assert books.ledger.expire() == 0
+    books.clock.now = 60.0
+    assert books.ledger.expire() == 1
+    again = books.ledger.lend("b")
+    assert again is not None
+    assert (again.id, again.delivery) == (first, 2)
+    assert books.ledger.counts().redelivered == 1
+
+
+def test_a_late_acknowledgement_counts_even_after_redelivery() -> None:
+    books, loan = Books(), FakeLoan()
+    books.add(loan)
+    batch = books.lend("slow")
+    books.clock.now = 61
+    books.ledger.expire()
+    assert books.ledger.ack(batch)
+    assert books.ledger.lend("b") is None
+    assert loan.releases == 1
+
+
+def test_memory_goes_back_only_when_the_last_response_has_read_it() -> None:
+    books, loan = Books(), FakeLoan()
+    books.add(loan)
+    slow = books.ledger.lend("slow")
+    assert slow is not None
+    books.clock.now = 61
+    books.ledger.expire()
+    quick = books.ledger.lend("quick")
+    assert quick is not None
+    books.ledger.sent(quick.id)
+    books.ledger.ack(quick.id)
+    assert loan.releases == 0, "the slow response still reads it"
+    books.ledger.sent(slow.id)
+    assert loan.releases == 1
+
+
+def test_a_release_hands_the_batch_on_at_once() -> None:
+    books = Books()
+    books.add(FakeLoan(), FakeLoan())
+    first = books.lend("a")
+    assert books.ledger.release(first)
+    assert books.lend("b") == first
+
+
+def test_too_old_batches_are_thrown_away_for_who_asks_so_and_counted() -> None:
+    books = Books()
+    old, random, fresh = FakeLoan(min_version=3), FakeLoan(min_version=-1), FakeLoan(min_version=9)
+    books.add(old, random, fresh)
+    lent = books.ledger.lend("a", oldest_version=4)
+    assert lent is not None
+    assert lent.loan is random
+    assert old.releases == 1
+    assert books.ledger.counts().stale_frames == 10
+    assert books.settled == [10]
+
+
+def test_the_stream_ends_with_the_last_acknowledgement() -> None:
+    books = Books()
+    books.add(FakeLoan())
+    batch = books.lend()
+    books.ledger.exhaust()
+    assert not books.ledger.has_ended
+    assert books.ledger.is_only(batch)
+    books.ledger.ack(batch)
+    assert books.ledger.has_ended
+
+
+def test_closing_gives_back_what_nobody_reads_and_the_rest_when_it_was_read() -> None:
+    books, ready, idle, read = Books(), FakeLoan(), FakeLoan(), FakeLoan()
+    books.add(idle, read, ready)
+    books.lend()
+    reading = books.ledger.lend("b")
+    assert reading is not None
+    books.ledger.close()
+    assert (ready.releases, idle.releases, read.releases) == (1, 1, 0)
+    books.ledger.sent(reading.id)
+    assert read.releases == 1
+
+
+def test_consumers_are_remembered_within_bounds() -> None:
+    books = Books()
+    for number in range(300):
+        books.ledger.lend(f"c{number}")
+    assert len(books.ledger.consumers()) == 256
+    assert "c299" in books.ledger.consumers()
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Whatever happens in whatever order: no batch is lost, none comes again after its acknowledgement."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.books = Books()
+        self.loans: list[FakeLoan] = []
+        self.acked: set[str] = set()
+        self.reading: list[str] = []
+        self.known: list[str] = []
+
+    @rule()
+    def add(self) -> None:
+        self.loans.append(FakeLoan(number=len(self.loans)))
+        self.books.add(self.loans[-1])
+
+    @rule(consumer=st.sampled_from("ab"))
+    def lend(self, consumer: str) -> None:
+        lent = self.books.ledger.lend(consumer)
+        if lent is not None:
+            assert lent.id not in self.acked
+            assert lent.loan.releases == 0
+            self.reading.append(lent.id)
+            self.known.append(lent.id)
+
+    @rule(which=st.integers(0, 5))
+    def finish_sending(self, which: int) -> None:
+        if self.reading:
+            self.books.ledger.sent(self.reading.pop(which % len(self.reading)))
+
+    @rule(which=st.integers(0, 20))
+    def ack(self, which: int) -> None:
+        if self.known:
+            batch = self.known[which % len(self.known)]
+            assert self.books.ledger.ack(batch)
+            self.acked.add(batch)
+
+    @rule(which=st.integers(0, 20))
+    def release(self, which: int) -> None:
+        if self.known:
+            assert self.books.ledger.release(self.known[which % len(self.known)])
+
+    @rule(seconds=st.sampled_from([1.0, 30.0, 61.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.books.clock.now += seconds
+        self.books.ledger.expire()
+
+    @invariant()
+    def memory_is_with_the_ledger_until_it_is_acknowledged_and_read(self) -> None:
+        for loan in self.loans:
+            batch = f"e-1-{loan.number}"
+            expected = batch in self.acked and batch not in self.reading
+            assert loan.releases == expected, batch
+        counts = self.books.ledger.counts()
+        assert counts.ready + counts.lent + counts.acked == len(self.loans)
+
+
+LedgerMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+test_the_ledger_keeps_its_books = LedgerMachine.TestCase

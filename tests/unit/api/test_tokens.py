@@ -1,0 +1,96 @@
+"""Roles by token, token files, TLS files, and which addresses need tokens."""
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from cormorant_api.errors import ApiError, HeadError, TokenError
+from cormorant_api.settings import Settings
+from cormorant_api.tokens import Role, Tokens
+
+TOKENS = Tokens(by_role={Role.READ: "r" * 20, Role.WRITE: "w" * 20, Role.OPERATOR: "o" * 20})
+
+
+@pytest.mark.parametrize(
+    ("header", "role"),
+    [
+        ("Bearer " + "r" * 20, Role.READ),
+        ("bearer  " + "w" * 20 + " ", Role.WRITE),
+        ("Bearer " + "o" * 20, Role.OPERATOR),
+    ],
+)
+def test_a_token_proves_its_role(header: str, role: Role) -> None:
+    assert TOKENS.role_of(header) is role
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, "", "Bearer", "Bearer ", "Basic " + "r" * 20, "Bearer r", "Bearer " + "r" * 21, "Bearer ü", "r" * 20],
+)
+def test_anything_else_proves_nothing(header: str | None) -> None:
+    with pytest.raises(ApiError) as refused:
+        TOKENS.role_of(header)
+    assert refused.value.status == 401
+
+
+def test_a_role_may_do_what_those_below_it_may() -> None:
+    bearer = "Bearer " + "w" * 20
+    assert TOKENS.demand(Role.READ, bearer, what="GET /x") is Role.WRITE
+    with pytest.raises(ApiError, match="PUT /x needs the operator token; this one is for write") as refused:
+        TOKENS.demand(Role.OPERATOR, bearer, what="PUT /x")
+    assert (refused.value.status, refused.value.members) == (403, {"role": "operator"})
+
+
+def test_a_token_file_is_private_and_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "tokens.json"
+    made = Tokens.make()
+    made.write(path)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert Tokens.read(path) == made
+    assert len(set(made.by_role.values())) == 3
+    assert made.by_role[Role.READ] not in repr(made)
+    with pytest.raises(TokenError, match="cannot write tokens"):
+        made.write(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "cannot read"),
+        ("[]", "must hold a JSON object"),
+        (json.dumps({"read": "x" * 20}), "must hold a JSON object"),
+        (json.dumps({"read": "x" * 20, "write": 5, "operator": "z" * 20}), "ASCII strings"),
+        (json.dumps({"read": "x" * 20, "write": "short", "operator": "z" * 20}), "ASCII strings"),
+        (json.dumps({"read": "x" * 20, "write": "x" * 20, "operator": "z" * 20}), "same token"),
+    ],
+)
+def test_a_token_file_that_cannot_be_meant_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(TokenError, match=reason):
+        Tokens.read(path)
+
+
+def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    Tokens.make().write(path)
+    path.chmod(0o644)
+    with pytest.raises(TokenError, match=r"mode 0644.*chmod 600"):
+        Tokens.read(path)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_fine"),
+    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("head", False)],
+)
+def test_without_tokens_a_head_listens_on_loopback_only(host: str, is_fine: bool) -> None:
+    Settings(host=host).check()
+    settings = Settings(host=host, has_tokens=False)
+    if is_fine:
+        settings.check()
+    else:
+        with pytest.raises(HeadError, match="loopback only"):
+            settings.check()

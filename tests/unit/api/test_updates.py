@@ -1,0 +1,165 @@
+"""What becomes of a publish: every way from staged to its end."""
+
+from dataclasses import dataclass
+
+from cormorant_api.bell import Bell
+from cormorant_api.updates import Published, UpdateTracker, update_id, version_of
+from cormorant_contract.rest.updates import ModelUpdate, Update
+
+
+@dataclass
+class Clock:
+    now: float = 50.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Board:
+    def __init__(self) -> None:
+        self.clock = Clock()
+        self.tracker = UpdateTracker(apply_within_s=10, bell=Bell(), clock=self.clock)
+
+    def stage(self, version: int, *models: str) -> None:
+        described = ModelUpdate(digest="xxh3:1", etag='"1"', bytes=10, tensors=2)
+        self.tracker.stage(
+            Published(
+                version=version,
+                model=(models or ("policy",))[0],
+                digest="xxh3:1",
+                size_bytes=10,
+                models=dict.fromkeys(models or ("policy",), described),
+                received=self.clock.now,
+            )
+        )
+
+    def publish(self, version: int, *models: str, waiting: tuple[str, ...] = ("cpu-0", "cpu-1")) -> None:
+        self.stage(version, *models)
+        self.tracker.hand_over(version, applied=(), waiting=waiting, distribute_ms=1)
+
+    def see(self, version: int) -> Update:
+        found = self.tracker.find(version)
+        assert found is not None
+        return found
+
+    def wait(self, seconds: float, *, can_apply: bool = True) -> None:
+        self.clock.now += seconds
+        self.tracker.tick(can_apply=can_apply)
+
+
+def test_applied_when_every_worker_has_said_so() -> None:
+    board = Board()
+    board.publish(1)
+    board.clock.now += 0.5
+    assert board.tracker.acknowledged("cpu-0", 1) == []
+    assert board.see(1).state == "applying"
+    ended = board.tracker.acknowledged("cpu-1", 1)
+    assert [update.state for update in ended] == ["applied"]
+    update = board.see(1)
+    assert (update.workers.total, update.workers.acked) == (2, 2)
+    assert [(r.worker, r.state, r.latency_ms) for r in update.receipts] == [
+        ("cpu-0", "applied", 500.0),
+        ("cpu-1", "applied", 500.0),
+    ]
+    assert update.timings.apply_ms == 500.0
+
+
+def test_a_word_that_comes_before_the_hand_over_is_not_lost() -> None:
+    board = Board()
+    board.stage(1)
+    board.tracker.acknowledged("cpu-0", 1)
+    assert board.see(1).state == "staged", "the other worker is not known yet"
+    board.tracker.hand_over(1, applied=(), waiting=("cpu-0", "cpu-1"), distribute_ms=1)
+    assert board.see(1).state == "applying"
+    board.tracker.acknowledged("cpu-1", 1)
+    assert board.see(1).state == "applied"
+
+
+def test_the_newest_wins() -> None:
+    board = Board()
+    board.publish(1)
+    board.tracker.acknowledged("cpu-0", 1)
+    board.publish(2)
+    older = board.see(1)
+    assert (older.state, older.superseded_by) == ("superseded", 2)
+    board.tracker.acknowledged("cpu-0", 2)
+    board.tracker.acknowledged("cpu-1", 2)
+    assert (board.see(1).state, board.see(2).state) == ("superseded", "applied")
+
+
+def test_an_older_update_of_another_model_still_counts_and_is_applied_with_the_newer() -> None:
+    board = Board()
+    board.publish(1, "policy")
+    board.publish(2, "critic")
+    assert board.see(1).state == "applying"
+    board.tracker.acknowledged("cpu-0", 2)
+    board.tracker.acknowledged("cpu-1", 2)
+    assert (board.see(1).state, board.see(2).state) == ("applied", "applied")
+
+
+def test_an_update_that_nobody_acknowledges_has_failed_and_says_so() -> None:
+    board = Board()
+    board.publish(1)
+    board.wait(9.9)
+    assert board.see(1).state == "applying"
+    board.wait(0.2)
+    update = board.see(1)
+    assert update.state == "failed"
+    assert "no worker acknowledged version 1 within 10 s" in update.error
+
+
+def test_a_pause_does_not_make_workers_late() -> None:
+    board = Board()
+    board.publish(1)
+    board.wait(100, can_apply=False)
+    assert board.see(1).state == "applying"
+
+
+def test_some_are_late() -> None:
+    board = Board()
+    board.publish(1)
+    board.tracker.acknowledged("cpu-0", 1)
+    board.wait(11)
+    assert board.see(1).state == "partially_applied"
+    board.tracker.acknowledged("cpu-1", 1)
+    assert board.see(1).state == "applied"
+
+
+def test_a_late_word_brings_a_failed_update_round() -> None:
+    board = Board()
+    board.publish(1, waiting=("cpu-0",))
+    board.wait(11)
+    board.tracker.acknowledged("cpu-0", 1)
+    assert (board.see(1).state, board.see(1).error) == ("applied", "")
+
+
+def test_refusals_are_failures_with_reasons() -> None:
+    board = Board()
+    board.publish(1)
+    board.tracker.refused("cpu-0", 1, "out of memory")
+    board.tracker.refused("cpu-1", 1, "out of memory")
+    update = board.see(1)
+    assert (update.state, update.error, update.workers.failed) == ("failed", "out of memory", 2)
+
+
+def test_nobody_waits_for_the_dead_and_their_replacements_count() -> None:
+    board = Board()
+    board.publish(1)
+    board.tracker.acknowledged("cpu-0", 1)
+    board.tracker.lost("cpu-1")
+    assert board.see(1).state == "applied"
+    board.tracker.acknowledged("cpu-1", 1)
+    assert board.see(1).workers.acked == 2
+
+
+def test_without_any_worker_an_update_is_not_applied() -> None:
+    board = Board()
+    board.publish(1, waiting=())
+    assert board.see(1).state == "applying"
+    board.wait(11)
+    assert board.see(1).state == "failed"
+
+
+def test_ids_of_updates_are_those_of_versions() -> None:
+    assert version_of(update_id(7)) == 7
+    assert [version_of(text) for text in ("7", "u", "u07", "u-1", "u7x", "", "u" + "9" * 30)] == [None] * 7

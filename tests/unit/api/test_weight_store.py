@@ -1,0 +1,122 @@
+"""Kept weights: whole versions or none, the newest of each model, over restarts."""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from cormorant_api.errors import StoreError
+from cormorant_api.weight_store import StoredModel, StoredVersion, WeightStore, digest_of
+
+NOW = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def version(number: int, **models: bytes) -> StoredVersion:
+    stored = {
+        name: StoredModel(
+            version=number,
+            name=name,
+            digest=digest_of([memoryview(data)]),
+            buffers=(memoryview(data)[:3], memoryview(data)[3:]),
+            num_tensors=1,
+            published_at=NOW,
+            author="write@host",
+        )
+        for name, data in models.items()
+    }
+    return StoredVersion(version=number, digest=f"xxh3:{number}", published_at=NOW, author="write@host", models=stored)
+
+
+def read(store: WeightStore, model: str, number: int | None = None) -> bytes:
+    found = store.model(model, number)
+    assert found is not None
+    return b"".join(found.buffers)
+
+
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_the_newest_of_each_model_is_found_and_old_ones_are_dropped(tmp_path: Path, has_folder: bool) -> None:
+    store = WeightStore(tmp_path if has_folder else None, keeps=2)
+    store.put(version(1, policy=b"policy-1", critic=b"critic-1"))
+    for number in (2, 3, 7):
+        store.put(version(number, policy=b"policy-%d" % number))
+    assert store.newest == 7
+    assert read(store, "policy") == b"policy-7"
+    assert read(store, "critic") == b"critic-1", "its newest, however old"
+    assert [model.version for model in store.history("policy")] == [7, 3, 1]
+    assert store.model("policy", 2) is None
+    if has_folder:
+        assert sorted(path.name for path in (tmp_path / "weights").iterdir()) == ["1", "3", "7"]
+
+
+def test_a_new_store_finds_what_the_last_one_kept(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keeps=5)
+    store.put(version(3, policy=b"policy-3", **{"../../evil": b"critic-3"}))
+    store.sync(3)
+    again = WeightStore(tmp_path, keeps=5)
+    assert again.newest == 3
+    assert read(again, "policy") == b"policy-3"
+    assert read(again, "../../evil") == b"critic-3"
+    assert {model.author for model in again.current().values()} == {"write@host"}
+    assert {path.name for path in tmp_path.rglob("*")} == {
+        "weights",
+        "3",
+        "meta.json",
+        "0.safetensors",
+        "1.safetensors",
+    }
+
+
+def test_a_write_that_was_cut_off_leaves_nothing(tmp_path: Path) -> None:
+    WeightStore(tmp_path, keeps=5).put(version(3, policy=b"policy-3"))
+    part = tmp_path / "weights" / "4.part"
+    part.mkdir()
+    (part / "0.safetensors").write_bytes(b"half")
+    assert WeightStore(tmp_path, keeps=5).newest == 3
+    assert not part.exists()
+
+
+@pytest.mark.parametrize("harm", ["bytes", "short", "meta", "no meta", "empty"])
+def test_a_version_that_was_harmed_is_left_out_and_may_be_written_again(tmp_path: Path, harm: str) -> None:
+    store = WeightStore(tmp_path, keeps=5)
+    store.put(version(3, policy=b"policy-3"))
+    store.put(version(4, policy=b"policy-4"))
+    folder = tmp_path / "weights" / "4"
+    match harm:
+        case "bytes":
+            (folder / "0.safetensors").write_bytes(b"policy-X")
+        case "short":
+            (folder / "0.safetensors").write_bytes(b"pol")
+        case "empty":
+            (folder / "0.safetensors").write_bytes(b"")
+        case "meta":
+            (folder / "meta.json").write_text(json.dumps({"version": 4}))
+        case "no meta":
+            (folder / "meta.json").unlink()
+    again = WeightStore(tmp_path, keeps=5)
+    assert again.newest == 3
+    again.put(version(4, policy=b"policy-5"))
+    assert read(WeightStore(tmp_path, keeps=5), "policy") == b"policy-5"
+
+
+def test_what_the_fleet_refused_never_was(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keeps=5)
+    store.put(version(3, policy=b"policy-3"))
+    store.forget(3)
+    assert store.newest == 0
+    assert WeightStore(tmp_path, keeps=5).newest == 0
+
+
+def test_a_reader_keeps_its_bytes_when_the_version_is_dropped(tmp_path: Path) -> None:
+    store = WeightStore(tmp_path, keeps=1)
+    store.put(version(1, policy=b"policy-1"))
+    old = store.model("policy")
+    assert old is not None
+    store.put(version(2, policy=b"policy-2"))
+    assert b"".join(old.buffers) == b"policy-1"
+
+
+def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("")
+    with pytest.raises(StoreError, match=r"cannot use .*weights for weights"):
+        WeightStore(tmp_path, keeps=1)
