@@ -27,6 +27,7 @@ import torch
 from cormorant_worker.block import Block, Layout
 from cormorant_worker.engine.messages import Request, Sealed, Start, Ticket
 from cormorant_worker.engine.pulse import Phase, Pulse
+from cormorant_worker.engine.ray.objects import writable
 from cormorant_worker.engine.station import Station, describe_failure, forward_logs
 from cormorant_worker.gate import Stopped
 from cormorant_worker.spaces import Array
@@ -182,7 +183,8 @@ class WorkerActor:
             payload: no or one reference to uint8 bytes. In a list, so that Ray does not hold other calls back until
                 they are here.
         """
-        data: Array = ray.get(payload[0]) if payload else np.empty(0, np.uint8)
+        # Only read, but torch warns of every view of memory that it may not write.
+        data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
         return self._report((self._station.answer(request, data.data),), is_from_listen=False)
 
     @_method(concurrency_group="listen")

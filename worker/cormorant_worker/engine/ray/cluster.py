@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 
 import ray
@@ -10,6 +11,8 @@ import ray
 from cormorant_worker.engine.ray.demand import describe_resources
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import FleetError
+
+_CONNECT_S = 10.0
 
 
 class Cluster:
@@ -24,6 +27,8 @@ class Cluster:
         self.is_own = False
         """The cluster ends with this fleet."""
         self._is_connected = False
+        if options.address not in ("", "auto"):
+            _refuse_unreachable(options.address)
         if ray.is_initialized():
             return
         _quieten()
@@ -76,6 +81,20 @@ class Cluster:
         if self._is_connected:
             self._is_connected = False
             ray.shutdown()
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise FleetError(f'the Ray address "{address}" is neither "auto" nor host:port, as in "10.0.0.1:6379"')
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise FleetError(
+            f'nothing answers at the Ray address "{address}" ({error}); start a head there with `ray start --head`, or '
+            "leave the address out for a cluster of this machine"
+        ) from error
 
 
 def _quieten() -> None:

@@ -67,7 +67,7 @@ class ObjectBlocks:
 
     def land(self, slot: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
         """A ticket's arrays are in this process's memory."""
-        block = Block.of_arrays(self._layout, {name: _writable(array) for name, array in arrays.items()})
+        block = Block.of_arrays(self._layout, {name: writable(array) for name, array in arrays.items()})
         block.num_rows, block.num_ends = num_rows, num_ends
         self._lent[slot] = block
 
@@ -105,5 +105,6 @@ class _Alias:
         self.__array_interface__ = interface
 
 
-def _writable(array: Array) -> Array:
+def writable(array: Array) -> Array:
+    """The same memory, without the flag that keeps torch from viewing it in peace."""
     return array if array.flags.writeable else np.asarray(_Alias(array))
