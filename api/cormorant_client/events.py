@@ -1,6 +1,7 @@
 """Server-sent events: parsed, and gone on with after a break."""
 
 import http.client
+import json
 from collections.abc import Iterator
 
 from cormorant_client.errors import HeadUnreachable, error_for
@@ -39,13 +40,16 @@ def read_events(head: Head, *, last_id: str = "", interrupt: Interrupt | None = 
 
 
 def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:
-    """Read `id:`, `event:` and `data:` lines; comments and unknown fields are left out."""
+    """Read `id:` and `data:` lines; comments and other fields are left out: the data says the kind."""
     data: list[str] = []
+    last_id = ""
     for raw in lines:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         name, _, value = line.partition(":")
         if name == "data":
             data.append(value.removeprefix(" "))
+        elif name == "id":
+            last_id = value.removeprefix(" ")
         elif not line and data:
-            yield Event.model_validate_json("\n".join(data))
+            yield Event.model_validate({"id": last_id, **json.loads("\n".join(data))})
             data = []

@@ -64,7 +64,8 @@ def _listens(pid: int, port: int) -> bool:
     """True when a process holds a socket that listens at a port of this machine."""
     wanted = {f"socket:[{inode}]" for inode in _listening_inodes(port)}
     try:
-        return any(_link(entry.path) in wanted for entry in os.scandir(f"/proc/{pid}/fd"))
+        with os.scandir(f"/proc/{pid}/fd") as entries:
+            return any(_link(entry.path) in wanted for entry in entries)
     except OSError:
         return False
 

@@ -10,6 +10,7 @@ import select
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -89,6 +90,7 @@ class Transport:
         self._lock = threading.Lock()
         """Guards the idle connections."""
         self._idle: dict[Address, list[http.client.HTTPConnection]] = {}
+        weakref.finalize(self, _close_all, self._idle)
         self._is_closed = False
 
     def request(
@@ -152,10 +154,7 @@ class Transport:
         """Close what is idle; connections in use are closed when they are given back."""
         with self._lock:
             self._is_closed = True
-            idle = [connection for kept in self._idle.values() for connection in kept]
-            self._idle.clear()
-        for connection in idle:
-            connection.close()
+            _close_all(self._idle)
 
     def _exchange(
         self,
@@ -224,6 +223,13 @@ class Transport:
                 kept.append(connection)
                 return
         connection.close()
+
+
+def _close_all(idle: dict[Address, list[http.client.HTTPConnection]]) -> None:
+    """Close connections that nobody uses, also of a client that was forgotten."""
+    for kept in idle.values():
+        while kept:
+            kept.pop().close()
 
 
 def _receive(response: http.client.HTTPResponse) -> memoryview:

@@ -323,7 +323,7 @@ def test_a_background_publisher_sends_the_newest_and_tells_of_failures() -> None
 
 def test_events_are_parsed() -> None:
     lines = [
-        b": hello\n", b"id: 1\n", b"event: paused\n", b'data: {"id": "1", "kind": "paused",\n',
+        b": hello\n", b"id: 1\n", b"event: paused\n", b'data: {"kind": "paused",\n',
         b'data: "time": "2026-01-01T00:00:00Z", "reason": "x"}\n', b"\n", b": ping\n", b"\n",
     ]  # fmt: skip
     (event,) = parse_events(iter(lines))

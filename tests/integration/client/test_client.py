@@ -1,0 +1,347 @@
+"""The client against a real head over a real fleet of counting environments."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from cormorant_cli import __main__ as entry
+from cormorant_client import (
+    AsyncClient,
+    Batch,
+    BatchGone,
+    Client,
+    Conflict,
+    Forbidden,
+    LearnerLink,
+    NotFound,
+    ReplayFeed,
+    TensorMismatch,
+    Unauthenticated,
+    as_dataset,
+    connect,
+)
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.policies import numbered
+from cormorant_testing.serving import Served, serve
+
+OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
+NUM_ENVS = 3
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    job = make_job(
+        num_envs=NUM_ENVS, policy="versioned", action="box", collection={"framesPerBatch": 30},
+        queue={"capacityBatches": 4}, step_s=0.001, **OPTIONS,
+    )  # fmt: skip
+    with serve(job, directory=tmp_path_factory.mktemp("head"), workers=1) as running:
+        yield running
+
+
+@pytest.fixture
+def client(served: Served) -> Iterator[Client]:
+    with connect(served.server.url, token=served.writer.token, reconnect_s=10) as made:
+        yield made
+
+
+def checker() -> Any:
+    return make_checker(NUM_ENVS, action="box", gaps=True, acts_by_version=True, **OPTIONS)
+
+
+@pytest.mark.parametrize("memory", ["auto", "never"])
+def test_every_value_arrives(client: Client, memory: Any) -> None:
+    judge, seen = checker(), set()
+    with client.batches(150, memory=memory) as batches:
+        for batch in batches:
+            assert batch.is_shared == (memory == "auto")
+            assert judge.take(batch.tensordict()) == batch.num_frames == 30
+            assert batch.delivery == 1
+            seen.add(batch.id)
+    assert len(seen) == judge.batches == 5
+    assert batches.num_frames == 150
+
+
+def test_a_shared_batch_is_gone_after_the_next_was_asked_for(client: Client) -> None:
+    with client.batches(60) as batches:
+        first = next(batches)
+        kept = first.tensordict(copy=True)
+        assert torch.equal(kept["action"], first.tensordict()["action"])
+        next(batches)
+        with pytest.raises(BatchGone, match="copy=True"):
+            first.numpy()
+
+
+def test_what_was_not_acknowledged_comes_again(client: Client) -> None:
+    lost = ""
+    with suppress(RuntimeError), client.batches(prefetch=0) as batches:
+        lost = next(batches).id
+        raise RuntimeError("the learner failed")
+    with client.batches(prefetch=0) as batches:
+        again = next(batches)
+        assert (again.id, again.delivery) == (lost, 2)
+    with client.batches(prefetch=0) as batches:
+        assert next(batches).id != lost
+
+
+def test_a_loop_that_is_left_gives_back_what_it_had(client: Client, served: Served) -> None:
+    for _ in client.batches(consumer="leaver"):
+        break
+    threads = [thread.name for thread in threading.enumerate() if thread.name == "cormorant-batches"]
+    assert threads == []
+    left = [found for found in client.status().consumers if found.name == "leaver"]
+    assert left[0].lent == 0
+
+
+def test_published_weights_act(client: Client) -> None:
+    version = client.models().version + 1
+    update = client.publish(numbered(version), wait=30)
+    assert (update.version, update.state) == (version, "applied")
+    assert [receipt.state for receipt in update.receipts] == ["applied"]
+    judge = checker()
+    with client.batches(240) as batches:
+        for batch in batches:
+            judge.take(batch.tensordict())
+    assert batch.min_version == version
+    pulled = client.weights()
+    assert pulled.version == version
+    assert pulled.numpy()["number"] == version
+    later = client.publish(numbered(version + 1))
+    assert later.wait(30).state == "applied"
+    rolled = client.rollback(version)
+    assert rolled.version == version + 2
+    assert client.weights().numpy()["number"] == version
+    assert [kept.version for kept in client.versions().versions][:3] == [version + 2, version + 1, version]
+
+
+def test_weights_that_do_not_fit_are_refused_and_change_nothing(client: Client) -> None:
+    before = client.models().version
+    with pytest.raises(TensorMismatch, match="weight"):
+        client.publish(nn.Linear(2, 2))
+    with pytest.raises(NotFound, match="critic"):
+        client.publish(numbered(1), model="critic")
+    assert client.models().version == before
+
+
+def test_an_old_version_is_a_conflict_and_the_same_again_is_not(client: Client) -> None:
+    version = client.publish(numbered(7)).version
+    assert client.publish(numbered(7), version=version).version == version
+    with pytest.raises(Conflict):
+        client.publish(numbered(8), version=version)
+
+
+def test_two_publishers_at_once_both_get_through(served: Served) -> None:
+    versions: list[int] = []
+
+    def publish(number: int) -> None:
+        with connect(served.server.url, token=served.writer.token) as mine:
+            versions.extend(mine.publish(numbered(number * 10 + i)).version for i in range(5))
+
+    threads = [threading.Thread(target=publish, args=(number,)) for number in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(set(versions)) == 10
+
+
+@pytest.mark.parametrize(("token", "error"), [("wrong", Unauthenticated), ("", Unauthenticated)])
+def test_a_wrong_token_is_told(
+    served: Served, token: str, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CORMORANT_TOKEN", raising=False)
+    with connect(served.server.url, token=token) as stranger:
+        with pytest.raises(error):
+            stranger.status()
+        with pytest.raises(error):
+            stranger.publish(numbered(1))
+        with pytest.raises(error):
+            next(stranger.batches())
+
+
+def test_a_reader_may_not_publish(served: Served) -> None:
+    with connect(served.server.url, token=served.reader.token) as reader, pytest.raises(Forbidden):
+        reader.publish(numbered(1))
+
+
+def test_a_pause_stands_still_is_renewed_and_ends(client: Client) -> None:
+    with client.pause(owner="me", reason="to look", ttl=1.0) as pause:
+        assert pause.lease.state == "paused"
+        first = pause.lease.expires_at
+        stepped = client.status().frames.stepped
+        while pause.lease.expires_at == first:  # renewed by its thread, or the test times out
+            threading.Event().wait(0.05)
+        assert client.status().frames.stepped == stepped
+        assert [lease.owner for lease in client.pauses().leases] == ["me"]
+    assert client.pauses().leases == ()
+    client.pause(owner="you", ttl=60)
+    assert client.resume("you").leases == ()
+
+
+def test_a_state_is_loaded_while_paused_only(client: Client, tmp_path: Path) -> None:
+    with client.pause():
+        state = client.state()
+        client.load_state(state)
+        (tmp_path / "state").write_bytes(state)
+        client.load_state(tmp_path / "state")
+    with pytest.raises(Conflict) as caught:
+        client.load_state(state)
+    assert caught.value.kind == "not-paused"
+
+
+def test_events_tell_what_happens(client: Client) -> None:
+    seen = threading.Event()
+
+    def pause_until_seen() -> None:
+        while not seen.wait(0.1):
+            with client.pause(owner="event"):
+                pass
+
+    thread = threading.Thread(target=pause_until_seen)
+    thread.start()
+    resumed = next(event for event in client.events() if event.kind == "resumed")
+    seen.set()
+    thread.join()
+    assert resumed.id
+    assert [worker.ready for worker in client.workers().workers] == [True]
+
+
+async def first_resumed(client: AsyncClient) -> str:
+    async for event in client.events():
+        if event.kind == "resumed":
+            return event.id
+    raise AssertionError("events never end")
+
+
+def test_the_asyncio_twin(served: Served) -> None:
+    async def learn() -> tuple[int, int]:
+        frames = 0
+        async with AsyncClient(served.server.url, token=served.writer.token) as client:
+            before = (await client.models()).version
+            async with client.batches(90) as batches:
+                async for batch in batches:
+                    frames += batch.num_frames
+            update = await client.publish(numbered(before + 1))
+            await update.wait(30)
+            resumed = asyncio.create_task(first_resumed(client))
+            while not resumed.done():  # it may not listen yet
+                async with client.pause(owner="async") as pause:
+                    assert pause.lease.state == "paused"
+            assert await resumed
+            return frames, update.version - before
+
+    assert asyncio.run(learn()) == (90, 1)
+
+
+def test_the_link_publishes_every_other_update_and_measures_staleness(client: Client) -> None:
+    module = nn.ParameterDict(numbered(0))
+    with LearnerLink(client, module, publish_every=2, frames=180) as link:
+        began = link.version
+        for batch in link.batches():
+            assert isinstance(batch, Batch)
+            with torch.no_grad():
+                module["number"] += 1
+            link.step()
+    assert link.num_updates == 6
+    assert began < link.version <= began + 3
+    assert link.staleness.max >= link.staleness.mean >= 0
+    assert client.weights().numpy()["number"] == 6
+
+
+class ListBuffer:
+    def __init__(self) -> None:
+        self.added: list[Any] = []
+
+    def extend(self, data: Any) -> None:
+        self.added.append(data.clone())
+
+
+def test_a_replay_buffer_is_filled_with_frames(client: Client) -> None:
+    buffer = ListBuffer()
+    with ReplayFeed(client.batches(90), buffer) as feed:
+        assert feed.fill(31) == 60
+        assert feed.fill(1000) == 30
+        assert feed.fill(1) == 0
+    frames = torch.cat(buffer.added)
+    assert frames.shape == (90,)
+    assert frames["next", "reward"].shape == (90, 1)
+
+
+def test_a_data_loader_yields_batches(served: Served) -> None:
+    def batches() -> Any:
+        return connect(served.server.url, token=served.reader.token).batches(90)
+
+    loader = torch.utils.data.DataLoader(as_dataset(batches), batch_size=None)
+    shapes = [tuple(batch["action"].shape) for batch in loader]
+    assert shapes == [(NUM_ENVS, 10, 2)] * 3
+
+
+# -- the command line ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(served: Served, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+    token_file = tmp_path / "tokens.json"
+    token_file.write_text(json.dumps({"read": served.reader.token, "write": served.writer.token}))
+    monkeypatch.setenv("CORMORANT_URL", served.server.url)
+    monkeypatch.setenv("CORMORANT_TOKEN_FILE", str(token_file))
+    monkeypatch.delenv("CORMORANT_TOKEN", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        code = entry.run([str(argument) for argument in arguments])
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return run
+
+
+def test_weights_by_command(command: Any, tmp_path: Path, client: Client) -> None:
+    client.publish(numbered(3))
+    path = tmp_path / "w.safetensors"
+    assert command("weights", "pull", path)[0] == 0
+    code, out, _ = command("weights", "push", path)
+    assert (code, "applied, 1 of 1 workers" in out) == (0, True)
+    version = client.models().version
+    code, out, _ = command("weights", "list", "--model", "policy")
+    assert (code, out.split()[0]) == (0, str(version))
+    assert f"version {version}" in command("weights", "list")[1]
+    code, out, _ = command("weights", "rollback", version - 1)
+    assert (code, f"version {version + 1} has the weights of version {version - 1}" in out) == (0, True)
+    code, _, err = command("weights", "push", path, "--version", "1")
+    assert code == 1
+    assert "1" in err
+    assert len(err.splitlines()) == 1
+
+
+def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None:
+    assert command("pause", "--owner", "ops", "--reason", "lunch")[0] == 0
+    code, out, _ = command("status")
+    assert (code, "by ops" in out, "lunch" in out) == (0, True, True)
+    assert command("state", "save", tmp_path / "s")[0] == 0
+    assert command("state", "load", tmp_path / "s")[0] == 0
+    assert command("resume", "--owner", "ops")[1].splitlines()[-1] == "resumed"
+    code, _, err = command("state", "load", tmp_path / "s")
+    assert code == 1
+    assert "pause" in err
+    assert command("state", "load", tmp_path / "nothing")[0] == 2
+    assert '"phase":"Running"' in command("status", "--json")[1].replace(" ", "")
+
+
+def test_batches_by_command(command: Any) -> None:
+    code, out, _ = command("batches", "tail", "--count", "2")
+    assert code == 0
+    assert [line.split()[1] for line in out.splitlines()] == ["30", "30"]
+
+
+def test_bad_tokens_by_command(command: Any) -> None:
+    code, _, err = command("status", "--token", "wrong")
+    assert code == 1
+    assert len(err.splitlines()) == 1
+    assert command("status", "--token-file", "/nowhere")[0] == 2
