@@ -14,6 +14,7 @@ from cormorant_worker.errors import CormorantError
 from cormorant_worker.weights_blob import WeightsBlob
 
 _KEY = "cormorant_fleet"
+_WORKER = "worker/"
 
 
 class _Document(BaseModel):
@@ -39,8 +40,8 @@ def check_state(data: bytes) -> None:
             raise unsafe_format() from error
         raise malformed(error) from error
     try:
-        _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
-        _check_parts(parsed)
+        document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
+        _check_parts(parsed, document)
         FleetState.from_bytes(data)
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
@@ -62,7 +63,10 @@ def weights_in(data: bytes) -> tuple[WeightsBlob, int] | None:
         return None  # the fleet took the state, and had no use for these
 
 
-def _check_parts(parsed: TensorFile) -> None:
+def _check_parts(parsed: TensorFile, document: _Document) -> None:
+    workers = {name.removeprefix(_WORKER) for name in parsed.tensors if name.startswith(_WORKER)}
+    if workers != set(document.attempts):
+        raise ValueError(f"it holds workers {sorted(workers)} and attempts of {sorted(document.attempts)}")
     if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
         raise ValueError(f"{odd[0][:80]} is no list of bytes")
 

@@ -16,6 +16,7 @@ class BoundedProtocol(HttpToolsProtocol):
     """One connection."""
 
     _head_bytes = 0
+    _fields_bytes = 0
     _is_in_head = True
     _head_timer: asyncio.TimerHandle | None = None
 
@@ -48,9 +49,16 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._head_timer is None:
             self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header of a head that may have come all at once."""
+        self._fields_bytes += len(name) + len(value)
+        if self._fields_bytes > MOST_HEAD_BYTES:
+            raise ValueError("the request's head is too long")  # uvicorn answers 400
+        super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """The head of a request is there."""
-        self._is_in_head, self._head_bytes = False, 0
+        self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
         self._forget_timer()
         super().on_headers_complete()
 

@@ -1,0 +1,221 @@
+"""Batches over HTTP: each at least once, none after its acknowledgement, all frames exactly; and what slow or dead
+consumers do to the others.
+"""
+
+import http.client
+import json
+import mmap
+import os
+import socket
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+
+from cormorant_client.batch import decode
+from cormorant_testing.check import Checker
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.serving import Api, Reply, Served, serve
+
+MEMORY = "application/vnd.cormorant.memory+json"
+
+
+def number_of(reply: Reply) -> int:
+    return int(reply.headers["cormorant-batch-id"].rpartition("-")[2])
+
+
+def check_all(checker: Checker, bodies: dict[int, bytes]) -> None:
+    """Feed batches, by number, to a checker that knows every value by heart."""
+    assert sorted(bodies) == list(range(len(bodies))), "numbers are missing"
+    for _, body in sorted(bodies.items()):
+        checker.take(decode(memoryview(body)).tensordict())
+
+
+class Consumer(threading.Thread):
+    """Takes and acknowledges until the stream has ended."""
+
+    def __init__(self, api: Api, name: str) -> None:
+        super().__init__(name=name)
+        self.api = api
+        self.bodies: dict[int, bytes] = {}
+        self.deliveries: dict[int, int] = {}
+        self.problem = ""
+
+    def run(self) -> None:
+        while True:
+            reply = self.api.get(f"/v1/batches/next?consumer={self.name}&wait=5")
+            if reply.status == 410:
+                return
+            if reply.status == 204:
+                continue
+            if reply.status != 200:
+                self.problem = f"{reply.status} {reply.body!r}"
+                return
+            self.bodies[number_of(reply)] = reply.body
+            self.deliveries[number_of(reply)] = int(reply.headers["cormorant-delivery"])
+            ack = self.api.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+            assert ack.status == 204, ack
+
+
+def test_consumers_share_the_stream_and_a_dead_ones_batch_goes_to_the_others(folder: Path) -> None:
+    job = make_job(num_envs=3, policy="counter", lengths=(3, 8), collection={"framesPerBatch": 30, "totalFrames": 1000})
+    checker = make_checker(3, lengths=(3, 8))
+    with serve(job, directory=folder, workers=2, ack_within_s=1.0) as served:
+        dead = served.data.get("/v1/batches/next?consumer=dead&wait=60")
+        assert dead.status == 200
+        consumers = [Consumer(served.data, f"c{i}") for i in range(3)]
+        for consumer in consumers:
+            consumer.start()
+        for consumer in consumers:
+            consumer.join(60)
+        assert [consumer.problem for consumer in consumers] == ["", "", ""]
+        status = served.reader.get("/v1/status").json
+        assert served.server.wait(lambda: False) == "done"
+    taken = [number for consumer in consumers for number in consumer.bodies]
+    assert len(taken) == len(set(taken)), "a batch was delivered twice after its acknowledgement"
+    assert number_of(dead) in taken, "the dead consumer's batch is lost"
+    assert max(consumer.deliveries.get(number_of(dead), 0) for consumer in consumers) == 2
+    check_all(checker, {number: body for consumer in consumers for number, body in consumer.bodies.items()})
+    assert checker.frames == 1000
+    assert (status["phase"], status["frames"]["delivered"]) == ("Completed", 1000)
+    assert (status["queue"]["redelivered"], status["queue"]["ended"]) == (1, True)
+
+
+def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
+    first = endless.data.get("/v1/batches/next?wait=30&consumer=one")
+    batch = first.headers["cormorant-batch-id"]
+    assert endless.data.post(f"/v1/batches/{batch}/release").status == 204
+    again = endless.data.get("/v1/batches/next?wait=30&consumer=two")
+    assert again.headers["cormorant-batch-id"] == batch
+    assert again.headers["cormorant-delivery"] == "2"
+    rest = len(again.body) - int.from_bytes(again.body[:8], "little")
+    assert again.body[-rest:] == first.body[-rest:]
+    assert endless.data.post(f"/v1/batches/{batch}/ack").status == 204
+    assert endless.data.post(f"/v1/batches/{batch}/ack").status == 204
+    assert endless.data.post(f"/v1/batches/{batch}/release").status == 204
+    following = endless.data.get("/v1/batches/next?wait=30&consumer=two")
+    assert following.headers["cormorant-batch-id"] != batch
+    endless.data.post(f"/v1/batches/{following.headers['cormorant-batch-id']}/ack")
+    assert endless.data.post("/v1/batches/nope-1/ack").kind == "unknown-batch"
+
+
+def test_an_answer_names_frames_versions_and_time_to_acknowledge(endless: Served) -> None:
+    reply = endless.reader.get("/v1/batches/next?wait=30")
+    batch = decode(memoryview(reply.body))
+    assert reply.headers["content-type"] == "application/vnd.safetensors"
+    assert reply.headers["cormorant-batch-id"] == batch.id
+    assert int(reply.headers["cormorant-frames"]) == batch.num_frames == 20
+    assert int(reply.headers["cormorant-min-version"]) == batch.min_version
+    assert reply.headers["cormorant-ack-within"] == "1"
+    endless.reader.post(f"/v1/batches/{batch.id}/ack")
+
+
+def test_consumers_that_do_not_acknowledge_hold_up_the_workers_and_nobody_else(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4, queue={"capacityBatches": 3}, collection={"framesPerBatch": 20})
+    with serve(job, directory=folder) as served:
+        held = [served.data.get("/v1/batches/next?wait=30") for _ in range(3)]
+        assert [reply.status for reply in held] == [200, 200, 200]
+        assert served.data.get("/v1/batches/next?wait=0.5").status == 204
+        deadline = time.monotonic() + 30
+        while (before := stepped(served)) != (time.sleep(0.3) or stepped(served)):
+            assert time.monotonic() < deadline, "workers go on though nobody takes anything"
+        assert served.reader.get("/v1/status").json["queue"]["lent"] == 3
+        served.data.post(f"/v1/batches/{held[0].headers['cormorant-batch-id']}/ack")
+        assert served.data.get("/v1/batches/next?wait=30").status == 200
+        assert stepped(served) >= before
+
+
+def stepped(served: Served) -> int:
+    return int(served.reader.get("/v1/status").json["frames"]["stepped"])
+
+
+def test_a_reader_that_stops_in_the_middle_holds_up_no_control_request(endless: Served) -> None:
+    with socket.create_connection(("127.0.0.1", endless.data.port), timeout=30) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        lines = ["GET /v1/batches?consumer=stuck HTTP/1.1", "Host: x", f"Authorization: Bearer {endless.data.token}"]
+        connection.sendall("\r\n".join([*lines, "", ""]).encode())
+        for _ in range(20):
+            assert endless.reader.get("/v1/status", timeout=10).status == 200
+
+
+def read_frames(connection: socket.socket, count: int) -> list[bytes]:
+    """Frames of a chunked stream of batches."""
+    response = http.client.HTTPResponse(connection)
+    response.begin()
+    assert response.status == 200, response.read()
+    frames = []
+    while len(frames) < count:
+        length = response.read(8)
+        if not length:
+            break
+        frames.append(response.read(int.from_bytes(length, "little")))
+    return frames
+
+
+def open_stream(api: Api, query: str) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", api.port), timeout=60)
+    lines = [f"GET /v1/batches?{query} HTTP/1.1", "Host: x", f"Authorization: Bearer {api.token}", "", ""]
+    connection.sendall("\r\n".join(lines).encode())
+    return connection
+
+
+def test_a_stream_with_automatic_acknowledgement_gives_every_frame_and_ends(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=(3, 8), collection={"framesPerBatch": 20, "totalFrames": 210})
+    checker = make_checker(2, lengths=(3, 8), versions=False)
+    with serve(job, directory=folder) as served:
+        with open_stream(served.data, "consumer=s&ack=auto") as connection:
+            frames = read_frames(connection, 1000)
+        assert served.server.wait(lambda: False) == "done"
+    for frame in frames:
+        checker.take(decode(memoryview(frame)).tensordict())
+    assert checker.frames == 210
+
+
+def test_what_a_broken_stream_did_not_acknowledge_comes_again(endless: Served) -> None:
+    with open_stream(endless.data, "consumer=broken&ack=manual") as connection:
+        batch = decode(memoryview(read_frames(connection, 1)[0])).id
+    seen = set()
+    deadline = time.monotonic() + 60
+    while batch not in seen:
+        assert time.monotonic() < deadline
+        reply = endless.data.get("/v1/batches/next?wait=5&consumer=other")
+        if reply.status == 200:
+            seen.add(reply.headers["cormorant-batch-id"])
+            endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+
+
+def test_the_memory_of_a_batch_can_be_mapped_instead_of_sent(endless: Served) -> None:
+    reply = endless.data.get("/v1/batches/next?wait=30&consumer=near", Accept=MEMORY)
+    described = reply.json
+    assert reply.headers["content-type"] == MEMORY
+    arrays = {}
+    for part in described["parts"]:
+        descriptor = os.open(part["path"], os.O_RDONLY)
+        mapped = mmap.mmap(descriptor, part["size_bytes"], access=mmap.ACCESS_READ)
+        os.close(descriptor)
+        for name, tensor in part["tensors"].items():
+            dtype = {"F32": np.float32, "I64": np.int64, "BOOL": np.bool_}[tensor["dtype"]]
+            count = int(np.prod(tensor["shape"]))
+            arrays[name] = np.frombuffer(mapped, dtype, count, tensor["offset"]).reshape(tensor["shape"])
+    # The same batch, sent.
+    endless.data.post(f"/v1/batches/{described['id']}/release")
+    sent = endless.data.get("/v1/batches/next?wait=30&consumer=far")
+    assert sent.headers["cormorant-batch-id"] == described["id"]
+    header = json.loads(sent.body[8 : 8 + int.from_bytes(sent.body[:8], "little")])
+    assert set(arrays) == set(header) - {"__metadata__"}
+    start = 8 + int.from_bytes(sent.body[:8], "little")
+    for name, array in arrays.items():
+        begin, end = header[name]["data_offsets"]
+        assert array.tobytes() == sent.body[start + begin : start + end], name
+    endless.data.post(f"/v1/batches/{described['id']}/ack")
+
+
+def test_a_job_without_a_queue_has_no_batches(tmp_path: Path, folder: Path) -> None:
+    job = make_job(
+        num_envs=2, lengths=4, dataset=f"file://{tmp_path}/data", collection={"framesPerBatch": 20, "totalFrames": 60}
+    )
+    with serve(job, directory=folder) as served:
+        assert served.data.get("/v1/batches/next").kind == "no-queue"
+        assert served.data.get("/v1/batches").kind == "no-queue"
+        assert served.server.wait(lambda: False) == "done"

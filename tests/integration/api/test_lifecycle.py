@@ -1,0 +1,308 @@
+"""Pauses, state, events, sizes, roles and health over HTTP."""
+
+import http.client
+import json
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import safetensors.numpy
+
+from cormorant_client.batch import decode
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
+
+
+def stepped(served: Served) -> int:
+    return int(served.reader.get("/v1/status").json["frames"]["stepped"])
+
+
+def is_steady(served: Served) -> bool:
+    before = stepped(served)
+    time.sleep(0.3)
+    return stepped(served) == before
+
+
+def until(what, *, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.02)
+
+
+def take(served: Served, wait: float = 30) -> Reply:
+    reply = served.data.get(f"/v1/batches/next?wait={wait}")
+    if reply.status == 200:
+        served.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack")
+    return reply
+
+
+def test_the_fleet_stands_still_while_anybody_holds_a_lease(endless: Served) -> None:
+    one = endless.writer.post("/v1/pauses", {"owner": "one", "reason": "eval", "wait_seconds": 60})
+    two = endless.writer.post("/v1/pauses", {"owner": "two", "ttl_seconds": 60, "wait_seconds": 60})
+    assert (one.status, two.status, two.json["state"]) == (201, 201, "paused")
+    assert endless.writer.post("/v1/pauses", {"owner": "two"}).status == 200
+    assert is_steady(endless)
+    assert endless.writer.delete(one.headers["location"]).status == 204
+    pauses = endless.reader.get("/v1/pauses").json
+    assert (pauses["state"], [lease["owner"] for lease in pauses["leases"]]) == ("paused", ["two"])
+    assert endless.reader.get("/v1/status").json["phase"] == "Paused"
+    assert endless.writer.delete(two.headers["location"]).status == 204
+    assert endless.writer.delete(two.headers["location"]).status == 204, "gone already"
+    until(lambda: endless.reader.get("/v1/pauses").json["state"] == "running")
+    take(endless)
+
+
+def test_a_lease_whose_owner_died_ends_by_itself(endless: Served) -> None:
+    lease = endless.writer.post("/v1/pauses", {"owner": "dead", "ttl_seconds": 0.2, "wait_seconds": 60})
+    assert lease.status == 201
+    until(
+        lambda: (
+            endless.reader.get("/v1/pauses").json
+            == {"state": "running", "spec_paused": False, "leases": [], "error": ""}
+        )
+    )
+    assert take(endless).status == 200
+
+
+def test_the_shorthands_are_a_lease_of_the_owner_default(endless: Served) -> None:
+    assert endless.writer.post("/v1/pause").json["state"] == "paused"
+    assert [lease["owner"] for lease in endless.writer.post("/v1/pause").json["leases"]] == ["default"]
+    assert endless.writer.post("/v1/resume").json["state"] == "running"
+    assert endless.writer.post("/v1/resume").json["state"] == "running"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"owner": ""},
+        {"ttl_seconds": 0},
+        {"ttl_seconds": -1},
+        {"ttl_seconds": 1e9},
+        {"mode": "later"},
+        {"extra": 1},
+        [],
+        5,
+    ],
+)
+def test_leases_that_cannot_be_meant_are_refused(endless: Served, body: object) -> None:
+    reply = endless.writer.post("/v1/pauses", body)  # type: ignore[arg-type]  # that is the test
+    assert (reply.status, reply.kind) == (422, "invalid-request")
+    assert endless.reader.get("/v1/pauses").json["leases"] == []
+
+
+def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), queue={"capacityBatches": 2})
+    with serve(job, directory=folder) as served:
+        take(served)
+        # At a pause, with nothing left to take: then the state is all there is.
+        served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
+        saved = served.reader.get("/v1/state")
+        assert (saved.status, saved.headers["content-type"]) == (200, "application/vnd.safetensors")
+        while take(served, wait=0.5).status == 200:
+            pass
+        assert served.reader.get("/v1/state").headers["etag"] == saved.headers["etag"]
+        assert served.reader.get("/v1/pauses").json["leases"][0]["owner"] == "default", "its own lease is gone"
+
+        def collect(count: int) -> list[bytes]:
+            served.writer.post("/v1/resume")
+            found = []
+            for _ in range(count):
+                arrays = safetensors.numpy.load(take(served).body)
+                found.append(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
+            served.writer.post("/v1/pause", {"wait_seconds": 60})
+            return found
+
+        first = collect(5)
+        stale = served.writer.put("/v1/state", saved.body, If_Match='"xxh3:00"')
+        assert (stale.status, stale.kind) == (412, "precondition-failed")
+        restored = served.writer.put("/v1/state", saved.body)
+        assert restored.status == 200, restored.body
+        assert collect(5) == first
+
+
+def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
+    state = endless.reader.get("/v1/state").body
+    assert endless.writer.put("/v1/state", state).kind == "not-paused"
+    endless.writer.post("/v1/pause", {"wait_seconds": 60})
+    try:
+        assert endless.writer.put("/v1/state", b"x" * 100).kind == "malformed-safetensors"
+        assert endless.writer.put("/v1/state", weights_file(1)).kind == "state-mismatch"
+        for old, new in ((b"frames", b"fremes"), (b'\\"frames\\": ', b'\\"frames\\":-'), (b"cpu-0", b"cpu-9")):
+            reply = endless.writer.put("/v1/state", state.replace(old, new, 1))
+            assert (reply.status, reply.kind) == (422, "state-mismatch"), (old, reply.body)
+        assert endless.writer.put("/v1/state", state).status == 200
+    finally:
+        endless.writer.post("/v1/resume")
+    assert take(endless).status == 200
+
+
+ROLES = [
+    ("GET", "/v1/status", "read"),
+    ("GET", "/v1/workers", "read"),
+    ("GET", "/v1/workers/cpu-0", "read"),
+    ("GET", "/v1/models", "read"),
+    ("GET", "/v1/models/policy", "read"),
+    ("GET", "/v1/models/policy/weights", "read"),
+    ("GET", "/v1/models/policy/versions", "read"),
+    ("GET", "/v1/updates/u1", "read"),
+    ("GET", "/v1/pauses", "read"),
+    ("GET", "/v1/desired", "read"),
+    ("GET", "/v1/events?limit=1", "read"),
+    ("GET", "/v1/state", "read"),
+    ("GET", "/v1/batches/next", "read"),
+    ("GET", "/v1/batches", "read"),
+    ("POST", "/v1/batches/x-1/ack", "read"),
+    ("POST", "/v1/batches/x-1/release", "read"),
+    ("PUT", "/v1/models/policy/weights", "write"),
+    ("PUT", "/v1/weights", "write"),
+    ("POST", "/v1/models/policy:rollback", "write"),
+    ("POST", "/v1/pauses", "write"),
+    ("DELETE", "/v1/pauses/p1", "write"),
+    ("POST", "/v1/pause", "write"),
+    ("POST", "/v1/resume", "write"),
+    ("PUT", "/v1/state", "write"),
+    ("PUT", "/v1/desired", "operator"),
+    ("POST", "/v1/drain", "operator"),
+    ("POST", "/v1/workers/cpu-0:retire", "operator"),
+]
+
+
+def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
+    document = endless.nobody.get("/openapi.json").json
+    found = {
+        (method.upper(), path, operation.get("x-cormorant-role", ""))
+        for path, operations in document["paths"].items()
+        for method, operation in operations.items()
+    }
+    # HEAD is GET's; the paths of the table have their parameters filled in.
+    assert len([entry for entry in found if entry[2] and entry[0] != "HEAD"]) == len(ROLES)
+    assert {path for _, path, role in found if not role} == {"/livez", "/readyz", "/version"}
+
+
+@pytest.mark.parametrize(("method", "path", "role"), ROLES)
+def test_without_the_right_token_nothing_is_done(endless: Served, method: str, path: str, role: str) -> None:
+    missing = endless.nobody.call(method, path)
+    assert (missing.status, missing.kind) == (401, "unauthenticated")
+    assert missing.headers["www-authenticate"].startswith("Bearer")
+    assert Api(endless.nobody.port, "x" * 43).call(method, path).status == 401
+    if role != "read":
+        weaker = endless.reader if role == "write" else endless.writer
+        refused = weaker.call(method, path)
+        assert (refused.status, refused.kind, refused.json["role"]) == (403, "forbidden", role)
+
+
+def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
+    assert endless.nobody.get("/v1/nothing").kind == "not-found"
+    wrong = endless.reader.call("DELETE", "/v1/status")
+    assert (wrong.status, wrong.kind, wrong.headers["allow"]) == (405, "method-not-allowed", "GET")
+    assert endless.reader.get("/v1/batches/next?wait=soon").kind == "invalid-request"
+    assert endless.reader.get("/v1/batches/next?wait=nan").kind == "invalid-request"
+    too_long = endless.writer.call(
+        "POST", "/v1/pause", b'{"reason": "' + b"x" * 400_000, Content_Type="application/json"
+    )
+    assert (too_long.status, too_long.kind) == (413, "too-large")
+    deep = endless.writer.call("POST", "/v1/pause", b"[" * 100_000, Content_Type="application/json")
+    assert (deep.status, deep.kind) == (400, "malformed-request")
+
+
+def test_heads_of_requests_are_bounded(endless: Served) -> None:
+    connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    connection.request("GET", "/livez", headers={"X-Long": "x" * 100_000})
+    assert connection.getresponse().status == 400
+    connection.close()
+    assert endless.nobody.get("/livez").status == 200
+
+
+def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
+    assert endless.nobody.get("/livez").body == b"ok\n"
+    assert endless.nobody.get("/readyz").json == {"ready": True, "checks": []}
+    assert [check["name"] for check in endless.nobody.get("/readyz?verbose").json["checks"]] == [
+        "workers",
+        "not-draining",
+        "fleet",
+    ]
+    assert endless.nobody.get("/version").json["api"] == "v1"
+    assert endless.nobody.get("/docs").status == 200
+
+
+class Events(threading.Thread):
+    """Reads `limit` events."""
+
+    def __init__(self, api: Api, *, limit: int, **headers: str) -> None:
+        super().__init__()
+        self.api, self.limit, self.headers = api, limit, headers
+        self.found: list[dict[str, str]] = []
+        self.start()
+
+    def run(self) -> None:
+        text = self.api.get(f"/v1/events?limit={self.limit}", **self.headers).body.decode()
+        for chunk in text.split("\n\n"):
+            fields = dict(line.split(": ", 1) for line in chunk.splitlines() if not line.startswith(":"))
+            if fields:
+                self.found.append(fields)
+
+
+def test_events_tell_what_happens_and_can_be_resumed(endless: Served) -> None:
+    before = endless.reader.get("/v1/status").json["listeners"]
+    one = Events(endless.reader, limit=1)
+    until(lambda: endless.reader.get("/v1/status").json["listeners"] == before + 1)
+    version = endless.writer.put("/v1/models/policy/weights", weights_file(9)).json["version"]
+    one.join(60)
+    epoch, _, number = one.found[0]["id"].rpartition("-")
+    many = Events(endless.reader, limit=30, Last_Event_ID=f"{epoch}-{int(number) - 1}")
+    for _ in range(100):
+        take(endless)
+        if not many.is_alive():
+            break
+    many.join(60)
+    assert many.found[0] == one.found[0]
+    assert [int(e["id"].rpartition("-")[2]) for e in many.found] == list(range(int(number), int(number) + 30))
+    published = [json.loads(e["data"]) for e in many.found if e["event"] == "published"]
+    assert [event["version"] for event in published] == [version]
+    assert {"accepted", "applied", "update"} <= {e["event"] for e in many.found}
+    resumed = Events(endless.reader, limit=3, Last_Event_ID=many.found[4]["id"])
+    resumed.join(60)
+    assert resumed.found == many.found[5:8]
+    until(lambda: endless.reader.get("/v1/status").json["listeners"] == before)
+
+
+def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        assert [w["id"] for w in served.reader.get("/v1/workers").json["workers"]] == ["cpu-0"]
+        assert served.reader.get("/v1/workers/cpu-0").json["ready"]
+        assert served.reader.get("/v1/workers/cpu-9").json["known"] == ["cpu-0"]
+        assert served.operator.call(
+            "PUT", "/v1/desired", b'{"groups": {"gpu": 1}}', Content_Type="application/json"
+        ).json["known"] == ["cpu"]
+        assert (
+            served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 0}}', Content_Type="application/json").kind
+            == "invalid-request"
+        )
+        asked = served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 2}}', Content_Type="application/json")
+        assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
+        until(lambda: not served.reader.get("/v1/desired").json["pending"])
+        assert served.reader.get("/v1/desired").json["error"] == ""
+        until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
+        assert served.operator.post("/v1/workers/cpu-1:retire").status == 202
+        assert served.operator.post("/v1/workers/cpu-7:retire").kind == "unknown-worker"
+        until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
+
+
+def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8))
+    checker = make_checker(2, lengths=(3, 8))
+    with serve(job, directory=folder) as served:
+        checker.take(decode(memoryview(take(served).body)).tensordict())
+        assert served.operator.post("/v1/drain").json["draining"]
+        refused = served.writer.put("/v1/models/policy/weights", weights_file(1))
+        assert (refused.status, refused.kind) == (503, "draining")
+        assert served.nobody.get("/readyz").status == 503
+        while (reply := take(served)).status != 410:
+            if reply.status == 200:
+                checker.take(decode(memoryview(reply.body)).tensordict())
+        status = served.reader.get("/v1/status").json
+        assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
+        assert served.server.wait(lambda: False) == "drained"
