@@ -1,0 +1,186 @@
+"""What Ray costs: how fast batches go from an actor to a consumer on its node, and a Ray fleet against a local one.
+
+The first figure is of the hand-over alone: the actor, its calls, the object store, the blocks in the fleet's process;
+but for the environments, whose place is taken by a station that seals what lies in the block already. The second
+alternates between two fleets of two workers each, one on either engine, the other one paused.
+"""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from operator import truediv
+from statistics import median
+
+import numpy as np
+import ray
+
+from benchmarks.micro import rows
+from benchmarks.ours import make_job, open_local_fleet
+from benchmarks.workloads import WORKLOADS
+from cormorant_worker.block import Layout
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.messages import Sealed, Ticket
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.ray.actor import GROUPS, WorkerActor
+from cormorant_worker.engine.ray.cluster import Cluster
+from cormorant_worker.engine.ray.fleet import RayFleet
+from cormorant_worker.engine.ray.link import RayLink
+from cormorant_worker.engine.ray.objects import ObjectBlocks
+from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.place import WorkerPlace
+from cormorant_worker.spaces import Leaf
+
+STORE_BYTES = 1 << 30
+BATCH_BYTES = 28_000_000
+BATCHES = 20
+"""A round's."""
+ENVS, ROWS = 64, 15
+WORKERS = 2
+
+
+class SealingActor(WorkerActor):
+    """A worker that seals at once whatever its blocks hold."""
+
+    def _run(self, start: Layout) -> None:
+        while True:
+            ticket: Ticket = self._uplink.recv()
+            block = self._uplink.block(ticket, start)
+            block.begin(start.num_rows)
+            block.lengths[:] = start.num_rows
+            self._uplink.send(
+                Sealed(
+                    number=ticket.number, slot=ticket.slot, num_frames=start.num_frames, num_rows=start.num_rows,
+                    num_ends=0, min_version=0, returns=(), lengths=(), durable_frames=0, env_restarts=0,
+                )
+            )  # fmt: skip
+
+
+class NumpyActor:
+    """The least that can be done with Ray: bytes as one numpy array, two calls ahead."""
+
+    def __init__(self) -> None:
+        self._array = np.ones(BATCH_BYTES, np.uint8)
+
+    @ray.method(concurrency_group="collect", num_returns=2)
+    def collect(self, number: int) -> tuple[int, np.ndarray]:
+        return number, self._array
+
+
+def measure(*, quick: bool) -> Sequence[dict]:
+    ours, bare = _hand_over_speeds(rounds=3 if quick else 15)
+    ratio = _fleet_ratio(rounds=3 if quick else 12, seconds=2.0)
+    note = "28 MB each"
+    return [
+        rows.row("batches to a Ray consumer on the same node", median(ours), "MB/s", bar=">= 3,500", note=note),
+        rows.row("the same over a bare numpy actor", median(map(truediv, ours, bare)), "x", note=note),
+        rows.row("Ray fleet over local fleet, 2 workers, Pong-64 CNN", ratio, "x", bar=">= 0.9"),
+    ]
+
+
+def _layout() -> Layout:
+    pixels = BATCH_BYTES // (ENVS * (ROWS + 1))
+    observation = Leaf(key=("observation",), shape=(pixels,), dtype=np.dtype(np.uint8))
+    return Layout(
+        num_rows=ROWS,
+        num_envs=ENVS,
+        observation=(observation,),
+        action=(Leaf(key=("action",), shape=(), dtype=np.dtype(np.int64)),),
+    )
+
+
+def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
+    """MB/s of our actor and of a bare one, round by round."""
+    cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
+    layout, woken = _layout(), threading.Event()
+    blocks = ObjectBlocks(layout, 5, store_bytes=STORE_BYTES)
+    handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])
+    link = RayLink(
+        WorkerPlace(),
+        handle,
+        node_id=cluster.node_id,
+        blocks=lambda: blocks,
+        wake=woken.set,
+        describe_waiting=lambda: "",
+    )
+    try:
+        ours, bare = _landed(link, blocks, woken), _landed_bare()
+        # Pages of the object store and of the actors' memory are touched for the first time.
+        for _ in range(3):
+            _speed(ours), _speed(bare)
+        speeds = [(_speed(ours), _speed(bare)) for _ in range(rounds)]
+        return [pair[0] for pair in speeds], [pair[1] for pair in speeds]
+    finally:
+        link.close()
+        cluster.close()
+
+
+def _speed(landed: Iterator[int]) -> float:
+    start = time.perf_counter()
+    size = sum(next(landed) for _ in range(BATCHES))
+    return size / 1e6 / (time.perf_counter() - start)
+
+
+def _landed_bare() -> Iterator[int]:
+    actor = ray.remote(concurrency_groups=GROUPS)(NumpyActor).options(num_cpus=0).remote()
+    under_way = [actor.collect.remote(number) for number in range(2)]
+    while True:
+        number, array = under_way.pop(0)
+        ray.wait([array], timeout=60)
+        yield ray.get(array).nbytes + 0 * ray.get(number)
+        under_way.append(actor.collect.remote(number=0))
+
+
+def _landed(link: RayLink, blocks: ObjectBlocks, woken: threading.Event) -> Iterator[int]:
+    """Bytes of each batch as it becomes readable here."""
+    number = 0
+    while True:
+        while blocks.num_made < 2:
+            number += 1
+            slot, _ = blocks.lend(0)
+            link.send_ticket(Ticket(number=number, slot=slot, slot_is_new=False, num_frames=0, version=0), None)
+        if not woken.wait(60.0):
+            raise TimeoutError(f"no batch came within 60 s; the actor is {link.describe_doing()}")
+        woken.clear()
+        for message in link.receive(()):
+            if isinstance(message, Sealed):
+                block = blocks.block(message.slot)
+                size = sum(array.nbytes for array in block.used_arrays().values())
+                blocks.give_back(message.slot)
+                yield size
+
+
+def _fleet_ratio(*, rounds: int, seconds: float) -> float:
+    job = make_job(WORKLOADS["pong-64"], workers=WORKERS)
+    ray_fleet = RayFleet(job, FleetOptions(workers=WORKERS), RayOptions(object_store_bytes=STORE_BYTES))
+    with ray_fleet, open_local_fleet(job, workers=WORKERS) as local:
+        local.pause()
+        ray_fleet.pause()
+        ratios = []
+        for _ in range(rounds):
+            on_local = _rate(local, seconds)
+            ratios.append(_rate(ray_fleet, seconds) / on_local)
+        return median(ratios)
+
+
+def _rate(fleet: LocalFleet, seconds: float) -> float:
+    """Frames a second that a consumer gets, without what had been collected before."""
+    with _running(fleet):
+        for _ in range(fleet.stats().queued_batches + 2 * WORKERS):
+            fleet.take()
+        start = time.perf_counter()
+        frames = 0
+        while time.perf_counter() - start < seconds:
+            frames += fleet.take().num_frames
+        return frames / (time.perf_counter() - start)
+
+
+@contextmanager
+def _running(fleet: LocalFleet) -> Iterator[None]:
+    fleet.resume()
+    yield
+    fleet.pause()
+
+
+if __name__ == "__main__":
+    rows.main(measure)
