@@ -98,6 +98,8 @@ class Summary:
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
+    was_served: bool = False
+    """Batches went to consumers over HTTP."""
 
 
 class Display(Protocol):
@@ -306,6 +308,8 @@ def summary_lines(summary: Summary) -> list[str]:
     ]
     if summary.dropped:
         lines.append(f"dropped frames: {_counts(summary.dropped)}")
+    if not summary.dataset and summary.was_served:
+        return [*lines, "what no consumer acknowledged was not kept: add output.dataset to keep everything"]
     if not summary.dataset:
         return [*lines, "the frames were counted and not kept: add output.dataset, or read them with open_fleet()"]
     size = _size(summary.dataset_bytes or 0)

@@ -331,6 +331,7 @@ class _Session:
             dropped=stats.dropped,
             dataset=self._dataset,
             dataset_bytes=_dataset_bytes(self._dataset) if self._dataset else None,
+            was_served=self._serving is not None,
         )
 
 
