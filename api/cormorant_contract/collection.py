@@ -57,6 +57,11 @@ class Collection(Contract):
     seed: Count64 = 0
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""
 
+    preemptive_threshold: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
+    """Share of the workers whose batches of a sync round must be complete before the others hand over what they have,
+    at their next vector step: a straggler does not hold up the rest. What it lacks is collected later; totalFrames
+    stays exact. 1 waits for everyone."""
+
     weights: WeightsPolicy = WeightsPolicy()
     """How fresh the weights must be."""
 
@@ -75,5 +80,18 @@ class Collection(Contract):
                 holds=lambda collection: not collection.split_trajectories,
                 sentence="splitTrajectories true is not supported yet; leave it out and split by collector.traj_ids",
                 path=("splitTrajectories",),
+            ),
+            # A bound that excludes itself would be spelled differently by JSON Schema and by Kubernetes.
+            Rule(
+                cel="self.preemptiveThreshold > 0.0",
+                holds=lambda collection: collection.preemptive_threshold > 0,
+                sentence="preemptiveThreshold 0 would wait for nobody; give a share above 0, at most 1",
+                path=("preemptiveThreshold",),
+            ),
+            Rule(
+                cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
+                holds=lambda collection: collection.preemptive_threshold >= 1 or collection.mode == "sync",
+                sentence="preemptiveThreshold below 1 needs mode sync; in async mode nobody waits for a straggler",
+                path=("preemptiveThreshold",),
             ),
         )

@@ -70,6 +70,8 @@ VALID: dict[str, Document] = {
     "largest-count": manifest(collection__totalFrames=2**53 - 1),
     "one-frame": manifest(collection__totalFrames=1),
     "strictly-on-policy": manifest(collection__weights={"maxStaleness": 0}),
+    "preemptive": manifest(collection__mode="sync", collection__preemptiveThreshold=0.75),
+    "preempt-nobody-async": manifest(collection__preemptiveThreshold=1),
     "dataset-only": manifest(output={"dataset": {"uri": "file:///data/pong"}}),
     "queue-and-dataset": manifest(output={"queue": {"onFull": "drop_oldest"}, "dataset": {"uri": "s3://b/pong"}}),
     "entrypoint": manifest(policy={"entrypoint": "my_pkg.policies:Actor.make", "kwargs": {"hidden": [64, 64]}}),
@@ -182,6 +184,23 @@ INVALID: dict[str, Case] = {
         path="spec.collection.multiStep",
         sentence="multiStep is not supported yet",
         by="rule",
+    ),
+    "preempt-async": Case(
+        document=manifest(collection__preemptiveThreshold=0.5),
+        path="spec.collection.preemptiveThreshold",
+        sentence="preemptiveThreshold below 1 needs mode sync",
+        by="rule",
+    ),
+    "preempt-nobody": Case(
+        document=manifest(collection__mode="sync", collection__preemptiveThreshold=0.0),
+        path="spec.collection.preemptiveThreshold",
+        sentence="preemptiveThreshold 0 would wait for nobody",
+        by="rule",
+    ),
+    "preempt-too-many": Case(
+        document=manifest(collection__mode="sync", collection__preemptiveThreshold=1.5),
+        path="spec.collection.preemptiveThreshold",
+        sentence="1.5 is greater than 1",
     ),
     "split-trajectories": Case(
         document=manifest(collection__splitTrajectories=True),

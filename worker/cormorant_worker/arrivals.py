@@ -78,6 +78,17 @@ class ArrivalLane:
         """True when every column has its quota."""
         return bool((self._landed - self._handed >= self._quota).all())
 
+    def cut(self) -> None:
+        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        landed = self._landed - self._handed
+        if landed.any():
+            np.minimum(self._quota, landed, out=self._quota)
+
+    @property
+    def quota(self) -> Array:
+        """[n] rows for each column."""
+        return self._quota
+
     def act(self, actor: Actor, version: int) -> None:
         """Decide for all rows that are back, and send them. Rows that are far ahead wait, as long as enough go on."""
         room = self._size - 2 - (self._landed[self._idle] - self._handed[self._idle])

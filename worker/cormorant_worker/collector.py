@@ -172,7 +172,8 @@ class Collector:
         return to_tensordict(block)
 
     def fill(self, block: Block, num_frames: int) -> Filled:
-        """Collect exactly `num_frames` frames into a block, with the newest weights that were offered.
+        """Collect exactly `num_frames` frames into a block, with the newest weights that were offered; fewer, and at
+        least one, when the gate is sealed meanwhile.
 
         Raises:
             InvalidAction: the policy's actions cannot be sent.
@@ -191,16 +192,20 @@ class Collector:
         return filled
 
     def fill_columns(self, block: Block, quota: Array) -> Filled:
-        """Collect `quota` [B] frames of each environment into a block, whatever the settings say of resets.
+        """Collect `quota` [B] frames of each environment into a block, whatever the settings say of resets; fewer when
+        the gate is sealed meanwhile.
 
         Raises as `fill`.
         """
-        num_frames = int(quota.sum())
         block.begin(int(quota.max()))
         block.lengths[:] = quota
         self.is_first_batch = False
         with self._acting() as version:
             self._run_lanes(block, quota, version)
+        # A sealed batch has fewer rows than it was to have, and not as many in every column.
+        block.lengths[:] = np.concatenate([lane.quota for lane in self.lanes])
+        block.num_rows = int(block.lengths.max())
+        num_frames = block.num_frames
         self.frames += num_frames
         return Filled(num_frames=num_frames, version=version, episodes=self.trajectories.take_finished())
 
@@ -236,6 +241,8 @@ class Collector:
                 self.warmup_left -= landed
                 if gate.is_closed:
                     gate.hold()
+                    if gate.is_sealed:
+                        lane.cut()
                 if lane.is_done:
                     lane.finish()
                     busy.remove(lane)

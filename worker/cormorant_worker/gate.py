@@ -1,6 +1,6 @@
 """Run, pause, stop: what a control thread tells the collector's thread, which looks once a vector step.
 
-OPEN <-> SHUT      -> STOPPED
+OPEN <-> SHUT      -> STOPPED       and, beside it: sealed, until the batch under way has ended
 """
 
 import threading
@@ -17,7 +17,11 @@ class Gate:
 
     def __init__(self) -> None:
         self.is_closed = False
-        """True when the collector must not simply go on: shut or stopped."""
+        """True when the collector must not simply go on: shut, stopped or sealed."""
+        self.is_sealed = False
+        """True when the batch under way must end with what it has."""
+        self._changing = threading.Lock()
+        """Guards changes of what `is_closed` is made of; the collector's thread makes some, too."""
         self._stopped = False
         self._open = threading.Event()
         self._open.set()
@@ -25,19 +29,37 @@ class Gate:
 
     def shut(self) -> None:
         """Ask the collector to stop stepping at its next vector step."""
-        self._open.clear()
-        self.is_closed = True
+        with self._changing:
+            self._open.clear()
+            self._close_or_open()
 
     def open(self) -> None:
         """Let the collector go on where it stopped."""
-        if not self._stopped:
-            self.is_closed = False
-        self._open.set()
+        with self._changing:
+            self._open.set()
+            self._close_or_open()
+
+    def seal(self) -> None:
+        """Ask the collector to end its batch at its next vector step, with what it has."""
+        with self._changing:
+            self.is_sealed = True
+            self._close_or_open()
+
+    def unseal(self) -> None:
+        """The next batch is not concerned."""
+        with self._changing:
+            self.is_sealed = False
+            self._close_or_open()
+
+    def _close_or_open(self) -> None:
+        self.is_closed = self._stopped or self.is_sealed or not self._open.is_set()
 
     def stop(self) -> None:
         """Make the collector give up its batch."""
-        self._stopped = self.is_closed = True
-        self._open.set()
+        with self._changing:
+            self._stopped = True
+            self._open.set()
+            self._close_or_open()
 
     def is_held(self) -> bool:
         """True when the collector stands at the shut gate."""

@@ -65,6 +65,15 @@ class Lane(Protocol):
         """Wait for what was sent and write it. Returns the number of frames."""
         ...
 
+    def cut(self) -> None:
+        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        ...
+
+    @property
+    def quota(self) -> Array:
+        """[n] rows for each column."""
+        ...
+
     def finish(self) -> None:
         """The block has what it wants of this lane."""
         ...
@@ -156,6 +165,18 @@ class LockstepLane:
         if self._is_dense:
             return self._row == self._dense_rows and bool((self._quota == self._dense_rows).all())
         return bool((self._cursor >= self._quota).all())
+
+    def cut(self) -> None:
+        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        landed = np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
+        if landed.any():
+            np.minimum(self._quota, landed, out=self._quota)
+            self._dense_rows = int(self._quota.min())
+
+    @property
+    def quota(self) -> Array:
+        """[n] rows for each column."""
+        return self._quota
 
     def finish(self) -> None:
         """Take what the next batch begins with out of the block."""

@@ -107,8 +107,15 @@ def test_any_order_of_arrival_is_exact_and_spills_into_the_next_batch(
     for size in sizes:
         assert collector.fill(block, size).num_frames == size
         assert checker.take(to_tensordict(block)) == size
+    # A batch that is told to end has what had landed already, or what the next arrivals bring.
+    collector.gate.seal()
+    sealed = collector.fill(block, 40).num_frames
+    assert 1 <= sealed <= 40
+    assert checker.take(to_tensordict(block)) == sealed
+    collector.gate.unseal()
+    assert collector.fill(block, 40).num_frames == checker.take(to_tensordict(block)) == 40
     # Frames beyond the batches are under way or kept; none was stepped without being kept.
-    assert int(collector.pulse[0]) >= checker.frames == sum(sizes)
+    assert int(collector.pulse[0]) >= checker.frames == sum(sizes) + sealed + 40
 
 
 def test_a_column_far_ahead_waits_and_the_ring_grows_only_for_those_that_are_needed() -> None:

@@ -6,11 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.check import Checker
-from cormorant_testing.collecting import SEEDS, make_checker, make_collector
+from cormorant_testing.collecting import SEEDS, lanes_of, make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.batch import stack_workers, to_tensordict
 from cormorant_worker.block import Block
 from cormorant_worker.collector import Collector
+from cormorant_worker.envs.protocol import Step
 from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, PolicyError
 from cormorant_worker.seeding import SeedPath
 
@@ -327,3 +328,46 @@ def test_resets_that_fail_and_restarts_that_fail_again_leave_an_exact_stream(
         failure = {"at": at, "flag": f"{folder}/occasions", "skip": skip, "times": times}
         collector = make_collector(lengths=lengths, failures=[failure], max_frames=max_frames, policy=policy)
         collect(collector, make_checker(lengths=lengths, max_frames=max_frames, crashes=True), sizes)
+
+
+@given(
+    lanes=st.integers(1, 2),
+    lengths=LENGTHS,
+    size=st.integers(1, 40),
+    seals=st.lists(st.integers(0, 12), min_size=1, max_size=4),
+    policy=st.sampled_from(["", "counter"]),
+)
+@settings(max_examples=30, deadline=None)
+def test_a_sealed_batch_ends_at_the_next_step_and_the_next_one_goes_on_from_there(
+    lanes: int, lengths: list[int], size: int, seals: list[int], policy: str
+) -> None:
+    envs = lanes_of(3, lanes, {"lengths": lengths})
+    collector = make_collector(envs=envs, policy=policy, lengths=lengths)
+    checker = make_checker(lengths=lengths, versions=bool(policy))
+    steps, seal_at = 0, 0
+    receive = envs[0].recv
+
+    def recv() -> Step:
+        nonlocal steps
+        steps += 1
+        if steps == seal_at:
+            collector.gate.seal()
+        return receive()
+
+    envs[0].recv = recv
+    block = Block(collector.layout(-(-size // 3)))
+    for seal in seals:
+        steps, seal_at = 0, seal
+        if seal_at == 0:  # before the batch began
+            collector.gate.seal()
+        filled = collector.fill(block, size)
+        assert filled.num_frames == block.num_frames >= 1
+        assert block.num_rows <= max(1, seal_at) or not collector.gate.is_sealed
+        assert filled.num_frames == size or collector.gate.is_sealed
+        assert checker.take(to_tensordict(block)) == filled.num_frames
+        collector.gate.unseal()
+        assert not collector.gate.is_closed
+        seal_at = -1
+        assert collector.fill(block, size).num_frames == size
+        assert checker.take(to_tensordict(block)) == size
+    assert checker.frames == collector.frames == int(collector.pulse[0])

@@ -40,12 +40,29 @@ class Books(RuleBasedStateMachine):
         workers=st.integers(1, 3),
         capacity=st.integers(1, 3),
         drops=st.booleans(),
+        threshold=st.sampled_from([1.0, 0.6, 0.1]),
     )
     def begin(
-        self, mode: str, frames_per_batch: int, total: int, bound: int | None, workers: int, capacity: int, drops: bool
+        self,
+        mode: str,
+        frames_per_batch: int,
+        total: int,
+        bound: int | None,
+        workers: int,
+        capacity: int,
+        drops: bool,
+        threshold: float,
     ) -> None:
         self.total, self.bound, self.capacity, self.drops = total, bound, capacity, drops
-        self.schedule = Schedule(mode=mode, frames_per_batch=frames_per_batch, total_frames=total, max_staleness=bound)
+        self.schedule = Schedule(
+            mode=mode,
+            frames_per_batch=frames_per_batch,
+            total_frames=total,
+            max_staleness=bound,
+            preemptive_threshold=threshold if mode == "sync" else 1.0,
+        )
+        self.told: set[tuple[int, tuple[str, int]]] = set()
+        """Rounds and those of their members that are to hand over what they have."""
         self.deliveries = Deliveries(self.schedule, capacity=capacity, drops_oldest=drops)
         self.deliveries.slots = SlotPool(LAYOUT, 0)
         self.places: list[tuple[str, int]] = []
@@ -100,9 +117,13 @@ class Books(RuleBasedStateMachine):
         place = data.draw(st.sampled_from(sorted(p for p in self.alive if self.tickets[p])))
         grant, slot, version = self.tickets[place].pop(0)
         acted = max(0, version - old)
-        self.landed_frames += grant.num_frames
-        message = sealed(num_frames=grant.num_frames, slot=slot, version=acted)
-        self.deliveries.land(grant.round, place, Part(message, slot))
+        is_told = (grant.round.number, place) in self.told
+        frames = data.draw(st.integers(1, grant.num_frames)) if is_told else grant.num_frames
+        self.landed_frames += frames
+        late = self.deliveries.land(grant.round, place, Part(sealed(num_frames=frames, slot=slot, version=acted), slot))
+        for other in late:
+            assert any(held.round is grant.round for held, _, _ in self.tickets[other])
+            self.told.add((grant.round.number, other))
         self.turn()
 
     @precondition(lambda self: bool(self.alive))
@@ -114,8 +135,7 @@ class Books(RuleBasedStateMachine):
             self.deliveries.slots.give_back(slot)
             assert self.schedule.lost(grant.round.number, place) == grant.num_frames
         self.leaving.discard(place)
-        if place not in self.places:
-            self.deliveries.complete(self.schedule.forget_member(place))
+        self.deliveries.complete(self.schedule.forget_member(place, only_preempted=place in self.places))
 
     @rule()
     def borrow(self) -> None:
@@ -217,12 +237,48 @@ Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, dead
 TestBooks = Books.TestCase
 
 
+@pytest.mark.parametrize(("threshold", "enough"), [(0.01, 1), (0.5, 2), (2 / 3, 2), (0.7, 3), (0.75, 3), (0.99, 4)])
+def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: int) -> None:
+    schedule = Schedule(
+        mode="sync", frames_per_batch=10, total_frames=60, max_staleness=None, preemptive_threshold=threshold
+    )
+    workers = 3 if threshold == 2 / 3 else 4
+    places = [("cpu", i) for i in range(workers)]
+    grants = schedule.grants(dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
+    found = grants[0].round
+    for i, grant in enumerate(grants[:enough]):
+        assert schedule.landed(found.number, grant.slot, 10) is found
+        assert schedule.preempt(found) == (places[enough:] if i == enough - 1 else [])
+    assert schedule.preempt(found) == []  # once
+    for place in places[enough:]:
+        schedule.landed(found.number, place, 3)
+    assert found.is_complete
+    schedule.accepted(found.number)
+    assert schedule.remaining_frames == 60 - enough * 10 - (workers - enough) * 3
+
+
+def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
+    schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=90, max_staleness=None, preemptive_threshold=0.5)
+    places = [("cpu", i) for i in range(4)]
+    grants = schedule.grants(dict.fromkeys(places, 1), num_workers=4, ahead_of_consumer=0, room=4)
+    found = grants[0].round
+    schedule.lost(found.number, places[0])
+    assert schedule.forget_member(places[0], only_preempted=True) == []
+    schedule.landed(found.number, places[1], 10)
+    assert schedule.preempt(found) == []
+    schedule.landed(found.number, places[2], 10)
+    assert schedule.preempt(found) == [places[3]]  # and the one that was lost before is out of it
+    schedule.lost(found.number, places[3])
+    assert schedule.forget_member(places[3], only_preempted=True) == [found]
+    assert found.frames == {places[1]: 10, places[2]: 10}
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_drained_fleet_keeps_what_landed_and_waits_for_nobody_who_was_lost(mode: str) -> None:
     schedule = Schedule(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
     places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
     grants = schedule.grants(dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
-    landed = [schedule.landed(grant.round.number, grant.slot) for grant in grants[:1]]
+    landed = [schedule.landed(grant.round.number, grant.slot, 10) for grant in grants[:1]]
     schedule.lost(grants[1].round.number, places[1])
     assert schedule.drain() == []  # the third is still at work
     assert not schedule.is_done
@@ -243,6 +299,28 @@ def test_sync_shares_the_last_round_out_evenly() -> None:
         sizes.append([grant.num_frames for grant in grants])
     assert sizes == [[10, 10, 10], [3, 2, 2]]
     assert schedule.remaining_frames == 0
+
+
+def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
+    schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=21, max_staleness=None)
+    deliveries = Deliveries(schedule, capacity=4, drops_oldest=False)
+    deliveries.slots = SlotPool(LAYOUT, 4)
+    held = {("cpu", 0): 0, ("cpu", 1): 0}
+    grants = schedule.grants(held, num_workers=2, ahead_of_consumer=0, room=4)
+    assert [(grant.round.number, grant.slot[1], grant.num_frames) for grant in grants] == [
+        (0, 0, 10), (0, 1, 10), (1, 0, 1)
+    ]  # fmt: skip
+    accepted = []
+    for number in (0, 2, 1):  # cpu-0 is done with both of its tickets before cpu-1 is with its one
+        grant = grants[number]
+        slot, _ = deliveries.slots.lend(1)
+        part = Part(sealed(num_frames=grant.num_frames, slot=slot, version=0), slot)
+        deliveries.land(grant.round, grant.slot, part)
+        deliveries.accept()
+        accepted.append(schedule.accepted_frames)
+    assert accepted == [0, 0, 21]
+    assert [deliveries.take(min_version=None).round.number for _ in range(2)] == [0, 1]
+    deliveries.slots.close()
 
 
 def test_a_sync_round_waits_until_every_place_is_filled() -> None:

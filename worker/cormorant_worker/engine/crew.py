@@ -32,7 +32,7 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.schedule import Grant, Schedule, Slot
+from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
@@ -320,7 +320,13 @@ class Crew:
         self.returns.extend(sealed.returns)
         self.lengths.extend(sealed.lengths)
         self._events.note("sealed", worker=member.name, frames=sealed.num_frames, version=sealed.min_version)
-        self._deliveries.land(out.round, slot, Part(sealed, out.slot, member.attempt))
+        for late in self._deliveries.land(out.round, slot, Part(sealed, out.slot, member.attempt)):
+            self._seal_early(self.members[late], out.round)
+
+    def _seal_early(self, member: Member, found: Round) -> None:
+        for number, out in member.tickets.items():
+            if out.round is found:
+                member.request(Request(number=self._next_number(), action="seal", ticket=number))
 
     def _note_reply(self, member: Member, reply: Reply) -> None:
         if reply.number in self.requests:
@@ -494,8 +500,8 @@ class Crew:
         unfinished = max(0, stepped - member.landed_frames)
         self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
         member.link.close()
-        if slot not in self.places or self.is_closing or self._schedule.is_draining:
-            self._deliveries.complete(self._schedule.forget_member(slot))
+        is_filled_again = slot in self.places and not self.is_closing and not self._schedule.is_draining
+        self._deliveries.complete(self._schedule.forget_member(slot, only_preempted=is_filled_again))
         if member.has_finished and not not_durable:
             return
         if not self.is_closing and self.error is None:

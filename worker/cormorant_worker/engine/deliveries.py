@@ -78,7 +78,7 @@ class Deliveries:
         self._drops_oldest = drops_oldest
         self._has_dataset = has_dataset
         self._landed: dict[int, dict[Slot, Part]] = {}
-        self._backlog: deque[Delivery] = deque()
+        self._backlog: list[Delivery] = []
         self._queue: deque[Delivery] = deque()
         self._lent: dict[int, Delivery] = {}
         """Rounds whose memory is with consumers, by number."""
@@ -88,23 +88,28 @@ class Deliveries:
 
     # -- in ----------------------------------------------------------------------------------------------------
 
-    def land(self, landed: Round, worker: Slot, part: Part) -> None:
-        """A worker sealed its part of a round."""
+    def land(self, landed: Round, worker: Slot, part: Part) -> list[Slot]:
+        """A worker sealed its part of a round. Returns those who are to seal what they have of it now."""
         self._landed.setdefault(landed.number, {})[worker] = part
-        if self._schedule.landed(landed.number, worker).is_complete:
-            self.complete([landed])
+        found = self._schedule.landed(landed.number, worker, part.message.num_frames)
+        late = [] if found.is_complete else self._schedule.preempt(found)
+        if found.is_complete:
+            self.complete([found])
+        return late
 
     def complete(self, rounds: Iterable[Round]) -> None:
         """These rounds wait for nobody any more."""
         for found in rounds:
             self._backlog.append(Delivery(found, tuple(sorted(self._landed.pop(found.number).items()))))
+        # A short last round may lack a straggler that an earlier one still waits for.
+        self._backlog.sort(key=lambda delivery: delivery.round.number)
 
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
-        while self._backlog:
+        while self._backlog and not self._schedule.waits_for_earlier(self._backlog[0].round):
             if self._capacity and not self._has_room and not self._make_room():
                 return
-            delivery = self._backlog.popleft()
+            delivery = self._backlog.pop(0)
             self._schedule.accepted(delivery.round.number)
             self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
             if self._capacity:

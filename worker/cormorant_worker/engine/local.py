@@ -79,6 +79,7 @@ class LocalFleet:
             frames_per_batch=spec.collection.frames_per_batch,
             total_frames=spec.collection.total_frames,
             max_staleness=spec.collection.weights.max_staleness,
+            preemptive_threshold=spec.collection.preemptive_threshold,
         )
         queue = spec.output.queue
         self._events = Events()

@@ -114,12 +114,14 @@ class Request:
 
     number: int
     action: str
-    """offer | pause | resume | stop | save | restore."""
+    """offer | pause | resume | seal | stop | save | restore."""
     version: int = 0
     size_bytes: int = 0
     """Bytes of the payload (weights, state) that follows; 0: none."""
     default_model: str = ""
     """Of an offer: whose tensors those are that carry no model's name."""
+    ticket: int = 0
+    """Of a seal: this ticket's batch, and those of earlier ones, end at the next vector step."""
     models: tuple[str, ...] = ()
     """Of an offer: the payload's other models are out of date."""
 

@@ -8,6 +8,7 @@ A *round* is what the consumer gets at once: one ticket in async mode, one ticke
              collected again                                 do not, and are collected again)
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -16,6 +17,7 @@ Mode = Literal["sync", "async"]
 Slot = tuple[str, int]
 """A worker's place: (group, index)."""
 
+_ROUNDING = 1e-9
 TICKETS_AHEAD = 2
 """Tickets a worker may hold: the one it works on, and the next, so that it never waits for the fleet's answer."""
 
@@ -31,6 +33,8 @@ class Round:
     """Members that have no ticket yet, because they have just been lost."""
     landed: set[Slot] = field(default_factory=set)
     """Members whose batch is complete."""
+    is_preempted: bool = False
+    """Enough have landed: the others hand over what they have, and nobody is waited for who has nothing."""
 
     @property
     def is_complete(self) -> bool:
@@ -51,12 +55,19 @@ class Schedule:
     """Decides which tickets may go out. Owned by the fleet's thread."""
 
     def __init__(
-        self, *, mode: Mode, frames_per_batch: int, total_frames: int | None, max_staleness: int | None
+        self,
+        *,
+        mode: Mode,
+        frames_per_batch: int,
+        total_frames: int | None,
+        max_staleness: int | None,
+        preemptive_threshold: float = 1.0,
     ) -> None:
         self.mode = mode
         self.frames_per_batch = frames_per_batch
         self.total_frames = total_frames
         self.max_staleness = max_staleness
+        self.preemptive_threshold = preemptive_threshold
         self.accepted_frames = 0
         """Frames that the output has taken; what `totalFrames` counts."""
         self.is_draining = False
@@ -186,11 +197,23 @@ class Schedule:
 
     # -- events ------------------------------------------------------------------------------------------------
 
-    def landed(self, round_number: int, slot: Slot) -> Round:
-        """A member's batch is complete."""
+    def landed(self, round_number: int, slot: Slot, num_frames: int) -> Round:
+        """A member's batch is complete. What it has less than was asked for is collected later."""
         found = self._open[round_number]
         found.landed.add(slot)
+        found.frames[slot] = num_frames
         return found
+
+    def preempt(self, found: Round) -> list[Slot]:
+        """A batch of a round has landed: if enough have by now, those who are to hand over what they have."""
+        enough = math.ceil(self.preemptive_threshold * len(found.frames) - _ROUNDING)
+        if self.preemptive_threshold >= 1 or found.is_preempted or len(found.landed) < enough:
+            return []
+        found.is_preempted = True
+        for slot in found.pending:
+            del found.frames[slot]
+        found.pending.clear()
+        return sorted(set(found.frames) - found.landed)
 
     def lost(self, round_number: int, slot: Slot) -> int:
         """A member died with its ticket. Returns the frames that have to be collected again.
@@ -205,11 +228,16 @@ class Schedule:
             del self._open[round_number]
         return count
 
-    def forget_member(self, slot: Slot) -> list[Round]:
-        """A slot will not be filled again (the fleet shrank): rounds that wait for it go on without it."""
+    def forget_member(self, slot: Slot, *, only_preempted: bool = False) -> list[Round]:
+        """A slot will not be filled again (the fleet shrank): rounds that wait for it go on without it.
+
+        Args:
+            slot: whose member is gone.
+            only_preempted: it will be filled again, and only rounds that wait for nobody go on.
+        """
         completed = []
         for found in list(self._open.values()):
-            if slot in found.pending:
+            if slot in found.pending and (found.is_preempted or not only_preempted):
                 found.pending.discard(slot)
                 del found.frames[slot]
                 if not found.frames:
@@ -217,6 +245,12 @@ class Schedule:
                 elif found.is_complete:
                     completed.append(found)
         return completed
+
+    def waits_for_earlier(self, found: Round) -> bool:
+        """True while a sync round must not overtake others: a worker's frames are delivered in their order."""
+        return self.mode == "sync" and any(
+            number < found.number and not other.is_complete for number, other in self._open.items()
+        )
 
     def drain(self) -> list[Round]:
         """Ask for nothing more. Returns the rounds that are complete now, without the members that were lost."""

@@ -7,7 +7,8 @@ actor gives it calls and objects.
 import os
 import threading
 import traceback
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -83,6 +84,10 @@ class Station:
         """Everything is open: tickets and requests can be answered."""
         self._boundary = threading.Lock()
         """Held by the stepping thread while it fills a block: who has it sees the collector between two batches."""
+        self._sealing = threading.Lock()
+        """Guards the numbers of the ticket under way (0: none) and of the last one that ends early."""
+        self._ticket = 0
+        self._sealed_through = 0
 
     # -- the stepping thread -----------------------------------------------------------------------------------
 
@@ -149,7 +154,8 @@ class Station:
         with self._boundary:
             self._apply_weights()
             self._pulse.enter(Phase.STEPPING)
-            filled = self.collector.fill(block, ticket.num_frames)
+            with self._sealable(ticket.number):
+                filled = self.collector.fill(block, ticket.num_frames)
             if self._sink is not None:
                 self._pulse.enter(Phase.STORING)
                 self._sink.append(block)
@@ -167,6 +173,25 @@ class Station:
                 env_restarts=self.collector.env_restarts,
             )
         )
+
+    @contextmanager
+    def _sealable(self, ticket: int) -> Iterator[None]:
+        """Inside, a `seal` of this ticket ends its batch; one that came before does so after the first step."""
+        gate = self.collector.gate
+        with self._sealing:
+            self._ticket = ticket
+            if ticket <= self._sealed_through:
+                gate.seal()
+        yield
+        with self._sealing:
+            self._ticket = 0
+            gate.unseal()
+
+    def _seal(self, ticket: int) -> None:
+        with self._sealing:
+            self._sealed_through = max(self._sealed_through, ticket)
+            if 0 < self._ticket <= ticket:
+                self.collector.gate.seal()
 
     def _apply_weights(self) -> None:
         """Let the newest staged weights act, and say so. The caller holds `_boundary`."""
@@ -211,6 +236,8 @@ class Station:
                 self._pause()
             case "resume":
                 self.collector.gate.open()
+            case "seal":
+                self._seal(request.ticket)
             case "stop":
                 if not self._is_built:
                     os._exit(0)
