@@ -9,13 +9,22 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import structlog
 
 from cormorant_api.errors import HeadError
 from cormorant_api.settings import DEFAULT_PORT, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from cormorant_contract.job import CollectorJob
+    from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.options import FleetOptions
 
 _SIGNAL_BASE = 128
 _OK, _FAILED, _REFUSED = 0, 1, 2
@@ -63,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         job = load_job(given.job, name=given.name)
         refuse_unknown_task(job)
-        make_fleet = _engine(given.fleet)
+        make_fleet = _engine(given)
         with HeadServer(job, _settings(given)) as server:
             server.start_fleet(make_fleet, FleetOptions(workers=given.workers))
             end = server.wait(lambda: bool(signals.number))
@@ -77,18 +86,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return _OK if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
 
 
-def _engine(name: str):  # type: ignore[no-untyped-def]  # the Ray engine's types are not there without Ray
-    if name == "local":
+def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":
+    if given.fleet == "local":
         from cormorant_worker.engine.local import LocalFleet
 
         return LocalFleet
     try:
         from cormorant_worker.engine.ray.fleet import RayFleet
+        from cormorant_worker.engine.ray.options import RayOptions
     except ImportError as error:
         raise HeadError(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
-    return RayFleet
+    ray_options = RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources)
+    return partial(RayFleet, ray_options=ray_options)
 
 
 def _settings(given: argparse.Namespace) -> Settings:
@@ -113,6 +124,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--job", required=True, help="the manifest")
     parser.add_argument("--name", default="", help="metadata.name, for files with several jobs")
     parser.add_argument("--fleet", choices=("local", "ray"), default="local")
+    parser.add_argument(
+        "--ray-address",
+        default=os.environ.get("RAY_ADDRESS", ""),
+        help='"auto" or host:port of a Ray cluster; empty: one of its own. Default: RAY_ADDRESS',
+    )
+    parser.add_argument(
+        "--ray-slot-resources", action="store_true", help='worker cpu-0 goes where the resource "slot:cpu-0" is'
+    )
     parser.add_argument("--workers", type=int, default=0, help="0: what the manifest says")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="control requests; 0: any free one")
