@@ -91,8 +91,8 @@ class Ppo:
             advantage_BT[:, t] = running_B
         return advantage_BT, advantage_BT + value_BT
 
-    def update(self, batch: TensorDict) -> float:
-        """A few epochs over one batch [B, T]. Returns the mean loss of the last one."""
+    def update(self, batch: TensorDict) -> tuple[float, float]:
+        """A few epochs over one batch [B, T]. Returns the mean loss of the first one and of the last one."""
         settings, agent = self.settings, self.agent
         mask_BT = torch.ones(batch.shape, dtype=torch.bool)
         if ("collector", "mask") in batch.keys(True):  # the last batch of a job may be ragged
@@ -106,9 +106,9 @@ class Ppo:
         else:  # strictly on-policy: the weights that acted are these
             with torch.no_grad():
                 old_log_prob_N = agent.policy.evaluate(obs_N, action_N)[0]
-        losses: list[float] = []
+        means: list[float] = []
         for _ in range(settings.epochs):
-            losses.clear()
+            losses: list[float] = []
             for part in torch.randperm(len(obs_N)).split(settings.minibatch):
                 log_prob, entropy, value = agent.evaluate(obs_N[part], action_N[part])
                 ratio = (log_prob - old_log_prob_N[part]).exp()
@@ -121,7 +121,8 @@ class Ppo:
                 nn.utils.clip_grad_norm_(agent.parameters(), settings.max_grad_norm)
                 self.optimizer.step()
                 losses.append(loss.item())
-        return sum(losses) / len(losses)
+            means.append(sum(losses) / len(losses))
+        return means[0], means[-1]
 
     def _values(self, observation_BT: Tensor) -> Tensor:
         flat = observation_BT.flatten(0, 1)

@@ -25,8 +25,8 @@ SETTINGS = Settings(
 )
 
 
-def train(client: Client, *, max_updates: int, seed: int) -> list[float]:
-    """Learn until the stream ends. Returns the loss of each update."""
+def train(client: Client, *, max_updates: int, seed: int) -> list[tuple[float, float]]:
+    """Learn until the stream ends. Returns the loss of each update, in its first and its last epoch."""
     torch.manual_seed(seed)
     observation_space = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8)
     policy = atari_cnn(observation_space, gymnasium.spaces.Discrete(6), return_log_prob=True)
@@ -38,9 +38,10 @@ def train(client: Client, *, max_updates: int, seed: int) -> list[float]:
             link.step()  # returns at once; the newest weights follow
             status = client.status()
             played = status.episodes.mean_return or 0.0
+            first, last = losses[-1]
             print(
                 f"{status.frames.collected:>9} frames  {time.monotonic() - began:6.0f} s  version {link.version:>4}  "
-                f"staleness {link.staleness.mean:.1f}  loss {losses[-1]:.4f}  return {played:.1f}"
+                f"staleness {link.staleness.mean:.1f}  loss {first:.4f} -> {last:.4f}  return {played:.1f}"
             )
             if number == max_updates:
                 break
@@ -57,7 +58,8 @@ def main() -> None:
     chosen = options.parse_args()
     with connect(chosen.url, token_file=chosen.token_file) as client:
         losses = train(client, max_updates=chosen.updates, seed=chosen.seed)
-    print(f"{len(losses)} updates, loss {losses[0]:.4f} -> {losses[-1]:.4f}")
+    first, last = (sum(column) / len(losses) for column in zip(*losses, strict=True))
+    print(f"{len(losses)} updates, loss {first:.4f} -> {last:.4f}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,9 @@ from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.wire_bytes import encode_blocks
 from cormorant_worker.batch import stack_workers, to_tensordict
 from cormorant_worker.block import Block
+from cormorant_worker.engine.loan import Loan, LoanPart
 from cormorant_worker.seeding import SeedPath
+from cormorant_worker.wire import encode
 
 
 def blocks_of(quotas: Sequence[Sequence[int]], *, index: int = 0, **options: object) -> list[Block]:
@@ -95,6 +97,25 @@ def test_columns_and_workers_of_any_length(quotas: list[list[int]], lengths: lis
     data = encode_blocks(blocks, mode="sync")  # before to_tensordict, which zeroes the padding of its block
     batch = decode(memoryview(bytearray(data)))
     assert_same(batch.tensordict(), stack_workers([to_tensordict(block) for block in blocks]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"lengths": (3, 1, 7)}, {"policy": "counter"}, {"observation": "nested", "action": "dict"}, {"lengths": 99}],
+)
+def test_the_workers_encoder_and_this_decoder_agree(options: dict[str, object]) -> None:
+    blocks = [block for index in range(2) for block in blocks_of([(5, 5, 5), (4, 3, 2)], index=index, **options)]
+    for chosen, mode in ((blocks[:1], "async"), (blocks[1:2], "async"), (blocks, "sync")):
+        loan = Loan(
+            tuple(LoanPart(worker="cpu-0", attempt=0, block=block, memory=None) for block in chosen),
+            mode=mode, num_frames=sum(block.num_frames for block in chosen), min_version=2, max_version=5,
+            storing_device="cpu", on_copied=lambda: None, on_release=lambda: None,
+        )  # fmt: skip
+        wire = encode(loan, batch_id="e-4", delivery=2)
+        batch = decode(memoryview(bytearray(b"".join([wire.header, *wire.buffers]))))
+        assert_same(batch.tensordict(), loan.tensordict())
+        assert (batch.id, batch.delivery, batch.min_version, batch.max_version) == ("e-4", 2, 2, 5)
+        assert (batch.num_frames, batch.mode) == (loan.num_frames, mode)
 
 
 def test_bytes_are_not_copied_where_no_trajectory_ended() -> None:
