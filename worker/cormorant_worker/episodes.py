@@ -2,9 +2,10 @@
 
 Stopping when n episodes have ended anywhere counts the quick ones first. Instead every environment is told beforehand
 how many of its episodes count (n // B each, the first n % B environments one more), and plays from fresh starts until
-it has them. What an environment plays beyond its share is not looked at.
+it has them. What an environment plays beyond its share is not looked at, nor an episode in which it crashed.
 """
 
+from collections.abc import Set
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,20 +55,29 @@ def collect_episodes(collector: "Collector", num_episodes: int, *, max_frames: i
         collector.fill_columns(block, np.where(missing > 0, _CHUNK_ROWS, 0))
         chunk = to_tensordict(block)
         chunks.append(chunk)
-        missing -= chunk["next", "done"].sum(dim=(1, 2)).numpy()
-    return _pad(_episodes(_join(chunks), shares))
+        missing -= _ends(chunk, collector.trajectories.lost).sum(dim=1).numpy()
+    return _pad(_episodes(_join(chunks), shares, collector.trajectories.lost))
 
 
-def _episodes(played: TensorDict, shares: Array) -> list[TensorDict]:
+def _ends(played: TensorDict, lost: Set[int]) -> torch.Tensor:
+    """`[B, T]` True where an episode ended by itself, and not with its environment."""
+    ids = played["collector", "traj_ids"]
+    ends: torch.Tensor = played["next", "done"].squeeze(-1) & ~torch.isin(
+        ids, torch.tensor(sorted(lost), dtype=ids.dtype)
+    )
+    return ends
+
+
+def _episodes(played: TensorDict, shares: Array, lost: Set[int]) -> list[TensorDict]:
     """Cut `[B, T]` into each environment's first episodes, `[length]` each.
 
     An episode begins where its trajectory does: one that was lost in a crash before it had a frame in its last chunk
     has no end of its own.
     """
     found = []
-    for column, share in zip(played.unbind(0), shares, strict=True):
+    for column, ended, share in zip(played.unbind(0), _ends(played, lost), shares, strict=True):
         ids = column["collector", "traj_ids"]
-        for end in column["next", "done"].squeeze(-1).nonzero().squeeze(-1)[: int(share)].tolist():
+        for end in ended.nonzero().squeeze(-1)[: int(share)].tolist():
             begin = int((ids[: end + 1] == ids[end]).to(torch.uint8).argmax())
             found.append(column[begin : end + 1])
     return found

@@ -333,7 +333,7 @@ class LockstepLane:
         self._truncated[at, which] = True
         final = tuple(a[at + 1, which] for a in self._obs)
         self._block.end(at, which + self._columns.first, final, tuple(a[at + 1, which] for a in self._states))
-        self._trajectories.open(columns + self._columns.first)
+        self._trajectories.lose(columns + self._columns.first)
         self._begin_trajectories(rows, columns)
         for stored, value in zip(self._obs, first, strict=True):
             stored[rows, columns] = value

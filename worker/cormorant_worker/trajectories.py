@@ -57,6 +57,8 @@ class Trajectories:
         self.returns: Array = np.zeros(num_envs, dtype=np.float64)
         """[B] undiscounted return of the open trajectory so far."""
         self.finished = Episodes()
+        self.lost: set[int] = set()
+        """Trajectories that a crash of their environment ended: no episodes."""
         self.open(slice(None))
 
     def open(self, columns: slice | Array) -> None:
@@ -73,6 +75,11 @@ class Trajectories:
         """The trajectories of these columns ended: note the episodes, and begin new ones."""
         self.finished.returns.extend(self.returns[columns].tolist())
         self.finished.lengths.extend(self.lengths[columns].tolist())
+        self.open(columns)
+
+    def lose(self, columns: Array) -> None:
+        """The environments of these columns crashed: their trajectories end, and new ones begin."""
+        self.lost.update(self.ids[columns].tolist())
         self.open(columns)
 
     def take_finished(self) -> Episodes:

@@ -294,6 +294,16 @@ def test_an_episode_never_joins_the_trajectories_before_and_after_a_crash() -> N
     assert batch["observation"][0, :, 2].tolist() == list(range(80))
 
 
+def test_an_episode_that_a_crash_cut_short_does_not_count() -> None:
+    failures = [{"how": "raise", "step": 5, "seeds": [SEEDS.env_seeds(2)[0]]}]
+    collector = make_collector(num_envs=2, lengths=10, failures=failures)
+    batch = collector.collect(num_episodes=4)
+    assert collector.env_restarts == 1
+    assert batch["collector", "mask"].sum(1).tolist() == [10, 10, 10, 10]
+    assert batch["next", "terminated"].sum() == 4
+    assert not batch["next", "truncated"].any()
+
+
 def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
     paths = [
         SeedPath(job_seed=3, index=index, attempt=attempt, group_number=group, num_groups=2)
