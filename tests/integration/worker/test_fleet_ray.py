@@ -192,10 +192,11 @@ cluster.shutdown()
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(260)
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", TWO_NODES, mode], env=script_environment(), capture_output=True, text=True, timeout=110
+        [sys.executable, "-c", TWO_NODES, mode], env=script_environment(), capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stderr[-3000:]
     told = json.loads(done.stdout.splitlines()[-1])
@@ -252,6 +253,24 @@ def test_a_cluster_of_its_own_collects_for_ever_and_ends_with_the_fleet() -> Non
     assert script.returncode == 0, err[-3000:]
     until(lambda: not psutil.pid_exists(int(lines[0])), seconds=20)
     until(lambda: not of_session(script.pid), seconds=20)
+
+
+@pytest.mark.slow
+def test_no_process_is_left_when_the_fleets_own_is_killed() -> None:
+    waits = ENDLESS.replace('print("collected", flush=True)', "import time; time.sleep(100)")
+    script = subprocess.Popen(
+        [sys.executable, "-c", waits],
+        env=script_environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert script.stdout is not None
+    worker = next(int(line) for line in script.stdout if line.strip().isdecimal())
+    script.kill()
+    script.communicate(timeout=30)
+    until(lambda: not psutil.pid_exists(worker), seconds=40)
+    until(lambda: not of_session(script.pid), seconds=40)
 
 
 def job_with(resources: dict, **group: object) -> object:

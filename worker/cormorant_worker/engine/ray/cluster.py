@@ -47,8 +47,12 @@ class Cluster:
                     logging_level=logging.ERROR,
                 )
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
-            where = f'connect to the Ray cluster "{options.address}"' if options.address else "start a Ray cluster"
-            raise FleetError(f"cannot {where}: {error}") from error
+            if not options.address:
+                raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
+            raise FleetError(
+                f'cannot connect to the Ray cluster "{options.address}": {error}; if it wants a token, set '
+                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+            ) from error
         finally:
             # Ray takes SIGTERM for itself; how this process ends is not its business.
             if threading.current_thread() is threading.main_thread() and before is not None:
