@@ -1,11 +1,22 @@
 """What the README shows is run: its Python, its manifest, its commands."""
 
+import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import time
+import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 
+import gymnasium
 import pytest
+import safetensors.numpy
+import safetensors.torch
+
+from cormorant_worker.policies import mlp
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
@@ -15,9 +26,15 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
 
 
-def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 300) -> str:
+def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 300, env: Mapping[str, str] | None = None) -> str:
     done = subprocess.run(
-        [str(part) for part in command], cwd=cwd, capture_output=True, text=True, timeout=timeout_s, check=False
+        [str(part) for part in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=env,
     )
     assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done.stdout
@@ -26,8 +43,60 @@ def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 300) -> str:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("number", range(2))
 def test_python_blocks_run_as_they_stand(number: int) -> None:
-    assert len(blocks("python")) == 2
-    run(sys.executable, "-c", blocks("python")[number])
+    local = [block for block in blocks("python") if "cormorant_client" not in block]
+    assert len(local) == 2
+    run(sys.executable, "-c", local[number])
+
+
+@pytest.mark.timeout(300)
+def test_the_rest_api_answers_as_shown(tmp_path: Path) -> None:
+    """The served run, the curl lines against it, and the learner's Python, in this order and as they stand."""
+    (serve,) = [line for block in blocks("sh") for line in block.splitlines() if "--serve" in line and "head" in line]
+    (curls,) = [block for block in blocks("sh") if "curl" in block]
+    (learner,) = [block for block in blocks("python") if "cormorant_client" in block]
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    save_policy(tmp_path / "policy.safetensors")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = serve.partition("#")[0].split()
+    environment = {
+        **os.environ,
+        "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
+        "CORMORANT_URL": f"http://127.0.0.1:{port}",
+        "CORMORANT_TOKEN_FILE": "head/tokens.json",
+    }
+    with subprocess.Popen(
+        [*command, "--port", str(port)], cwd=tmp_path, env=environment, stdout=subprocess.PIPE
+    ) as head:
+        try:
+            await_head(f"http://127.0.0.1:{port}/readyz", head)
+            shell = curls.replace("http://127.0.0.1:8000", f"http://127.0.0.1:{port}")
+            run("bash", "-euc", shell, cwd=tmp_path, env=environment)
+            assert safetensors.numpy.load_file(tmp_path / "batch.safetensors")["0/next/reward"].shape == (32, 8)
+            run(BIN / "cormorant", "resume", cwd=tmp_path, env=environment)
+            printed = run(sys.executable, "-c", learner, cwd=tmp_path, env=environment)
+            assert printed.count("state='applied'") >= 2048 // 512
+            assert int(printed.splitlines()[-1]) >= 2048
+        finally:
+            head.send_signal(signal.SIGINT)
+            head.communicate(timeout=30)
+
+
+def save_policy(path: Path) -> None:
+    space, actions = gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)
+    safetensors.torch.save_file(mlp(space, actions).state_dict(), path)
+
+
+def await_head(url: str, head: "subprocess.Popen[bytes]", *, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        assert head.poll() is None, head.communicate()
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            assert time.monotonic() < deadline, f"{url} did not answer in time"
+            time.sleep(0.2)
 
 
 @pytest.mark.timeout(300)
