@@ -34,8 +34,8 @@ test-all: $(INSTALLED) ## Run all tests that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, imports, generated files
-	@$(BIN)/ruff check .
-	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check --no-cache .
+	@$(BIN)/ruff format --no-cache --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/cormorant crd | diff - charts/cormorant/files/crds/collectorjobs.yaml

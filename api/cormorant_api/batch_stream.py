@@ -1,6 +1,5 @@
 """`GET /v1/batches`: batches without end on one connection."""
 
-from cormorant_worker.wire import encode
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -12,6 +11,7 @@ from cormorant_api.transfer import Hangup, SlowReader, chunks_of, send_within
 from cormorant_contract.rest.headers import BATCH_STREAM
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.wire import encode
 
 _LOOK_S = 1.0
 _LENGTH_BYTES = 8
