@@ -1,0 +1,1 @@
+"""The operator: makes pods of CollectorJobs and keeps them as the specs say."""

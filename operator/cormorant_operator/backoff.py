@@ -1,0 +1,41 @@
+"""How long a place stays empty after a pod failed in it; computed from the pod alone: it outlives the operator."""
+
+from datetime import datetime, timedelta
+
+from cormorant_operator.observed import Pod
+
+RESET_AFTER_S = 600.0
+"""A pod that ran so long was healthy: its failure is the first again."""
+_BASE_S = 10.0
+_LONGEST_S = 360.0
+
+
+def failures_after(pod: Pod) -> int:
+    """Failures in a row, once this pod is over."""
+    if not pod.is_failure:
+        return pod.failures
+    is_first = pod.ran_s >= RESET_AFTER_S and pod.stalled_since is None
+    return 1 if is_first else pod.failures + 1
+
+
+def restarts_after(pod: Pod) -> int:
+    """Failures of the place ever, once this pod is over."""
+    return pod.restarts + pod.is_failure
+
+
+def delay_s(failures: int) -> float:
+    """Seconds before the next attempt: none after the first failure, then 10, 20, 40 ... 360."""
+    if failures <= 1:
+        return 0.0
+    # The exponent is bounded, too: 2.0 ** 5000 overflows.
+    return min(_LONGEST_S, _BASE_S * 2.0 ** min(failures - 2, 16))
+
+
+def next_attempt_at(pod: Pod) -> datetime:
+    """When the place of a pod that failed may be filled again."""
+    return (pod.ended or pod.created) + timedelta(seconds=delay_s(failures_after(pod)))
+
+
+def refusal_delay_s(count: int) -> float:
+    """Seconds before the API server is asked again for what it refused n times: 5, 10, 20, 40, 60, 60 ..."""
+    return min(60.0, 5.0 * 2.0 ** min(count - 1, 16))

@@ -1,0 +1,80 @@
+"""Services, the ConfigMap of the manifest and the Secret of tokens as JSON; digests tell what others changed."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from cormorant_contract.job import API_VERSION, KIND
+from cormorant_operator import entrypoints, names
+from cormorant_operator.job import Job
+from cormorant_operator.plan import Manifest
+from cormorant_operator.pods import owner_reference
+from cormorant_operator.tokens import Tokens
+
+
+def services(job: Job, *, epoch: int) -> list[Manifest]:
+    """The head's Services. Their selectors carry the epoch: an old head that comes back gets no traffic."""
+    selector = {names.JOB_UID: job.uid, names.ROLE: names.HEAD, names.EPOCH: str(epoch)}
+    # Workers must reach Ray before the head is ready: it is ready when the first of them has joined. A ClusterIP and
+    # not a headless Service: DNS answers of a head that is gone are believed for seconds.
+    ray = {
+        "selector": selector,
+        "publishNotReadyAddresses": True,
+        "ports": [_port("gcs", entrypoints.GCS_PORT)],
+    }
+    api = {
+        "selector": selector,
+        "publishNotReadyAddresses": False,
+        "ports": [_port("api", entrypoints.API_PORT), _port("data", entrypoints.DATA_PORT)],
+    }
+    return [
+        _child(job, "Service", names.head_service(job.name), {"spec": ray}),
+        _child(job, "Service", names.api_service(job.name), {"spec": api}),
+    ]
+
+
+def config_map(job: Job, *, digest: str) -> Manifest:
+    """The manifest that a head reads at its start."""
+    manifest = {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "metadata": {"name": job.name, "namespace": job.identity.namespace},
+        "spec": job.spec.to_document(),
+    }
+    # JSON is YAML, and has one spelling.
+    text = json.dumps(manifest, sort_keys=True, indent=1)
+    return _child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
+
+
+def secret(job: Job, tokens: Tokens) -> Manifest:
+    """The job's tokens: one key a role for people, and the file that the head reads."""
+    by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
+    data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}
+    return _child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
+
+
+def digest_of(manifest: Mapping[str, Any]) -> str:
+    """Digest of the part of a Service or ConfigMap that is ours, of one that we render and of one that exists alike."""
+    if manifest["kind"] == "ConfigMap":
+        return names.digest(manifest.get("data") or {})
+    spec = manifest.get("spec") or {}
+    ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
+    return names.digest(spec.get("selector"), bool(spec.get("publishNotReadyAddresses")), ports)
+
+
+def _port(name: str, number: int) -> dict[str, Any]:
+    return {"name": name, "port": number, "targetPort": number, "protocol": "TCP"}
+
+
+def _child(job: Job, kind: str, name: str, body: Mapping[str, Any]) -> Manifest:
+    return {
+        "apiVersion": "v1",
+        "kind": kind,
+        "metadata": {
+            "name": name,
+            "namespace": job.identity.namespace,
+            "labels": names.child_labels(job.name, job.uid),
+            "ownerReferences": [owner_reference(job)],
+        },
+        **body,
+    }

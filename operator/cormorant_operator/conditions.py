@@ -1,0 +1,198 @@
+"""`status.conditions`: what holds of a job, and why, in words that tests pin.
+
+    Accepted     True: Accepted
+                 False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
+    Scheduled    True: AllPodsScheduled
+                 False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
+    Ready        True: EnoughWorkers    False: HeadNotReady TooFewWorkers NotWanted
+    Updating     True: ReplacingHead RollingUpdate    False: UpToDate
+    Progressing  True: FramesCollected    Unknown: ControlPlaneUnreachable
+                 False: NoFrames NotReady Paused WaitingForConsumer Draining NotWanted
+    Stalled      True: NoProgress    False: NotStalled
+    Paused       True: Spec API NoWorkers    False: NotPaused
+    Suspended    True: Suspended    False: Suspending NotSuspended
+    Completed    True: AllFramesDelivered DrainTimedOut
+    Failed       True: HeadRefused HeadRestartsExceeded SlotRestartsExceeded StartupDeadlineExceeded Unschedulable
+                 Stalled
+
+Completed and Failed are there only when they hold, and then for ever.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
+from cormorant_operator import progress
+from cormorant_operator.job import find
+from cormorant_operator.obstacles import acceptance_trouble, scheduling_trouble
+from cormorant_operator.outcome import Outcome
+from cormorant_operator.suspension import State
+from cormorant_operator.view import View
+
+_LONGEST_MESSAGE = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """A condition without its times."""
+
+    type: ConditionType
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Course:
+    """What this reconcile decided, as far as conditions tell of it."""
+
+    suspension: State = "no"
+    is_replacing_head: bool = False
+    is_updating: bool = False
+    is_stalled: bool = False
+    outcome: Outcome | None = None
+
+
+def facts(view: View, course: Course) -> tuple[Fact, ...]:
+    """Every condition of a job, in the order of the table."""
+    is_wanted = course.suspension in ("no", "draining") and course.outcome is None
+    found = [
+        _accepted(view),
+        _scheduled(view) if is_wanted else Fact(type="Scheduled", status="False", reason="NotWanted"),
+        _ready(view) if is_wanted else Fact(type="Ready", status="False", reason="NotWanted"),
+        _updating(course),
+        _progressing(view, course) if is_wanted else Fact(type="Progressing", status="False", reason="NotWanted"),
+        _stalled(view, course),
+        _paused(view),
+        _suspended(course),
+        *_ended(course),
+    ]
+    return tuple(found)
+
+
+def merge(status: CollectorJobStatus, news: Sequence[Fact], *, generation: int, now: datetime) -> tuple[Condition, ...]:
+    """Conditions with times: a transition is a change of status, not of reason."""
+    return tuple(_dated(status, fact, generation=generation, now=now) for fact in news)
+
+
+def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: datetime) -> Condition:
+    before = find(status, fact.type)
+    is_same = before is not None and before.status == fact.status
+    return Condition(
+        type=fact.type,
+        status=fact.status,
+        observed_generation=generation,
+        last_transition_time=before.last_transition_time if before is not None and is_same else now,
+        reason=fact.reason,
+        message=fact.message[:_LONGEST_MESSAGE],
+    )
+
+
+def _accepted(view: View) -> Fact:
+    trouble = acceptance_trouble(view)
+    if trouble is not None:
+        return Fact(type="Accepted", status="False", reason=trouble.reason, message=trouble.message)
+    return Fact(type="Accepted", status="True", reason="Accepted")
+
+
+def _scheduled(view: View) -> Fact:
+    trouble = scheduling_trouble(view)
+    if trouble is not None:
+        return Fact(type="Scheduled", status="False", reason=trouble.reason, message=trouble.message)
+    placed = sum(pod.is_live and pod.is_scheduled for pod in view.observed.pods if pod.role == "worker")
+    wanted = sum(view.sizes.values())
+    head = view.live_head
+    if head is None or not head.is_scheduled or placed < wanted:
+        where = "has" if head is not None and head.is_scheduled else "has not"
+        message = f"{placed} of {wanted} workers have a node, the head {where} one"
+        return Fact(type="Scheduled", status="False", reason="PodsPending", message=message)
+    return Fact(type="Scheduled", status="True", reason="AllPodsScheduled")
+
+
+def _ready(view: View) -> Fact:
+    if view.live_head is None or not view.live_head.is_ready:
+        return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head does not answer yet")
+    ready, wanted = sum(view.ready(group.name) for group in view.groups), sum(view.sizes.values())
+    message = f"{ready} of {wanted} workers are ready"
+    if not view.has_enough:
+        return Fact(type="Ready", status="False", reason="TooFewWorkers", message=message)
+    return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
+
+
+def _updating(course: Course) -> Fact:
+    if course.is_replacing_head:
+        return Fact(type="Updating", status="True", reason="ReplacingHead")
+    if course.is_updating:
+        return Fact(type="Updating", status="True", reason="RollingUpdate")
+    return Fact(type="Updating", status="False", reason="UpToDate")
+
+
+def _progressing(view: View, course: Course) -> Fact:
+    head = view.live_head
+    if course.suspension == "draining":
+        return Fact(type="Progressing", status="False", reason="Draining")
+    if head is None or not head.is_ready:
+        return Fact(type="Progressing", status="False", reason="NotReady", message="the head does not answer yet")
+    if view.observed.is_silent:
+        message = f"{head.name} is ready and does not answer GET /v1/status"
+        return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
+    if progress.pause_reason(view):
+        return Fact(type="Progressing", status="False", reason="Paused")
+    if progress.is_all_collected(view):
+        message = "everything is collected; learners have not acknowledged all of it"
+        return Fact(type="Progressing", status="False", reason="Draining", message=message)
+    if progress.is_waiting_for_consumer(view):
+        message = "the queue is full; workers wait for a learner to take a batch"
+        return Fact(type="Progressing", status="False", reason="WaitingForConsumer", message=message)
+    return _moving(view)
+
+
+def _moving(view: View) -> Fact:
+    moved = progress.frames_collected(view) > view.job.status.frames.collected
+    answer = view.answer
+    if answer is None:
+        # Not asked yet: what was known before holds.
+        before = find(view.job.status, "Progressing")
+        if before is not None:
+            return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
+    if moved or (answer is not None and answer.per_second > 0):
+        return Fact(type="Progressing", status="True", reason="FramesCollected")
+    message = answer.failure if answer is not None else ""
+    return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
+
+
+def _stalled(view: View, course: Course) -> Fact:
+    if course.is_stalled:
+        seconds = view.policy.progress_deadline_seconds
+        message = f"no frame was collected within progressDeadlineSeconds {seconds}"
+        return Fact(type="Stalled", status="True", reason="NoProgress", message=message)
+    return Fact(type="Stalled", status="False", reason="NotStalled")
+
+
+def _paused(view: View) -> Fact:
+    reason = progress.pause_reason(view)
+    if not reason and view.answer is None and not view.job.spec.paused:
+        # A silent head may be paused by a lease as before; nobody can say that it is not.
+        before = find(view.job.status, "Paused")
+        if before is not None and before.reason == "API" and view.live_head is not None:
+            return Fact(type="Paused", status=before.status, reason=before.reason, message=before.message)
+    if reason:
+        return Fact(type="Paused", status="True", reason=reason)
+    return Fact(type="Paused", status="False", reason="NotPaused")
+
+
+def _suspended(course: Course) -> Fact:
+    if course.suspension == "suspended":
+        return Fact(type="Suspended", status="True", reason="Suspended")
+    if course.suspension == "no":
+        return Fact(type="Suspended", status="False", reason="NotSuspended")
+    return Fact(type="Suspended", status="False", reason="Suspending")
+
+
+def _ended(course: Course) -> Iterator[Fact]:
+    if course.outcome is not None:
+        yield Fact(
+            type=course.outcome.kind, status="True", reason=course.outcome.reason, message=course.outcome.message
+        )

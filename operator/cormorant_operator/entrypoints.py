@@ -1,0 +1,120 @@
+"""Command lines and environments of the two kinds of pods: what the image's entrypoints are told. Pinned here alone.
+
+Both kinds start `python -m cormorant_worker.supervisor`, as process 1 of a container that nobody restarts:
+
+    supervisor head -- COMMAND...
+        Starts `ray start --head`, waits until it answers, then runs COMMAND and passes SIGTERM on to it. Ends with
+        COMMAND's exit code after it stopped Ray, and with 1 when Ray ended first.
+
+    supervisor worker
+        Starts `ray start --address=$CORMORANT_HEAD` with the resource {"slot:$CORMORANT_GROUP-$CORMORANT_INDEX": 1}
+        and waits for it to end; then it cleans up and starts again, for as long as the pod lives: a worker re-joins
+        whichever head the Service leads to. At SIGTERM it lets the worker's batch be finished or handed over, within
+        $CORMORANT_GRACE_SECONDS, then stops Ray. It ends with another code than 0 only for what a new pod may cure.
+        It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has joined) and serves /metrics there.
+
+Exit codes of the head's COMMAND: 0 everything is delivered, 2 what it was given cannot be used, 130 and 143 after a
+signal, others: it failed and may work the next time.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+API_PORT, DATA_PORT, GCS_PORT, WORKER_PORT = 8000, 8001, 6379, 8000
+EXIT_DONE, EXIT_REFUSED = 0, 2
+
+JOB_FILE = "/etc/cormorant/job/job.yaml"
+TOKEN_FILE = "/etc/cormorant/tokens/tokens.json"
+CODE_FOLDER = "/etc/cormorant/code"
+STATE_FOLDER = "/var/lib/cormorant"
+
+_SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
+
+_COMMON: Mapping[str, str] = {
+    "HOME": "/tmp",
+    "PYTHONPATH": CODE_FOLDER,
+    "PYTHONPYCACHEPREFIX": "/tmp/pyc",
+    "PYTHONUNBUFFERED": "1",
+    "RAY_AUTH_MODE": "token",
+    # A lost node is known after 3 s and not after 15; a raylet of an old head ends after 5 s and not after 60.
+    "RAY_health_check_initial_delay_ms": "1000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_health_check_timeout_ms": "1000",
+    "RAY_health_check_failure_threshold": "3",
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+    "RAY_raylet_liveness_self_check_interval_ms": "1000",
+    # The supervisor drains; Ray is stopped at once after that.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+}
+
+
+def head_command(*, epoch: int, floor_frames: int, drain_s: int) -> list[str]:
+    """The head's argument vector.
+
+    Args:
+        epoch: incarnation of the head, from 1; attempts and seeds of earlier ones do not come again.
+        floor_frames: frames that earlier heads are known to have collected.
+        drain_s: after SIGTERM, for batches under way to be acknowledged.
+    """
+    return [
+        *(*_SUPERVISOR, "head", "--"),
+        *("python", "-m", "cormorant_api", "--job", JOB_FILE),
+        *("--fleet", "ray", "--ray-address", "auto", "--ray-slot-resources"),
+        *("--host", "0.0.0.0", "--port", str(API_PORT), "--data-port", str(DATA_PORT)),
+        *("--directory", STATE_FOLDER, "--token-file", TOKEN_FILE),
+        *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(drain_s)),
+    ]
+
+
+def worker_command() -> list[str]:
+    """A worker's argument vector: what differs between workers is in the environment."""
+    return [*_SUPERVISOR, "worker"]
+
+
+def head_env(*, secret: str) -> list[dict[str, Any]]:
+    """Environment of a head's container."""
+    return [*_plain(_COMMON), _ray_token(secret), _pod_ip()]
+
+
+def worker_env(*, secret: str, head: str, group: str, index: int, attempt: int, grace_s: int) -> list[dict[str, Any]]:
+    """Environment of a worker's container.
+
+    Args:
+        secret: of the job's tokens.
+        head: name of the Service that leads to the head's Ray.
+        group: the worker's group.
+        index: the worker's index in it.
+        attempt: how many pods filled the slot before.
+        grace_s: from SIGTERM to SIGKILL.
+    """
+    own = {
+        "CORMORANT_HEAD": f"{head}:{GCS_PORT}",
+        "CORMORANT_GROUP": group,
+        "CORMORANT_INDEX": str(index),
+        "CORMORANT_ATTEMPT": str(attempt),
+        "CORMORANT_GRACE_SECONDS": str(grace_s),
+    }
+    return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
+
+
+def final_frames(message: str) -> int | None:
+    """Frames that a head wrote into its termination message, `{"frames": 1000}`; None when it wrote something else."""
+    try:
+        document = json.loads(message)
+    except ValueError:
+        return None
+    frames = document.get("frames") if isinstance(document, dict) else None
+    return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
+
+
+def _plain(values: Mapping[str, str]) -> list[dict[str, Any]]:
+    return [{"name": name, "value": value} for name, value in values.items()]
+
+
+def _ray_token(secret: str) -> dict[str, Any]:
+    return {"name": "RAY_AUTH_TOKEN", "valueFrom": {"secretKeyRef": {"name": secret, "key": "ray"}}}
+
+
+def _pod_ip() -> dict[str, Any]:
+    return {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}

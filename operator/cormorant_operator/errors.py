@@ -1,0 +1,71 @@
+"""What goes wrong between the operator and what it talks to.
+
+OperatorError
+  SettingsError        the operator was started with values that cannot be used
+  ApiError             the API server answered with an error
+    Conflict           409: it exists already, or a precondition does not hold
+    NotFound           404
+    Refused            400, 403, 422: asking again with the same words will not help
+  Unreachable          no answer from the API server within the time
+  HeadSilent           a head did not answer, or with nothing that can be read
+  LeaseLost            another operator leads
+"""
+
+from typing import Any
+
+
+class OperatorError(Exception):
+    """Anything this package raises."""
+
+
+class SettingsError(OperatorError):
+    """The operator was started with values that cannot be used."""
+
+
+class ApiError(OperatorError):
+    """The API server answered with an error."""
+
+    def __init__(self, code: int, document: dict[str, Any], *, request: str) -> None:
+        """Keep what a Status object says.
+
+        Args:
+            code: of the HTTP answer.
+            document: the Status object; may lack everything.
+            request: method and path, for the message.
+        """
+        self.code = code
+        self.reason = str(document.get("reason") or "")
+        self.message = str(document.get("message") or "")
+        details = document.get("details") or {}
+        self.causes = tuple(str(cause.get("reason", "")) for cause in details.get("causes") or ())
+        self.retry_after_s = float(details.get("retryAfterSeconds") or 0)
+        super().__init__(f"{request}: the API server answered {code} {self.reason}: {self.message}")
+
+    @property
+    def is_transient(self) -> bool:
+        """Whether the same request may work later."""
+        return self.code in (408, 429) or self.code >= 500
+
+
+class Conflict(ApiError):
+    """409: it exists already, or a precondition does not hold."""
+
+
+class NotFound(ApiError):
+    """404."""
+
+
+class Refused(ApiError):
+    """400, 403, 422: asking again with the same words will not help."""
+
+
+class Unreachable(OperatorError):
+    """No answer from the API server within the time."""
+
+
+class HeadSilent(OperatorError):
+    """A head did not answer, or with nothing that can be read."""
+
+
+class LeaseLost(OperatorError):
+    """Another operator leads."""

@@ -1,0 +1,93 @@
+"""The head: one an epoch, and what comes after it.
+
+epoch 1 lives -> ends by itself, badly      -> back-off, epoch 2; counted
+              -> is deleted, evicted, lost  -> epoch 2; not counted
+              -> is outdated                -> deleted, epoch 2; not counted
+              -> ends with 0                -> the job is complete
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from cormorant_operator import names
+from cormorant_operator.backoff import RESET_AFTER_S, next_attempt_at
+from cormorant_operator.children import config_map
+from cormorant_operator.observed import Pod
+from cormorant_operator.plan import Action, CreatePod, DeletePod, Manifest
+from cormorant_operator.pods import Birth, head_pod
+from cormorant_operator.progress import frames_collected
+from cormorant_operator.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadPlan:
+    """What becomes of the head."""
+
+    actions: tuple[Action, ...] = ()
+    epoch: int = 0
+    """The epoch that Services lead to."""
+    is_coming: bool = False
+    """There is a live head, or one is created, or will be when a back-off is over."""
+    is_replacing: bool = False
+    """A healthy head goes, because its template changed."""
+    due: datetime | None = None
+
+
+def plan_head(view: View) -> HeadPlan:
+    """Keep one live head of the newest template."""
+    live, newest = view.live_head, view.newest_head
+    tidy, tidy_at = _tidy(view)
+    if live is not None:
+        if live.template != view.templates.head and _may_replace(view):
+            replace = DeletePod(pod=live, why="its template changed")
+            return HeadPlan(actions=(*tidy, replace), epoch=live.epoch, is_coming=True, is_replacing=True)
+        return HeadPlan(actions=tidy, epoch=live.epoch, is_coming=True, due=tidy_at)
+    if not view.is_proven(view.templates.head):
+        return HeadPlan(actions=tidy, epoch=view.epoch)
+    if (until := view.refused_until(names.HEAD)) is not None:
+        return HeadPlan(actions=tidy, epoch=view.epoch, due=until)
+    not_before = _blocked_until(newest) if newest is not None else None
+    if not_before is not None and not_before > view.now:
+        return HeadPlan(actions=tidy, epoch=view.epoch, is_coming=True, due=not_before)
+    epoch = view.epoch + 1
+    create = CreatePod(owner=names.HEAD, manifest=render_head(view, epoch=epoch))
+    return HeadPlan(actions=(*tidy, create), epoch=epoch, is_coming=True)
+
+
+def render_head(view: View, *, epoch: int) -> Manifest:
+    """The head pod of an epoch."""
+    image = view.job.spec.image or view.site.image
+    birth = Birth(template=view.templates.head, base_image=image, failures=view.head_failures)
+    config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
+    return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_collected(view), config=config)
+
+
+def _blocked_until(pod: Pod) -> datetime | None:
+    """When the successor of a head that does not live may begin; None: now."""
+    if pod.is_failure and not pod.is_terminating:
+        return next_attempt_at(pod)
+    # A head that was told to end counts its last frames and writes them to its volume. One on a lost node does not.
+    if pod.is_terminating and not pod.is_terminal and pod.phase != "Unknown":
+        return pod.deletion_deadline
+    return None
+
+
+def _may_replace(view: View) -> bool:
+    """Whether the new templates are known to be good: a running job is not torn down for a manifest that is not."""
+    return view.is_proven(view.templates.head) and all(
+        view.is_proven(view.templates.worker(group)) for group in view.groups
+    )
+
+
+def _tidy(view: View) -> tuple[tuple[Action, ...], datetime | None]:
+    """Delete heads of earlier epochs; the last that ended is kept for its log until its successor has run a while."""
+    live, earlier = view.live_head, view.heads[:-1]
+    orders = [DeletePod(pod=pod, why="a newer head leads") for pod in earlier if pod.is_live]
+    ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
+    orders += [DeletePod(pod=pod, why="a newer head leads") for pod in ended[:-1]]
+    if not ended or live is None or live.ready_since is None:
+        return tuple(orders), None
+    until = view.after(live.ready_since, RESET_AFTER_S)
+    if view.now >= until:
+        return (*orders, DeletePod(pod=ended[-1], why="its successor is healthy")), None
+    return tuple(orders), until

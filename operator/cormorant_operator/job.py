@@ -1,0 +1,121 @@
+"""A CollectorJob as the cluster has it: what Kubernetes knows of it, and the contract's spec and status."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from pydantic import ValidationError
+
+from cormorant_contract.errors import ManifestError
+from cormorant_contract.parsing import parse_job
+from cormorant_contract.schema import structural_schema
+from cormorant_contract.spec import CollectorJobSpec
+from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """Which object it is, and which version of it."""
+
+    name: str
+    namespace: str
+    uid: str
+    generation: int = 1
+    """Grows with every change of the spec."""
+    resource_version: str = ""
+    is_deleting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One job, read and valid."""
+
+    identity: Identity
+    spec: CollectorJobSpec
+    status: CollectorJobStatus
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.identity.name
+
+    @property
+    def uid(self) -> str:
+        """Its uid: two jobs of one name, one after the other, are two jobs."""
+        return self.identity.uid
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it completed or failed, and that is written: it never goes back."""
+        return is_true(self.status, "Completed") or is_true(self.status, "Failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreadable:
+    """A job that this operator cannot read: nothing of it is touched but its condition."""
+
+    identity: Identity
+    status: CollectorJobStatus | None
+    """None: the status itself cannot be read, and is left as it is."""
+    message: str
+
+
+def find(status: CollectorJobStatus, kind: ConditionType) -> Condition | None:
+    """The condition of a type."""
+    return next((condition for condition in status.conditions if condition.type == kind), None)
+
+
+def is_true(status: CollectorJobStatus, kind: ConditionType) -> bool:
+    """Whether a condition is there and holds."""
+    condition = find(status, kind)
+    return condition is not None and condition.status == "True"
+
+
+def since(status: CollectorJobStatus, kind: ConditionType, value: str) -> datetime | None:
+    """From when on a condition has had this value; None when it has not."""
+    condition = find(status, kind)
+    return condition.last_transition_time if condition is not None and condition.status == value else None
+
+
+def read_job(document: Mapping[str, Any]) -> Job | Unreadable:
+    """Make a job of what the API server sent."""
+    metadata = document["metadata"]
+    identity = Identity(
+        name=metadata["name"],
+        namespace=metadata["namespace"],
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 1),
+        resource_version=metadata.get("resourceVersion", ""),
+        is_deleting=metadata.get("deletionTimestamp") is not None,
+    )
+    try:
+        status = _read_status(document.get("status") or {})
+    except ValidationError as error:
+        # Without its status a completed job would begin again: better to do nothing.
+        return Unreadable(identity=identity, status=None, message=f"the status cannot be read: {error}")
+    bare = {
+        "apiVersion": document.get("apiVersion"),
+        "kind": document.get("kind"),
+        "metadata": {"name": identity.name, "namespace": identity.namespace},
+        "spec": document.get("spec"),
+    }
+    try:
+        return Job(identity=identity, spec=parse_job(bare).spec, status=status)
+    except ManifestError as error:
+        return Unreadable(identity=identity, status=status, message=str(error))
+
+
+def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
+    """Read a status that another version of the operator may have written: what is not known here is dropped."""
+    known = structural_schema()["properties"]["status"]
+    return CollectorJobStatus.model_validate(_drop_unknown(document, known), by_alias=True, by_name=False)
+
+
+def _drop_unknown(value: Any, schema: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping) and "properties" in schema:
+        known = schema["properties"]
+        return {key: _drop_unknown(item, known[key]) for key, item in value.items() if key in known}
+    if isinstance(value, list) and "items" in schema:
+        return [_drop_unknown(item, schema["items"]) for item in value]
+    return value

@@ -1,0 +1,100 @@
+"""Names, labels and annotations of everything the operator makes; the only module that spells them.
+
+All names are computed, none is drawn: two operators that see the same world ask for the same objects.
+"""
+
+import base64
+import hashlib
+import json
+from typing import Any
+
+PREFIX = "cormorant.dev"
+MANAGER = "cormorant-operator"
+STATUS_MANAGER = "cormorant-operator-status"
+"""Field managers of server-side apply: children, and the job's status."""
+
+MANAGED_BY = "app.kubernetes.io/managed-by"
+JOB = f"{PREFIX}/collectorjob"
+JOB_UID = f"{PREFIX}/job-uid"
+ROLE = f"{PREFIX}/role"
+GROUP = f"{PREFIX}/group"
+INDEX = f"{PREFIX}/index"
+ATTEMPT = f"{PREFIX}/attempt"
+EPOCH = f"{PREFIX}/epoch"
+TEMPLATE = f"{PREFIX}/template"
+
+FAILURES = f"{PREFIX}/failures"
+"""Annotation: failures in a row that came before this pod."""
+RESTARTS = f"{PREFIX}/restarts"
+"""Annotation: failures that this slot ever had before this pod."""
+BASE_IMAGE = f"{PREFIX}/base-image"
+"""Annotation: the job's image when the pod was made; all pods of one Ray cluster have the same."""
+RETIRING = f"{PREFIX}/retiring-since"
+"""Annotation: the head was asked to let this worker finish."""
+DRAINING = f"{PREFIX}/draining-since"
+"""Annotation: this head was asked to drain; it is not asked to go on."""
+STALLED = f"{PREFIX}/stalled-since"
+"""Annotation: this head collected nothing for too long; its end counts as a failure."""
+
+HEAD, WORKER = "head", "worker"
+WATCHED = f"{MANAGED_BY}={MANAGER}"
+"""Label selector of everything the operator makes."""
+
+
+def head_pod(job: str, *, epoch: int) -> str:
+    """Name of a head: one pod an epoch can exist, never two."""
+    return f"{job}-head-{epoch}"
+
+
+def worker_pod(job: str, uid: str, *, group: str, index: int, attempt: int) -> str:
+    """Name of the pod that fills a slot for the n-th time: two creations of one attempt collide, and one wins."""
+    return f"{job}-{group}-{index}-{_short(f'{uid}/{group}/{index}/{attempt}', 5)}"
+
+
+def head_service(job: str) -> str:
+    """Service that workers find the head's Ray by."""
+    return f"{job}-head"
+
+
+def api_service(job: str) -> str:
+    """Service that users reach the control plane by."""
+    return f"{job}-api"
+
+
+def config_map(job: str, digest: str) -> str:
+    """ConfigMap of the manifest that a head reads."""
+    return f"{job}-config-{digest}"
+
+
+def tokens_secret(job: str) -> str:
+    """Secret of the job's tokens."""
+    return f"{job}-tokens"
+
+
+def digest(*parts: Any) -> str:
+    """Eight characters that differ when the parts, plain JSON data, do."""
+    return _short(json.dumps(parts, sort_keys=True, separators=(",", ":")), 8)
+
+
+def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
+    """Labels of everything that belongs to a job."""
+    labels = {
+        "app.kubernetes.io/name": "cormorant",
+        "app.kubernetes.io/instance": job,
+        "app.kubernetes.io/part-of": "cormorant",
+        MANAGED_BY: MANAGER,
+        JOB: job,
+        JOB_UID: uid,
+    }
+    return labels | ({"app.kubernetes.io/component": role, ROLE: role} if role else {})
+
+
+def worker_selector(uid: str, *, group: str) -> str:
+    """Label selector of a group's pods, for autoscalers."""
+    return f"{JOB_UID}={uid},{GROUP}={group}"
+
+
+def _short(text: str, length: int) -> str:
+    # Base 32 in lower case: every character may stand anywhere in a name.
+    raw = hashlib.sha256(text.encode()).digest()
+    return base64.b32encode(raw).decode().lower()[:length]

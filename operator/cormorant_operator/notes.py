@@ -1,0 +1,47 @@
+"""Events: what changed from one status to the next, told once."""
+
+from collections.abc import Iterator
+
+from cormorant_contract.status import CollectorJobStatus, Condition
+from cormorant_operator.job import find
+from cormorant_operator.plan import Note
+
+_WARNINGS = {("Accepted", "False"), ("Stalled", "True"), ("Failed", "True")}
+_NEWS = {
+    *_WARNINGS,
+    ("Ready", "True"),
+    ("Paused", "True"),
+    ("Suspended", "True"),
+    ("Completed", "True"),
+    ("Updating", "True"),
+    ("Progressing", "Unknown"),
+}
+_BLOCKED = ("Unschedulable", "QuotaExceeded", "ImagePull", "ContainerConfig")
+
+
+def notes_of(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[Note, ...]:
+    """What is worth an event."""
+    return tuple(_notes(before, after))
+
+
+def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[Note]:
+    if after.epoch > before.epoch:
+        yield Note(reason="HeadCreated", message=f"head of epoch {after.epoch} is created")
+    known = {failure.pod for failure in before.recent_failures}
+    for failure in after.recent_failures:
+        if failure.pod not in known:
+            code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
+            yield Note(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}", is_warning=True)
+    for condition in after.conditions:
+        if _is_news(find(before, condition.type), condition):
+            yield Note(
+                reason=condition.reason,
+                message=condition.message or f"{condition.type} is {condition.status}",
+                is_warning=(condition.type, condition.status) in _WARNINGS or condition.reason in _BLOCKED,
+            )
+
+
+def _is_news(before: Condition | None, after: Condition) -> bool:
+    if before is not None and (before.status, before.reason) == (after.status, after.reason):
+        return False
+    return (after.type, after.status) in _NEWS or after.reason in _BLOCKED

@@ -1,0 +1,167 @@
+"""What exists: the facts that `reconcile` decides by. Plain values, made by `pod_facts`, `world` and `head_client`."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from typing import Literal
+
+PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
+Role = Literal["head", "worker"]
+
+
+class Obstacle(Enum):
+    """Why a pod does not start."""
+
+    NONE = ""
+    UNSCHEDULABLE = "Unschedulable"
+    IMAGE_PULL = "ImagePull"
+    CONTAINER_CONFIG = "ContainerConfig"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pod:
+    """One pod of the job.
+
+    Pending -> Running (not ready <-> ready) -> Succeeded | Failed; terminating from the moment it is deleted.
+    """
+
+    name: str
+    uid: str
+    role: Role
+    created: datetime
+    group: str = ""
+    index: int = 0
+    attempt: int = 0
+    """Pods that filled the slot before."""
+    epoch: int = 0
+    """Of a head."""
+    template: str = ""
+    """Digest of what it was made from."""
+    base_image: str = ""
+    failures: int = 0
+    """Failures in a row before this pod."""
+    restarts: int = 0
+    """All failures of the slot before this pod."""
+    phase: PodPhase = "Pending"
+    is_scheduled: bool = False
+    ready_since: datetime | None = None
+    deletion_deadline: datetime | None = None
+    """Set from the moment that it is deleted: when its grace is over."""
+    is_disrupted: bool = False
+    """Evicted, preempted, or its node was drained or lost: no fault of its own."""
+    obstacle: Obstacle = Obstacle.NONE
+    obstacle_message: str = ""
+    reason: str = ""
+    """Why it ended, in Kubernetes' word."""
+    exit_code: int | None = None
+    message: str = ""
+    """What its container left as last words."""
+    ended: datetime | None = None
+    ran_s: float = 0.0
+    """How long its container ran, once it ended."""
+    retiring_since: datetime | None = None
+    draining_since: datetime | None = None
+    stalled_since: datetime | None = None
+    ip: str = ""
+    resource_version: str = ""
+
+    @property
+    def is_terminating(self) -> bool:
+        """Whether it was deleted and is not gone yet."""
+        return self.deletion_deadline is not None
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether its containers ended for good."""
+        return self.phase in ("Succeeded", "Failed")
+
+    @property
+    def is_live(self) -> bool:
+        """Whether it fills its slot: not terminating, not terminal, not on a lost node."""
+        return not self.is_terminating and not self.is_terminal and self.phase != "Unknown"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it works."""
+        return self.is_live and self.ready_since is not None
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether its end counts: by itself, and by no disruption or order of ours."""
+        if self.stalled_since is not None:
+            return True
+        return self.is_terminal and not (self.is_terminating or self.is_disrupted or self.draining_since is not None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeadAnswer:
+    """What the head said of itself at one moment."""
+
+    pod_uid: str
+    at: datetime
+    phase: str
+    frames: int
+    target: int | None = None
+    per_second: float = 0.0
+    version: int = 0
+    min_applied_version: int = 0
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """Workers by group, as the head was asked last."""
+    is_resizing: bool = False
+    pause_state: Literal["running", "draining", "paused"] = "running"
+    is_spec_paused: bool = False
+    """What the head believes spec.paused to be."""
+    is_queue_full: bool = False
+    """Batches wait for consumers, and workers for the queue."""
+    failure: str = ""
+
+
+class RefusalKind(Enum):
+    """Why the API server did not create something."""
+
+    QUOTA = "QuotaExceeded"
+    NAMESPACE = "NamespaceTerminating"
+    CONFLICT = "NameConflict"
+    INVALID = "InvalidPodTemplate"
+    FORBIDDEN = "Forbidden"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """The API server would not create something, for now."""
+
+    kind: RefusalKind
+    message: str
+    at: datetime
+    count: int = 1
+    """Refusals in a row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What a dry run said of a template."""
+
+    error: str
+    """Empty: it is fine."""
+    at: datetime
+    generation: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observed:
+    """Everything of one job at one moment."""
+
+    pods: tuple[Pod, ...] = ()
+    children: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    """Digests of the job's Services and ConfigMaps, by kind and name."""
+    has_tokens: bool = False
+    """This operator has seen to the Secret."""
+    answer: HeadAnswer | None = None
+    """The last answer of the newest head."""
+    is_silent: bool = False
+    """The head was asked after that, and did not answer."""
+    refusals: Mapping[str, Refusal] = field(default_factory=dict)
+    """By group, "head" or the kind of another child; the last one of each, until a creation works."""
+    verdicts: Mapping[str, Verdict] = field(default_factory=dict)
+    """Dry runs by digest of the template."""

@@ -1,0 +1,92 @@
+"""Why pods do not run: what `Scheduled` and `Accepted` say, and how many workers fit."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from cormorant_operator import names
+from cormorant_operator.observed import Obstacle, Pod, RefusalKind
+from cormorant_operator.slots import slots_of
+from cormorant_operator.view import View
+
+_SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """A reason for a condition, and a sentence."""
+
+    reason: str
+    message: str
+
+
+def acceptance_trouble(view: View) -> Trouble | None:
+    """What the API server holds against the manifest."""
+    templates = [view.templates.head, *(view.templates.worker(group) for group in view.groups)]
+    owners = [names.HEAD, *(group.name for group in view.groups)]
+    for owner, template in zip(owners, templates, strict=True):
+        verdict = view.verdict(template)
+        if verdict is not None and verdict.error:
+            return Trouble(reason=RefusalKind.INVALID.value, message=f"pods of {owner}: {verdict.error}")
+    for owner, refusal in sorted(view.observed.refusals.items()):
+        if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
+            return Trouble(reason=refusal.kind.value, message=refusal.message)
+    return None
+
+
+def scheduling_trouble(view: View) -> Trouble | None:
+    """Why a pod that should run has no node or no image."""
+    for owner, refusal in sorted(view.observed.refusals.items()):
+        if refusal.kind in _SCHEDULING and _is_missing(view, owner):
+            return Trouble(reason=refusal.kind.value, message=refusal.message)
+    stuck = sorted(
+        (pod for pod in view.observed.pods if pod.is_live and pod.obstacle is not Obstacle.NONE),
+        key=lambda pod: (pod.role, pod.group, pod.index),
+    )
+    if not stuck:
+        return None
+    first = stuck[0]
+    others = f"; {len(stuck)} pods wait" if len(stuck) > 1 else ""
+    return Trouble(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
+
+
+def is_late(view: View, pod: Pod) -> bool:
+    """Whether a pod has waited for a node for longer than the manifest allows."""
+    at = late_at(view, pod)
+    return at is not None and view.now >= at
+
+
+def late_at(view: View, pod: Pod) -> datetime | None:
+    """When a pod that has no node will have waited too long."""
+    limit = view.policy.unschedulable_after_seconds
+    if not limit or not pod.is_live or pod.obstacle is not Obstacle.UNSCHEDULABLE:
+        return None
+    return view.after(pod.created, limit)
+
+
+def fitting_sizes(view: View) -> Mapping[str, int]:
+    """Workers by group that the head shall count on.
+
+    With onUnschedulable ScaleToFit it counts on those below the first that found no node in time, as long as these are
+    enough. The pods that wait are left alone: they keep their place in the scheduler's queue, and count when they run.
+    """
+    if view.policy.on_unschedulable != "ScaleToFit":
+        return view.sizes
+    fitting = {}
+    for group in view.groups:
+        size = view.sizes[group.name]
+        slots = slots_of(view.workers[group.name], size)
+        late = (slot.index for slot in slots if slot.live is not None and is_late(view, slot.live))
+        fits = min(next(late, size), size)
+        fitting[group.name] = fits if fits >= min(size, max(1, group.min_replicas or 1)) else size
+    return fitting
+
+
+def _is_missing(view: View, owner: str) -> bool:
+    """Whether what was refused is still wanted and not there."""
+    if owner == names.HEAD:
+        return view.live_head is None
+    if owner not in view.sizes:
+        return True
+    size = view.sizes[owner]
+    return any(slot.live is None for slot in slots_of(view.workers[owner], size) if slot.index < size)

@@ -1,0 +1,134 @@
+"""Whether a job is over, and how. Completion is the head's exit code 0; every state that waits has a way out."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from cormorant_operator import progress
+from cormorant_operator.backoff import failures_after
+from cormorant_operator.entrypoints import EXIT_REFUSED
+from cormorant_operator.observed import Pod
+from cormorant_operator.obstacles import is_late, late_at
+from cormorant_operator.slots import slots_of
+from cormorant_operator.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """How a job ended."""
+
+    kind: Literal["Completed", "Failed"]
+    reason: str
+    message: str
+
+
+def find_outcome(view: View) -> Outcome | None:
+    """How the job ended, if it did."""
+    return next(_outcomes(view), None)
+
+
+def outcome_dues(view: View) -> Iterator[datetime]:
+    """When time alone may end the job, or find it stalled."""
+    for deadline in (
+        progress.stall_deadline(view),
+        progress.startup_deadline(view),
+        progress.drain_deadline(view),
+    ):
+        if deadline is not None:
+            yield deadline.at
+    if view.policy.on_unschedulable != "Wait":
+        for pod in view.observed.pods:
+            if (at := late_at(view, pod)) is not None and at > view.now:
+                yield at
+
+
+def _outcomes(view: View) -> Iterator[Outcome]:
+    yield from _completions(view)
+    yield from _head_failures(view)
+    yield from _slot_failures(view)
+    # A job that is suspended, or on its way there, waits for a person and not for a deadline.
+    if not view.job.spec.suspend:
+        yield from _missed_deadlines(view)
+
+
+def _completions(view: View) -> Iterator[Outcome]:
+    frames = progress.frames_collected(view)
+    if any(head.phase == "Succeeded" for head in view.heads):
+        yield Outcome(
+            kind="Completed", reason="AllFramesDelivered", message=f"{frames} frames were collected and delivered"
+        )
+    drained = progress.drain_deadline(view)
+    if drained is not None and drained.is_over(view.now):
+        yield Outcome(
+            kind="Completed",
+            reason="DrainTimedOut",
+            message=f"{frames} frames were collected; learners did not acknowledge all of them within drainSeconds "
+            f"{view.policy.drain_seconds}",
+        )
+
+
+def _head_failures(view: View) -> Iterator[Outcome]:
+    head = view.newest_head
+    if head is None or not head.is_failure:
+        return
+    if head.exit_code == EXIT_REFUSED:
+        words = head.message.strip() or "it left no message; see its log"
+        yield Outcome(
+            kind="Failed", reason="HeadRefused", message=f"{head.name} cannot use what it was given: {words}"[-1024:]
+        )
+    failures, limit = failures_after(head), view.policy.max_head_restarts
+    if failures > limit:
+        yield Outcome(
+            kind="Failed",
+            reason="HeadRestartsExceeded",
+            message=f"the head failed {failures} times in a row, maxHeadRestarts is {limit}; {_last_words(head)}",
+        )
+
+
+def _slot_failures(view: View) -> Iterator[Outcome]:
+    limit = view.policy.max_restarts_per_slot
+    for group in view.groups:
+        template = view.templates.worker(group)
+        for slot in slots_of(view.workers[group.name], view.sizes[group.name]):
+            newest = slot.newest
+            if newest is None or slot.index >= view.sizes[group.name] or not newest.is_failure:
+                continue
+            if (failures := slot.failures(template)) > limit:
+                yield Outcome(
+                    kind="Failed",
+                    reason="SlotRestartsExceeded",
+                    message=f"worker {group.name}-{slot.index} failed {failures} times in a row, maxRestartsPerSlot is "
+                    f"{limit}; {_last_words(newest)}",
+                )
+
+
+def _missed_deadlines(view: View) -> Iterator[Outcome]:
+    policy = view.policy
+    started, stalled = progress.startup_deadline(view), progress.stall_deadline(view)
+    if started is not None and started.is_over(view.now):
+        yield Outcome(
+            kind="Failed",
+            reason="StartupDeadlineExceeded",
+            message=f"nothing was collected within startupDeadlineSeconds {policy.startup_deadline_seconds}",
+        )
+    late = [pod for pod in view.observed.pods if is_late(view, pod)]
+    if policy.on_unschedulable == "Fail" and late:
+        yield Outcome(
+            kind="Failed",
+            reason="Unschedulable",
+            message=f"{late[0].name} found no node within unschedulableAfterSeconds "
+            f"{policy.unschedulable_after_seconds}: {late[0].obstacle_message}",
+        )
+    if policy.on_stall == "Fail" and stalled is not None and stalled.is_over(view.now):
+        yield Outcome(
+            kind="Failed",
+            reason="Stalled",
+            message=f"no frame was collected within progressDeadlineSeconds {policy.progress_deadline_seconds}",
+        )
+
+
+def _last_words(pod: Pod) -> str:
+    code = f" with exit code {pod.exit_code}" if pod.exit_code is not None else ""
+    words = f": {' '.join(pod.message.split())[-300:]}" if pod.message.strip() else ""
+    return f"{pod.name} ended last{code} ({pod.reason or pod.phase}){words}"

@@ -1,0 +1,32 @@
+"""`status.phase`: the conditions in one word, for people. Nothing decides by it."""
+
+from cormorant_contract.status import Phase
+from cormorant_operator import progress
+from cormorant_operator.conditions import Course
+from cormorant_operator.view import View
+
+
+def phase_of(view: View, course: Course) -> Phase:
+    """The one word."""
+    if course.outcome is not None:
+        return course.outcome.kind
+    if course.suspension != "no":
+        return "Suspended" if course.suspension == "suspended" else "Suspending"
+    head = view.live_head
+    if progress.is_all_collected(view) and head is not None:
+        return "Completing"
+    if head is None or not head.is_ready:
+        return _beginning(view)
+    if progress.pause_reason(view):
+        return "Paused"
+    if not view.has_enough:
+        return "Starting" if view.job.status.frames.collected == 0 else "Degraded"
+    is_whole = all(view.ready(group.name) >= view.sizes[group.name] for group in view.groups)
+    return "Running" if is_whole else "Degraded"
+
+
+def _beginning(view: View) -> Phase:
+    if view.epoch > 1:
+        return "Restarting"
+    is_placed = any(pod.is_live and pod.is_scheduled for pod in view.observed.pods)
+    return "Starting" if is_placed else "Pending"

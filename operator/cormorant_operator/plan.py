@@ -1,0 +1,134 @@
+"""What `reconcile` wants done: a list of small orders, the status to write, and when to look again."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal, TypeAlias
+
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.observed import Pod
+
+Manifest: TypeAlias = dict[str, Any]
+"""A Kubernetes object as JSON: rendered here, sent by the executor, read by nobody between."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckTemplate:
+    """Ask the API server what it thinks of a pod, by a dry run."""
+
+    template: str
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyChild:
+    """Bring a Service or a ConfigMap about, by server-side apply."""
+
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTokens:
+    """Bring the Secret of tokens about."""
+
+    is_first: bool
+    """No pod of the job was ever made: a Secret that is there is an earlier job's."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreatePod:
+    """Create a pod; that it exists already, as the job's own, is success."""
+
+    owner: str
+    """Whose refusals it shares: a group's name, or "head"."""
+    manifest: Manifest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeletePod:
+    """Delete this very pod, with its grace."""
+
+    pod: Pod
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MarkPod:
+    """Write an annotation with a time: a fact that must outlive the operator."""
+
+    pod: Pod
+    annotation: str
+    at: datetime | None
+    """None: take the annotation away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteChild:
+    """Delete a ConfigMap that nobody reads any more."""
+
+    kind: Literal["ConfigMap"]
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TellHead:
+    """PUT /v1/desired."""
+
+    pod: Pod
+    sizes: Mapping[str, int]
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainHead:
+    """POST /v1/drain."""
+
+    pod: Pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteJob:
+    """Delete the job itself: its time is over."""
+
+
+Action: TypeAlias = (
+    CheckTemplate
+    | ApplyChild
+    | CreateTokens
+    | CreatePod
+    | DeletePod
+    | MarkPod
+    | DeleteChild
+    | TellHead
+    | DrainHead
+    | DeleteJob
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """An event to tell people of, once."""
+
+    reason: str
+    message: str
+    is_warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The decision of one reconcile."""
+
+    actions: tuple[Action, ...] = ()
+    """In the order in which they are to be done."""
+    status: CollectorJobStatus | None = None
+    """To be written after the actions; None: it is right as it is."""
+    notes: tuple[Note, ...] = ()
+    due: datetime | None = None
+    """When time alone changes the decision; None: never."""
+    poll_s: float | None = None
+    """How old the head's answer may get; None: nobody is to be asked."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do and nothing to write."""
+        return not self.actions and self.status is None

@@ -1,0 +1,141 @@
+"""A pod as the API server sends it becomes the few facts that `reconcile` reads. The raw object ends here."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from cormorant_operator import names
+from cormorant_operator.observed import Obstacle, Pod, PodPhase, Role
+
+_PHASES: Mapping[str, PodPhase] = {
+    "Pending": "Pending",
+    "Running": "Running",
+    "Succeeded": "Succeeded",
+    "Failed": "Failed",
+    "Unknown": "Unknown",
+}
+_PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
+_NODE_LOST = "DeletionByTaintManager"
+_LONGEST_MESSAGE = 1024
+
+
+def read_pod(raw: Mapping[str, Any]) -> Pod | None:
+    """The facts of a pod of ours; None for one whose labels are not ours, whoever removed them."""
+    metadata, status = raw["metadata"], raw.get("status") or {}
+    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    role = _role(labels.get(names.ROLE))
+    if role is None:
+        return None
+    conditions = {item["type"]: item for item in status.get("conditions") or ()}
+    ended = _ended(role, status)
+    disruption = conditions.get("DisruptionTarget", {})
+    obstacle, words = _obstacle(status, conditions)
+    return Pod(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        role=role,
+        created=_time(metadata["creationTimestamp"]),
+        group=labels.get(names.GROUP, ""),
+        index=_count(labels.get(names.INDEX)),
+        attempt=_count(labels.get(names.ATTEMPT)),
+        epoch=_count(labels.get(names.EPOCH)),
+        template=labels.get(names.TEMPLATE, ""),
+        base_image=notes.get(names.BASE_IMAGE, ""),
+        failures=_count(notes.get(names.FAILURES)),
+        restarts=_count(notes.get(names.RESTARTS)),
+        phase=_phase(raw, disruption),
+        is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
+        ready_since=_since(conditions.get("Ready", {})),
+        deletion_deadline=_deletion_deadline(metadata),
+        is_disrupted=disruption.get("status") == "True",
+        obstacle=obstacle,
+        obstacle_message=words[:_LONGEST_MESSAGE],
+        reason=ended.get("reason") or status.get("reason") or "",
+        exit_code=ended.get("exitCode"),
+        message=(ended.get("message") or status.get("message") or "")[-_LONGEST_MESSAGE:],
+        ended=_moment(ended.get("finishedAt")),
+        ran_s=_ran_s(ended),
+        retiring_since=_moment(notes.get(names.RETIRING)),
+        draining_since=_moment(notes.get(names.DRAINING)),
+        stalled_since=_moment(notes.get(names.STALLED)),
+        ip=status.get("podIP") or "",
+        resource_version=metadata.get("resourceVersion", ""),
+    )
+
+
+def controller_uid(raw: Mapping[str, Any]) -> str:
+    """Uid of the object that controls this one; empty when none does."""
+    references = raw["metadata"].get("ownerReferences") or ()
+    return next((str(reference["uid"]) for reference in references if reference.get("controller")), "")
+
+
+def _role(text: str | None) -> Role | None:
+    if text == names.HEAD:
+        return "head"
+    return "worker" if text == names.WORKER else None
+
+
+def _phase(raw: Mapping[str, Any], disruption: Mapping[str, Any]) -> PodPhase:
+    phase = _PHASES.get((raw.get("status") or {}).get("phase") or "Pending", "Unknown")
+    # The node is unreachable and nobody will ever confirm the deletion: there is no use in waiting for its grace.
+    is_gone = raw["metadata"].get("deletionTimestamp") and disruption.get("reason") == _NODE_LOST
+    return "Unknown" if is_gone and phase in ("Pending", "Running") else phase
+
+
+def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[Obstacle, str]:
+    scheduled = conditions.get("PodScheduled", {})
+    if scheduled.get("status") == "False" and scheduled.get("reason") in ("Unschedulable", "SchedulingGated"):
+        return Obstacle.UNSCHEDULABLE, scheduled.get("message") or "no node fits"
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        waiting = (container.get("state") or {}).get("waiting") or {}
+        words = waiting.get("message") or waiting.get("reason") or ""
+        if waiting.get("reason") in _PULL_REASONS:
+            return Obstacle.IMAGE_PULL, f"image {container.get('image')}: {words}"
+        if waiting.get("reason") in _CONFIG_REASONS:
+            return Obstacle.CONTAINER_CONFIG, words
+    return Obstacle.NONE, ""
+
+
+def _ended(role: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """How our container ended, whatever else an overlay put beside it."""
+    states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
+    return states.get(role, {}).get("terminated") or {}
+
+
+def _ran_s(ended: Mapping[str, Any]) -> float:
+    began, over = _moment(ended.get("startedAt")), _moment(ended.get("finishedAt"))
+    return max(0.0, (over - began).total_seconds()) if began is not None and over is not None else 0.0
+
+
+def _since(condition: Mapping[str, Any]) -> datetime | None:
+    return _moment(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
+
+
+def _deletion_deadline(metadata: Mapping[str, Any]) -> datetime | None:
+    # Kubernetes' deletionTimestamp is the end of the grace period already.
+    return _moment(metadata.get("deletionTimestamp"))
+
+
+def _count(text: str | None) -> int:
+    return int(text) if text is not None and text.isdecimal() else 0
+
+
+def _time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def _moment(text: str | None) -> datetime | None:
+    if not text:
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    # A hand-written annotation without a zone cannot be compared with anything.
+    return moment if moment.tzinfo is not None else None
+
+
+def write_time(moment: datetime) -> str:
+    """A time as annotations hold it."""
+    return moment.isoformat().replace("+00:00", "Z")

@@ -1,0 +1,270 @@
+"""Pods as JSON: a head, a worker. Pure; everything that a pod needs to satisfy the `restricted` level is in it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cormorant_contract.job import API_VERSION, KIND
+from cormorant_contract.workers import WorkerGroup
+from cormorant_operator import entrypoints, names
+from cormorant_operator.job import Job
+from cormorant_operator.overlay import merge
+from cormorant_operator.plan import Manifest
+from cormorant_operator.quantity import parse_bytes
+from cormorant_operator.site import Site
+
+GPU = "nvidia.com/gpu"
+_USER = 65532
+_NODE_LOST_S = 30
+"""After a node is lost its pods are given up so soon; Kubernetes' own default is five minutes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Birth:
+    """What distinguishes a pod from others of its template."""
+
+    template: str
+    base_image: str
+    failures: int = 0
+    restarts: int = 0
+
+
+def owner_reference(job: Job) -> dict[str, Any]:
+    """The reference by which Kubernetes collects what the job owns when it is gone."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": KIND,
+        "name": job.name,
+        "uid": job.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: int, config: str) -> Manifest:
+    """The head of an epoch.
+
+    Args:
+        job: whose head.
+        site: defaults of the installation.
+        birth: template and counters.
+        epoch: which incarnation.
+        floor_frames: frames that are known to be collected.
+        config: name of the ConfigMap with the manifest.
+    """
+    head, secret = job.spec.head, names.tokens_secret(job.name)
+    claim = head.persistence.claim_name
+    state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=site.head_grace_s // 2)
+    container = {
+        "command": command,
+        "env": entrypoints.head_env(secret=secret),
+        "ports": [
+            {"name": "api", "containerPort": entrypoints.API_PORT},
+            {"name": "data", "containerPort": entrypoints.DATA_PORT},
+            {"name": "gcs", "containerPort": entrypoints.GCS_PORT},
+        ],
+        "volumeMounts": [
+            {"name": "job", "mountPath": entrypoints.JOB_FILE.rpartition("/")[0], "readOnly": True},
+            {"name": "tokens", "mountPath": entrypoints.TOKEN_FILE.rpartition("/")[0], "readOnly": True},
+            {"name": "state", "mountPath": entrypoints.STATE_FOLDER},
+        ],
+        **_probes(entrypoints.API_PORT),
+    }
+    volumes = [
+        {"name": "job", "configMap": {"name": config}},
+        # The group may read it and others may not: the head refuses a token file that everybody can read.
+        {
+            "name": "tokens",
+            "secret": {
+                "secretName": secret,
+                "defaultMode": 0o440,
+                "items": [{"key": "tokens.json", "path": "tokens.json"}],
+            },
+        },
+        {"name": "state", **state},
+    ]
+    return _pod(
+        job,
+        site,
+        _Parts(
+            role=names.HEAD,
+            name=names.head_pod(job.name, epoch=epoch),
+            labels={names.EPOCH: str(epoch)},
+            resources=head.resources,
+            overlay=head.template,
+            grace_s=site.head_grace_s,
+            container=container,
+            volumes=volumes,
+        ),
+        birth,
+    )
+
+
+def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index: int, attempt: int) -> Manifest:
+    """The pod that fills a slot for the n-th time.
+
+    Args:
+        job: whose worker.
+        site: defaults of the installation.
+        birth: template and counters.
+        group: the worker group.
+        index: the slot's index.
+        attempt: pods that filled the slot before.
+    """
+    env = entrypoints.worker_env(
+        secret=names.tokens_secret(job.name),
+        head=names.head_service(job.name),
+        group=group.name,
+        index=index,
+        attempt=attempt,
+        grace_s=site.worker_grace_s,
+    )
+    return _pod(
+        job,
+        site,
+        _Parts(
+            role=names.WORKER,
+            name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
+            labels={names.GROUP: group.name, names.INDEX: str(index), names.ATTEMPT: str(attempt)},
+            resources=_with_gpu(group),
+            overlay=group.template,
+            grace_s=site.worker_grace_s,
+            container={
+                "command": entrypoints.worker_command(),
+                "env": env,
+                "ports": [{"name": "metrics", "containerPort": entrypoints.WORKER_PORT}],
+                "volumeMounts": [],
+                **_probes(entrypoints.WORKER_PORT),
+            },
+            volumes=[],
+        ),
+        birth,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parts:
+    """In what heads and workers differ."""
+
+    role: str
+    name: str
+    labels: Mapping[str, str]
+    resources: Mapping[str, Any]
+    overlay: Mapping[str, Any]
+    grace_s: int
+    container: Mapping[str, Any]
+    volumes: list[dict[str, Any]]
+
+
+def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
+    volumes, mounts = _scratch(parts.resources)
+    code = job.spec.code
+    if code is not None:
+        volumes.append({"name": "code", "configMap": {"name": code.config_map}})
+        mounts.append({"name": "code", "mountPath": entrypoints.CODE_FOLDER, "readOnly": True})
+    container = {
+        "name": parts.role,
+        "image": birth.base_image,
+        "imagePullPolicy": site.image_pull_policy,
+        "resources": dict(parts.resources),
+        # The last lines of the log are the last words of a container that wrote none.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        **parts.container,
+        "volumeMounts": [*parts.container["volumeMounts"], *mounts],
+    }
+    lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
+    base = {
+        "metadata": {},
+        "spec": {
+            "terminationGracePeriodSeconds": parts.grace_s,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
+            "securityContext": {
+                "runAsNonRoot": True,
+                "runAsUser": _USER,
+                "runAsGroup": _USER,
+                "fsGroup": _USER,
+                "fsGroupChangePolicy": "OnRootMismatch",
+                "seccompProfile": {"type": "RuntimeDefault"},
+            },
+            "tolerations": [
+                {"key": "node.kubernetes.io/not-ready", **lost},
+                {"key": "node.kubernetes.io/unreachable", **lost},
+            ],
+            "containers": [container],
+            "volumes": [*parts.volumes, *volumes],
+        },
+    }
+    return _sealed(merge(base, parts.overlay), job, parts, birth)
+
+
+def _sealed(template: dict[str, Any], job: Job, parts: _Parts, birth: Birth) -> Manifest:
+    """What an overlay cannot change: whose pod it is, which one, and that nobody restarts its containers."""
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    labels = {
+        **names.child_labels(job.name, job.uid, role=parts.role),
+        **parts.labels,
+        names.TEMPLATE: birth.template,
+    }
+    annotations = {
+        names.BASE_IMAGE: birth.base_image,
+        names.FAILURES: str(birth.failures),
+        names.RESTARTS: str(birth.restarts),
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": parts.name,
+            "namespace": job.identity.namespace,
+            "labels": {**(metadata.get("labels") or {}), **labels},
+            "annotations": {**(metadata.get("annotations") or {}), **annotations},
+            "ownerReferences": [owner_reference(job)],
+        },
+        "spec": {**spec, "restartPolicy": "Never"},
+    }
+
+
+def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """What can be written where the root cannot: /tmp, and /dev/shm for Ray's object store."""
+    limits = resources.get("limits")
+    memory = parse_bytes(limits.get("memory")) if isinstance(limits, Mapping) else None
+    # What lies in it counts as the container's memory: half of the limit is left to its processes.
+    size = {"sizeLimit": str(memory // 2)} if memory else {}
+    volumes: list[dict[str, Any]] = [
+        {"name": "tmp", "emptyDir": {}},
+        {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
+    ]
+    return volumes, [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
+
+
+def _with_gpu(group: WorkerGroup) -> Mapping[str, Any]:
+    """A gpu group requests one device when it does not say how many."""
+    limits = group.resources.get("limits") or {}
+    if group.device != "gpu" or not isinstance(limits, Mapping) or GPU in limits:
+        return group.resources
+    return {**group.resources, "limits": {**limits, GPU: 1}}
+
+
+def _probes(port: int) -> dict[str, Any]:
+    def probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
+        return {
+            "httpGet": {"path": path, "port": port},
+            "periodSeconds": period_s,
+            "timeoutSeconds": 5,
+            "failureThreshold": failures,
+        }
+
+    return {
+        # Importing torch and Ray on a busy node takes a while; a process that hangs later is given a minute.
+        "startupProbe": probe("/livez", period_s=2, failures=150),
+        "livenessProbe": probe("/livez", period_s=10, failures=6),
+        "readinessProbe": probe("/readyz", period_s=2, failures=3),
+    }

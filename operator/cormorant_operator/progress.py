@@ -1,0 +1,118 @@
+"""How far a job is, and whether it stands still. Frames never go back, whatever a head says."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cormorant_contract.status import FramesStatus, WeightsStatus
+from cormorant_operator.entrypoints import final_frames
+from cormorant_operator.job import is_true, since
+from cormorant_operator.view import View
+
+
+def frames_collected(view: View) -> int:
+    """Frames that are known to be collected: of the status, of the head's answer, of heads' last words."""
+    known = [view.job.status.frames.collected]
+    if view.observed.answer is not None:
+        known.append(view.observed.answer.frames)
+    target = view.job.spec.collection.total_frames
+    for head in view.heads:
+        if (frames := final_frames(head.message)) is not None:
+            known.append(frames)
+        if head.phase == "Succeeded" and target is not None:
+            known.append(target)
+    return max(known)
+
+
+def is_all_collected(view: View) -> bool:
+    """Whether nothing is left to collect."""
+    target = view.job.spec.collection.total_frames
+    return target is not None and frames_collected(view) >= target
+
+
+def frames_status(view: View) -> FramesStatus:
+    """`status.frames`."""
+    before, collected = view.job.status.frames, frames_collected(view)
+    answer = view.answer
+    head = view.live_head
+    if answer is not None:
+        rate = round(answer.per_second, 1)
+    else:
+        rate = before.per_second if head is not None and head.is_ready else 0.0
+    return FramesStatus(
+        collected=collected,
+        target=view.job.spec.collection.total_frames,
+        per_second=rate,
+        last_progress_time=view.now if collected > before.collected else before.last_progress_time,
+    )
+
+
+def weights_status(view: View) -> WeightsStatus:
+    """`status.weights`; versions never go back either."""
+    before, answer = view.job.status.weights, view.answer
+    if answer is None or answer.version < before.version:
+        return before
+    is_new = answer.version > before.version
+    return WeightsStatus(
+        version=answer.version,
+        min_applied_version=min(answer.min_applied_version, answer.version),
+        updated_time=view.now if is_new else before.updated_time,
+    )
+
+
+def pause_reason(view: View) -> str:
+    """Why the fleet stands still on purpose; empty when it does not."""
+    if view.job.spec.paused:
+        return "Spec"
+    if not any(view.sizes.values()):
+        return "NoWorkers"
+    return "API" if view.answer is not None and view.answer.pause_state != "running" else ""
+
+
+def is_waiting_for_consumer(view: View) -> bool:
+    """Whether workers stand still until somebody takes a batch."""
+    return view.answer is not None and view.answer.is_queue_full
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadline:
+    """Something that must happen before a time."""
+
+    at: datetime
+
+    def is_over(self, now: datetime) -> bool:
+        """Whether it did not happen in time."""
+        return now >= self.at
+
+
+def stall_deadline(view: View) -> Deadline | None:
+    """When a job that collects nothing counts as stalled; None while it need not collect anything.
+
+    It must while head and workers are ready, nobody paused it, and there is room for batches. An unscheduled pod makes
+    no stall: replacing it would cost its place in the scheduler's queue.
+    """
+    limit = view.policy.progress_deadline_seconds
+    ready = since(view.job.status, "Ready", "True")
+    if not limit or ready is None or not view.has_enough or is_all_collected(view):
+        return None
+    if pause_reason(view) or is_waiting_for_consumer(view):
+        return None
+    status = view.job.status
+    starts = (ready, status.start_time, frames_status(view).last_progress_time, since(status, "Paused", "False"))
+    return Deadline(at=max(start for start in starts if start is not None) + timedelta(seconds=limit))
+
+
+def startup_deadline(view: View) -> Deadline | None:
+    """When a job that has collected nothing at all fails; None when it has, or may take for ever."""
+    limit, status = view.policy.startup_deadline_seconds, view.job.status
+    if not limit or status.start_time is None or frames_collected(view) or pause_reason(view):
+        return None
+    started = max(status.start_time, since(status, "Paused", "False") or status.start_time)
+    return Deadline(at=started + timedelta(seconds=limit))
+
+
+def drain_deadline(view: View) -> Deadline | None:
+    """When a job of which everything is collected is complete, though learners did not take all of it."""
+    last = frames_status(view).last_progress_time
+    if last is None or not is_all_collected(view) or is_true(view.job.status, "Suspended"):
+        return None
+    return Deadline(at=last + timedelta(seconds=view.policy.drain_seconds))

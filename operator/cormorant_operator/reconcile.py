@@ -1,0 +1,173 @@
+"""What is to be done about a job: the one function that decides, and decides by nothing but its arguments.
+
+It may be called at any time, by any operator, any number of times: in a world that is as it should be it wants nothing.
+"""
+
+from collections.abc import Iterable, Iterator
+from datetime import datetime
+
+from cormorant_operator import names
+from cormorant_operator.children import config_map, digest_of, services
+from cormorant_operator.cleanup import clean_up
+from cormorant_operator.conditions import Course
+from cormorant_operator.heads import HeadPlan, plan_head, render_head
+from cormorant_operator.job import Job
+from cormorant_operator.notes import notes_of
+from cormorant_operator.observed import Observed, Obstacle
+from cormorant_operator.obstacles import fitting_sizes
+from cormorant_operator.outcome import Outcome, find_outcome, outcome_dues
+from cormorant_operator.plan import (
+    Action,
+    ApplyChild,
+    CheckTemplate,
+    CreateTokens,
+    DeleteChild,
+    DeletePod,
+    Manifest,
+    MarkPod,
+    Plan,
+    TellHead,
+)
+from cormorant_operator.pods import Birth, worker_pod
+from cormorant_operator.progress import stall_deadline
+from cormorant_operator.site import Site
+from cormorant_operator.status import make_status, worth_writing
+from cormorant_operator.suspension import Suspension, plan_suspension
+from cormorant_operator.view import View
+from cormorant_operator.workers import WorkerPlan, plan_workers
+
+
+def reconcile(job: Job, observed: Observed, now: datetime, *, site: Site) -> Plan:
+    """Decide.
+
+    Args:
+        job: spec and status as they are written.
+        observed: what exists.
+        now: the time, aware.
+        site: defaults of the installation.
+    """
+    view = View(job, observed, now.replace(microsecond=0), site)
+    if job.identity.is_deleting:
+        return Plan()  # its pods go with it
+    if job.is_over:
+        return clean_up(view)
+    outcome = find_outcome(view)
+    if outcome is not None:
+        return _end(view, outcome)
+    suspension = plan_suspension(view)
+    if suspension.state != "no":
+        return _suspend(view, suspension)
+    stalled = stall_deadline(view)
+    if stalled is not None and stalled.is_over(view.now):
+        return _restart(view)
+    return _run(view)
+
+
+def _end(view: View, outcome: Outcome) -> Plan:
+    # Written before anything is cleaned up: a head that is gone must not look like one that is to be replaced.
+    course = Course(outcome=outcome)
+    return _plan(view, course, (), dues=(view.now,), epoch=view.epoch)
+
+
+def _suspend(view: View, suspension: Suspension) -> Plan:
+    dues = [suspension.due] if suspension.due is not None else []
+    return _plan(view, Course(suspension=suspension.state), suspension.actions, dues=dues, epoch=view.epoch)
+
+
+def _restart(view: View) -> Plan:
+    """A stalled job gets a new head and new workers; the stall counts as the head's failure."""
+    head = view.live_head
+    assert head is not None, "a job without a head is not stalled"
+    orders: list[Action] = [MarkPod(pod=head, annotation=names.STALLED, at=view.now)]
+    orders += [DeletePod(pod=pod, why="the job is stalled") for pod in view.observed.pods if pod.is_live]
+    failures = view.head_failures + (head.stalled_since is None)
+    return _plan(view, Course(is_stalled=True), orders, dues=(view.now,), epoch=head.epoch, head_restarts=failures)
+
+
+def _run(view: View) -> Plan:
+    head = plan_head(view)
+    workers = plan_workers(view, may_create=head.is_coming)
+    checks = tuple(_checks(view))
+    actions = (*_children(view, head), *checks, *head.actions, *workers.actions, *_orders_to_head(view, head))
+    dues = [*workers.dues, *outcome_dues(view), *view.retries(), *([head.due] if head.due is not None else [])]
+    course = Course(is_replacing_head=head.is_replacing, is_updating=workers.is_updating)
+    return _plan(view, course, actions, dues=dues, epoch=head.epoch, is_hurried=_is_hurried(view, workers))
+
+
+def _children(view: View, head: HeadPlan) -> Iterator[Action]:
+    """Services, ConfigMap and Secret, as far as they are not as they should be."""
+    secret = names.tokens_secret(view.job.name)
+    is_missed = any(
+        pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.observed.pods
+    )
+    if not view.observed.has_tokens or is_missed:
+        yield CreateTokens(is_first=view.epoch == 0)
+    wanted: list[Manifest] = [config_map(view.job, digest=view.templates.config)]
+    if head.epoch:
+        wanted += services(view.job, epoch=head.epoch)
+    for manifest in wanted:
+        key = (manifest["kind"], manifest["metadata"]["name"])
+        if view.observed.children.get(key) != digest_of(manifest) and view.refused_until(manifest["kind"]) is None:
+            yield ApplyChild(manifest=manifest)
+    live = view.live_head
+    if live is not None and live.template == view.templates.head:
+        current = wanted[0]["metadata"]["name"]
+        for kind, name in sorted(view.observed.children):
+            if kind == "ConfigMap" and name != current:
+                yield DeleteChild(kind="ConfigMap", name=name)
+
+
+def _checks(view: View) -> Iterator[Action]:
+    """Dry runs of templates of which nothing is known. Until they are answered, no pod goes and none comes."""
+    template = view.templates.head
+    if not view.is_proven(template) and view.verdict(template) is None:
+        yield CheckTemplate(template=template, manifest=render_head(view, epoch=view.epoch + 1))
+    for group in view.groups:
+        template = view.templates.worker(group)
+        if not view.is_proven(template) and view.verdict(template) is None:
+            birth = Birth(template=template, base_image=view.base_image)
+            manifest = worker_pod(view.job, view.site, birth, group=group, index=0, attempt=0)
+            yield CheckTemplate(template=template, manifest=manifest)
+
+
+def _orders_to_head(view: View, head: HeadPlan) -> Iterator[Action]:
+    live, answer = view.live_head, view.answer
+    if live is None or answer is None or head.is_replacing or answer.phase in ("Draining", "Completed", "Failed"):
+        return
+    sizes = dict(fitting_sizes(view))
+    has_workers = any(sizes.values())
+    # A fleet of nobody is refused: it stands still instead.
+    sizes = sizes if has_workers else dict(answer.sizes)
+    is_paused = view.job.spec.paused or not has_workers
+    if answer.sizes != sizes or answer.is_spec_paused != is_paused:
+        yield TellHead(pod=live, sizes=sizes, paused=is_paused)
+
+
+def _is_hurried(view: View, workers: WorkerPlan) -> bool:
+    return workers.is_waiting_for_head or (view.answer is not None and view.answer.is_resizing)
+
+
+def _plan(
+    view: View,
+    course: Course,
+    actions: Iterable[Action],
+    *,
+    dues: Iterable[datetime],
+    epoch: int,
+    head_restarts: int | None = None,
+    is_hurried: bool = False,
+) -> Plan:
+    failures = view.head_failures if head_restarts is None else head_restarts
+    status = make_status(view, course, epoch=epoch, head_restarts=failures)
+    before = view.job.status
+    is_worth = worth_writing(before, status, now=view.now, pace_s=view.site.status_s)
+    head = view.live_head
+    is_asked = head is not None and head.is_ready and bool(head.ip)
+    pace = view.site.hurried_poll_s if is_hurried or course.suspension == "draining" else view.site.poll_s
+    return Plan(
+        actions=tuple(actions),
+        status=status if is_worth else None,
+        notes=notes_of(before, status) if is_worth else (),
+        due=min(dues, default=None),
+        poll_s=pace if is_asked else None,
+    )

@@ -1,0 +1,26 @@
+"""What one installation of the operator gives all its jobs. Read by `reconcile`; made by `settings`."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Defaults and paces of one installation."""
+
+    image: str = "cormorant:dev"
+    """Image of jobs that name none: the operator's own."""
+    image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: tuple[str, ...] = ()
+    """Names of Secrets, in each job's namespace."""
+    poll_s: float = 15.0
+    """Between two looks at a head."""
+    hurried_poll_s: float = 2.0
+    """The same, while something waits for the head's answer."""
+    status_s: float = 15.0
+    """Between two status writes of which nothing but the counters is new."""
+    most_creates: int = 50
+    """Pods that one reconcile creates; the next one goes on."""
+    head_grace_s: int = 60
+    """A head's time from SIGTERM to SIGKILL: it drains for half of it."""
+    worker_grace_s: int = 60
+    """The same for workers, which finish or hand over their batch."""

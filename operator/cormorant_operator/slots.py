@@ -1,0 +1,96 @@
+"""Slots: the places (group, index) of workers, and who fills them.
+
+    empty -> filled by attempt 0 -> its pod ends, is deleted or lost -> empty -> filled by attempt 1 ...
+
+A live pod is one that is not terminating, not terminal and not on a lost node; a slot has at most one. The last pod
+that failed is kept until its successor has been ready for a while: it is the record of the failure and of the back-off.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cormorant_operator.backoff import RESET_AFTER_S, failures_after, next_attempt_at, restarts_after
+from cormorant_operator.observed import Pod
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Vacancy:
+    """How an empty slot is to be filled."""
+
+    attempt: int
+    failures: int
+    restarts: int
+    not_before: datetime | None
+    """None: at once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """One place, and every pod that exists of it, the newest attempt last."""
+
+    index: int
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def newest(self) -> Pod | None:
+        """The pod of the highest attempt, whatever became of it."""
+        return self.pods[-1] if self.pods else None
+
+    @property
+    def live(self) -> Pod | None:
+        """The pod that fills the slot."""
+        return next((pod for pod in reversed(self.pods) if pod.is_live), None)
+
+    @property
+    def superseded(self) -> tuple[Pod, ...]:
+        """Live pods of earlier attempts: they came back from a node that was given up."""
+        return tuple(pod for pod in self.pods if pod.is_live and pod is not self.live)
+
+    @property
+    def restarts(self) -> int:
+        """Failures that the slot ever had."""
+        return max((restarts_after(pod) for pod in self.pods), default=0)
+
+    def vacancy(self, template: str) -> Vacancy:
+        """How to fill the slot with a pod of a template.
+
+        Failures of another template count for nothing: the user has changed what failed.
+        """
+        newest = self.newest
+        if newest is None:
+            return Vacancy(attempt=0, failures=0, restarts=0, not_before=None)
+        is_same = newest.template == template
+        return Vacancy(
+            attempt=newest.attempt + 1,
+            failures=failures_after(newest) if is_same else 0,
+            restarts=self.restarts,
+            not_before=next_attempt_at(newest) if is_same and newest.is_failure else None,
+        )
+
+    def failures(self, template: str) -> int:
+        """Failures in a row by now, of pods of this template."""
+        newest = self.newest
+        return failures_after(newest) if newest is not None and newest.template == template else 0
+
+    def leftovers(self, now: datetime) -> tuple[tuple[Pod, ...], datetime | None]:
+        """Pods that ended and need not be kept any more; and when time alone will add to them."""
+        ended = [pod for pod in self.pods if pod.is_terminal and not pod.is_terminating]
+        record = [pod for pod in ended if pod.is_failure][-1:]
+        over = [pod for pod in ended if pod is not self.newest and pod not in record]
+        live = self.live
+        if not record or record[0] is self.newest or live is None or live.ready_since is None:
+            return tuple(over), None
+        until = live.ready_since + timedelta(seconds=RESET_AFTER_S)
+        return ((*over, *record), None) if now >= until else (tuple(over), until)
+
+
+def slots_of(pods: Sequence[Pod], size: int) -> tuple[Slot, ...]:
+    """The slots of a group: all of its size, and those beyond it that still have pods; by index."""
+    by_index: dict[int, list[Pod]] = {index: [] for index in range(size)}
+    for pod in pods:
+        by_index.setdefault(pod.index, []).append(pod)
+    return tuple(
+        Slot(index=index, pods=tuple(sorted(found, key=lambda pod: (pod.attempt, pod.created, pod.name))))
+        for index, found in sorted(by_index.items())
+    )

@@ -1,0 +1,92 @@
+"""`status` as it should read after a reconcile, and whether that is worth a write."""
+
+from datetime import datetime
+
+from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, GroupStatus
+from cormorant_operator import names, progress
+from cormorant_operator.conditions import Course, facts, merge
+from cormorant_operator.failures import recent_failures
+from cormorant_operator.job import Unreadable, find
+from cormorant_operator.phases import phase_of
+from cormorant_operator.slots import slots_of
+from cormorant_operator.view import View
+
+_COUNTERS = ("frames", "weights")
+
+
+def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -> CollectorJobStatus:
+    """The whole status.
+
+    Args:
+        view: the moment.
+        course: what this reconcile decided.
+        epoch: of the head that lives or is created now.
+        head_restarts: failures of heads in a row.
+    """
+    before, spec = view.job.status, view.job.spec
+    groups = tuple(_group(view, group.name) for group in view.groups)
+    elastic = spec.elastic.name
+    generation = view.job.identity.generation
+    is_ended = course.outcome is not None
+    return CollectorJobStatus(
+        observed_generation=generation,
+        phase=phase_of(view, course),
+        epoch=max(before.epoch, epoch),
+        head_restarts=head_restarts,
+        start_time=_start_time(view, course),
+        completion_time=(before.completion_time or view.now) if is_ended else None,
+        workers=f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}",
+        frames=progress.frames_status(view),
+        weights=progress.weights_status(view),
+        groups=groups,
+        elastic=ElasticStatus(
+            replicas=sum(pod.is_live for pod in view.workers[elastic]),
+            selector=names.worker_selector(view.job.uid, group=elastic),
+        ),
+        conditions=merge(before, facts(view, course), generation=generation, now=view.now),
+        recent_failures=recent_failures(before, view.observed.pods),
+    )
+
+
+def worth_writing(before: CollectorJobStatus, after: CollectorJobStatus, *, now: datetime, pace_s: float) -> bool:
+    """Whether a status differs, and in more than counters that were written a moment ago."""
+    if before == after:
+        return False
+    counters = {name: getattr(before, name) for name in _COUNTERS}
+    if after.model_copy(update=counters) != before:
+        return True
+    last = before.frames.last_progress_time
+    is_moving = after.frames.collected > before.frames.collected
+    return not is_moving or last is None or (now - last).total_seconds() >= pace_s
+
+
+def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
+    """The status of a job whose manifest cannot be read: all stays, but for one condition. None: as it is."""
+    if job.status is None:
+        return None
+    before = find(job.status, "Accepted")
+    is_same = before is not None and before.status == "False"
+    accepted = Condition(
+        type="Accepted",
+        status="False",
+        observed_generation=job.identity.generation,
+        last_transition_time=before.last_transition_time if before is not None and is_same else now,
+        reason="InvalidSpec",
+        message=job.message[:1024],
+    )
+    others = tuple(condition for condition in job.status.conditions if condition.type != "Accepted")
+    after = job.status.model_copy(update={"conditions": (accepted, *others)})
+    return None if after == job.status else after
+
+
+def _group(view: View, name: str) -> GroupStatus:
+    before = next((group.restarts for group in view.job.status.groups if group.name == name), 0)
+    seen = sum(slot.restarts for slot in slots_of(view.workers[name], view.sizes[name]))
+    return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=max(before, seen))
+
+
+def _start_time(view: View, course: Course) -> datetime | None:
+    before = view.job.status.start_time
+    if course.suspension == "suspended":
+        return None
+    return before if before is not None else view.now

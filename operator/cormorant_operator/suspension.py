@@ -1,0 +1,59 @@
+"""Suspend: let the head drain, then give all nodes back.
+
+    running -> draining (workers finish, learners take what is there, at most drainSeconds) -> deleting -> Suspended
+
+A drain that began is not called back: a job that is resumed meanwhile goes on with a new head.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Literal
+
+from cormorant_operator import names
+from cormorant_operator.plan import Action, DeletePod, DrainHead, MarkPod
+from cormorant_operator.view import View
+from cormorant_operator.workers import live_workers
+
+State = Literal["no", "draining", "deleting", "suspended"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspension:
+    """How far it is."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+    due: datetime | None = None
+
+
+def plan_suspension(view: View) -> Suspension:
+    """Go on with a suspension, wanted or begun."""
+    head = view.live_head
+    is_wanted = view.job.spec.suspend
+    if head is None:
+        if not is_wanted:
+            return Suspension(state="no")
+        orders = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in live_workers(view))
+        remains = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in view.heads if not pod.is_terminating)
+        state: State = "deleting" if view.has_pods else "suspended"
+        return Suspension(state=state, actions=(*orders, *remains))
+    if head.draining_since is None and not is_wanted:
+        return Suspension(state="no")
+    if not head.is_ready:
+        # It holds nothing that could be drained.
+        return Suspension(state="deleting", actions=_delete_all(view))
+    if head.draining_since is None:
+        mark = MarkPod(pod=head, annotation=names.DRAINING, at=view.now)
+        return Suspension(state="draining", actions=(mark, DrainHead(pod=head)))
+    until = view.after(head.draining_since, view.policy.drain_seconds)
+    if view.now >= until:
+        return Suspension(state="deleting", actions=_delete_all(view))
+    is_told = view.answer is None or view.answer.phase in ("Draining", "Completed")
+    return Suspension(state="draining", actions=() if is_told else (DrainHead(pod=head),), due=until)
+
+
+def _delete_all(view: View) -> tuple[Action, ...]:
+    orders = [DeletePod(pod=pod, why="the job is suspended") for pod in view.heads if not pod.is_terminating]
+    if view.job.spec.suspend:
+        orders += [DeletePod(pod=pod, why="the job is suspended") for pod in live_workers(view)]
+    return tuple(orders)

@@ -1,0 +1,50 @@
+"""What pods are made from, as digests: a pod whose digest is another one than today's is outdated.
+
+A digest is taken of what the user wrote, never of what is rendered from it or of what the API server made of that: an
+upgrade of the operator alone replaces no pod. `REVISION` is raised when pods must be replaced all the same.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from cormorant_contract.workers import WorkerGroup
+from cormorant_operator import names
+from cormorant_operator.job import Job
+
+REVISION = 1
+
+_LIVE_FIELDS = ("suspend", "paused", "replicas", "elasticGroup", "runPolicy", "image", "code", "head")
+"""Parts of the spec that a running head needs not be replaced for, or that its template has already."""
+_LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "template")
+
+
+@dataclass(frozen=True)
+class Templates:
+    """The digests of one job as it is now."""
+
+    job: Job
+
+    @cached_property
+    def config(self) -> str:
+        """Of the part of the manifest that a head reads once, when it starts."""
+        document = {key: value for key, value in self.job.spec.to_document().items() if key not in _LIVE_FIELDS}
+        document["workerGroups"] = [
+            {key: value for key, value in group.items() if key not in _LIVE_GROUP_FIELDS}
+            for group in document["workerGroups"]
+        ]
+        return names.digest(document)
+
+    @cached_property
+    def head(self) -> str:
+        """Of a head."""
+        spec = self.job.spec
+        return names.digest(REVISION, names.HEAD, spec.image, self._code, spec.head.to_document(), self.config)
+
+    def worker(self, group: WorkerGroup) -> str:
+        """Of a group's workers."""
+        parts = (self.job.spec.image, self._code, group.device, group.resources, group.template)
+        return names.digest(REVISION, names.WORKER, *parts)
+
+    @property
+    def _code(self) -> str:
+        return self.job.spec.code.config_map if self.job.spec.code is not None else ""

@@ -1,0 +1,181 @@
+"""One moment of a job: what all parts of `reconcile` look at."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import cached_property
+
+from cormorant_contract.run_policy import RunPolicy
+from cormorant_contract.workers import WorkerGroup
+from cormorant_operator.backoff import failures_after, refusal_delay_s
+from cormorant_operator.job import Job, is_true
+from cormorant_operator.observed import HeadAnswer, Observed, Pod, Refusal, RefusalKind, Verdict
+from cormorant_operator.site import Site
+from cormorant_operator.templates import Templates
+
+VERDICT_LASTS_S = 600.0
+"""After which a template that the API server refused is tried again, though nobody changed it."""
+_HOPELESS_S = 600.0
+"""The same for what only a person can put right."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A job, what exists of it, and the time."""
+
+    job: Job
+    observed: Observed
+    now: datetime
+    site: Site
+
+    @property
+    def policy(self) -> RunPolicy:
+        """Deadlines and limits."""
+        return self.job.spec.run_policy
+
+    @cached_property
+    def templates(self) -> Templates:
+        """What pods are made from now."""
+        return Templates(self.job)
+
+    # -- the head ----------------------------------------------------------------------------------------------
+
+    @cached_property
+    def heads(self) -> tuple[Pod, ...]:
+        """Every head pod, the newest last."""
+        return tuple(sorted((pod for pod in self.observed.pods if pod.role == "head"), key=lambda pod: pod.epoch))
+
+    @property
+    def newest_head(self) -> Pod | None:
+        """The head of the highest epoch."""
+        return self.heads[-1] if self.heads else None
+
+    @property
+    def live_head(self) -> Pod | None:
+        """The newest head, as far as it lives."""
+        newest = self.newest_head
+        return newest if newest is not None and newest.is_live else None
+
+    @property
+    def epoch(self) -> int:
+        """The highest epoch that there was."""
+        newest = self.newest_head
+        return max(self.job.status.epoch, newest.epoch if newest is not None else 0)
+
+    @property
+    def head_failures(self) -> int:
+        """Failures of heads in a row, by now."""
+        newest = self.newest_head
+        # A head that an earlier status knows and nobody sees any more was deleted: that counts for nothing.
+        if newest is None or newest.epoch < self.job.status.epoch:
+            return self.job.status.head_restarts
+        return failures_after(newest)
+
+    @property
+    def answer(self) -> HeadAnswer | None:
+        """What the live head said last; None while it is silent."""
+        answer, head = self.observed.answer, self.live_head
+        if answer is None or head is None or answer.pod_uid != head.uid or self.observed.is_silent:
+            return None
+        return answer
+
+    @property
+    def base_image(self) -> str:
+        """The image of this epoch: that of the manifest, else the one that the head began with."""
+        if self.job.spec.image:
+            return self.job.spec.image
+        return self.live_head.base_image if self.live_head is not None else self.site.image
+
+    # -- workers -----------------------------------------------------------------------------------------------
+
+    @property
+    def groups(self) -> tuple[WorkerGroup, ...]:
+        """The worker groups of the spec."""
+        return self.job.spec.worker_groups
+
+    @cached_property
+    def sizes(self) -> Mapping[str, int]:
+        """Workers by group that the spec wants."""
+        return {group.name: self.job.spec.size_of(group) for group in self.groups}
+
+    @cached_property
+    def workers(self) -> Mapping[str, tuple[Pod, ...]]:
+        """Worker pods by group; groups that the spec does not have any more are among them."""
+        found: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
+        for pod in self.observed.pods:
+            if pod.role == "worker":
+                found.setdefault(pod.group, []).append(pod)
+        return {name: tuple(pods) for name, pods in found.items()}
+
+    def ready(self, group: str) -> int:
+        """Workers of a group that work."""
+        return sum(pod.is_ready for pod in self.workers[group])
+
+    @cached_property
+    def has_enough(self) -> bool:
+        """Whether the head and enough workers of each group are ready to collect."""
+        head = self.live_head
+        return (
+            head is not None
+            and head.is_ready
+            and all(
+                self.ready(group.name) >= min(self.sizes[group.name], max(1, group.min_replicas or 1))
+                for group in self.groups
+            )
+        )
+
+    # -- what the API server said ------------------------------------------------------------------------------
+
+    def is_proven(self, template: str) -> bool:
+        """Whether the API server is known to take pods of a template: a dry run said so, or there is one."""
+        verdict = self.verdict(template)
+        return verdict.error == "" if verdict is not None else any(p.template == template for p in self.observed.pods)
+
+    def verdict(self, template: str) -> Verdict | None:
+        """What a dry run said, as long as that may still hold."""
+        verdict = self.observed.verdicts.get(template)
+        if verdict is None or not verdict.error:
+            return verdict
+        is_old = verdict.generation != self.job.identity.generation or self.now >= self.after(
+            verdict.at, VERDICT_LASTS_S
+        )
+        return None if is_old else verdict
+
+    def refused_until(self, owner: str) -> datetime | None:
+        """When something that was refused may be asked for again; None: now."""
+        refusal = self.observed.refusals.get(owner)
+        if refusal is None:
+            return None
+        until = self.after(refusal.at, _refusal_lasts_s(refusal))
+        return until if until > self.now else None
+
+    def retries(self) -> Iterator[datetime]:
+        """When something that was refused may be asked for again."""
+        for owner in self.observed.refusals:
+            if (until := self.refused_until(owner)) is not None:
+                yield until
+        for template in self.observed.verdicts:
+            if (verdict := self.verdict(template)) is not None and verdict.error:
+                yield self.after(verdict.at, VERDICT_LASTS_S)
+
+    # -- time --------------------------------------------------------------------------------------------------
+
+    def after(self, moment: datetime, seconds: float) -> datetime:
+        """A moment and some seconds."""
+        return moment + timedelta(seconds=seconds)
+
+    @property
+    def has_pods(self) -> bool:
+        """Whether anything of the job exists that uses a node."""
+        return bool(self.observed.pods)
+
+    @property
+    def was_suspended(self) -> bool:
+        """Whether the status says that the job is suspended."""
+        return is_true(self.job.status, "Suspended")
+
+
+def _refusal_lasts_s(refusal: Refusal) -> float:
+    if refusal.kind is RefusalKind.QUOTA:
+        return refusal_delay_s(refusal.count)
+    return min(_HOPELESS_S, 6 * refusal_delay_s(refusal.count))

@@ -1,0 +1,134 @@
+"""Workers: fill empty slots, replace outdated pods a few at a time, let go of those beyond the group's size."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cormorant_contract.workers import WorkerGroup
+from cormorant_operator import names
+from cormorant_operator.observed import Pod
+from cormorant_operator.plan import Action, CreatePod, DeletePod, MarkPod
+from cormorant_operator.pods import Birth, worker_pod
+from cormorant_operator.slots import Slot, slots_of
+from cormorant_operator.view import View
+
+
+@dataclass(slots=True, kw_only=True)
+class WorkerPlan:
+    """What becomes of the workers; filled while the groups are gone through."""
+
+    creates_left: int
+    may_go: int
+    """Ready workers that may be taken away for a new template."""
+    actions: list[Action] = field(default_factory=list)
+    dues: list[datetime] = field(default_factory=list)
+    is_updating: bool = False
+    """Some pod is outdated and will be replaced."""
+    is_waiting_for_head: bool = False
+    """A worker beyond the size of its group finishes its batch."""
+
+
+def plan_workers(view: View, *, may_create: bool) -> WorkerPlan:
+    """Decide about every worker pod.
+
+    Args:
+        view: the moment.
+        may_create: there is a head, or will be.
+    """
+    slots = {group.name: slots_of(view.workers[group.name], view.sizes[group.name]) for group in view.groups}
+    missing = sum(
+        slot.live is None or not slot.live.is_ready
+        for name, found in slots.items()
+        for slot in found
+        if slot.index < view.sizes[name]
+    )
+    plan = WorkerPlan(creates_left=view.site.most_creates, may_go=max(0, view.policy.max_unavailable - missing))
+    for group in view.groups:
+        for slot in slots[group.name]:
+            if slot.index < view.sizes[group.name]:
+                _keep(view, plan, group, slot, may_create=may_create)
+            else:
+                _let_go(view, plan, group, slot)
+    for name in view.workers.keys() - view.sizes.keys():
+        plan.actions += [_delete(pod, "its group is gone") for pod in view.workers[name] if not pod.is_terminating]
+    return plan
+
+
+def _keep(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot, *, may_create: bool) -> None:
+    template = view.templates.worker(group)
+    plan.actions += [_delete(pod, "a newer attempt fills its slot") for pod in slot.superseded]
+    over, until = slot.leftovers(view.now)
+    plan.actions += [_delete(pod, "its successor is there") for pod in over]
+    plan.dues += [until] if until is not None else []
+    if slot.live is not None:
+        if slot.live.retiring_since is not None:
+            plan.actions.append(MarkPod(pod=slot.live, annotation=names.RETIRING, at=None))
+        _update(view, plan, group, slot.live)
+    elif may_create and view.is_proven(template):
+        _fill(view, plan, group, slot)
+
+
+def _fill(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
+    template = view.templates.worker(group)
+    vacancy = slot.vacancy(template)
+    waits = [at for at in (vacancy.not_before, view.refused_until(group.name)) if at is not None and at > view.now]
+    if waits:
+        plan.dues.append(max(waits))
+    elif plan.creates_left == 0:
+        plan.dues.append(view.now)
+    else:
+        plan.creates_left -= 1
+        birth = Birth(
+            template=template, base_image=view.base_image, failures=vacancy.failures, restarts=vacancy.restarts
+        )
+        manifest = worker_pod(view.job, view.site, birth, group=group, index=slot.index, attempt=vacancy.attempt)
+        plan.actions.append(CreatePod(owner=group.name, manifest=manifest))
+
+
+def _update(view: View, plan: WorkerPlan, group: WorkerGroup, pod: Pod) -> None:
+    template = view.templates.worker(group)
+    # Ray and Python must be the same in all pods of a cluster: a worker of another image cannot join at all.
+    is_foreign = pod.base_image != view.base_image
+    if (pod.template == template and not is_foreign) or not view.is_proven(template):
+        return
+    plan.is_updating = True
+    if not is_foreign and pod.is_ready:
+        if plan.may_go == 0:
+            return
+        plan.may_go -= 1
+    plan.actions.append(_delete(pod, "its template changed"))
+
+
+def _let_go(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
+    """Delete a pod beyond the group's size, once the head says that its worker has finished its batch."""
+    for pod in slot.pods:
+        if pod.is_terminating:
+            continue
+        if not pod.is_ready or view.live_head is None or _has_let_go(view, group):
+            plan.actions.append(_delete(pod, "its group is smaller now"))
+        elif pod.retiring_since is None:
+            plan.is_waiting_for_head = True
+            plan.actions.append(MarkPod(pod=pod, annotation=names.RETIRING, at=view.now))
+        elif view.now >= (until := view.after(pod.retiring_since, view.policy.drain_seconds)):
+            plan.actions.append(_delete(pod, "it did not finish its batch in time"))
+        else:
+            plan.is_waiting_for_head = True
+            plan.dues.append(until)
+
+
+def _has_let_go(view: View, group: WorkerGroup) -> bool:
+    answer = view.answer
+    if answer is None:
+        return False
+    if not any(view.sizes.values()):
+        return answer.pause_state == "paused"
+    return answer.sizes.get(group.name, 0) <= view.sizes[group.name] and not answer.is_resizing
+
+
+def live_workers(view: View) -> Iterator[Pod]:
+    """Every worker pod that is not on its way out."""
+    return (pod for pods in view.workers.values() for pod in pods if not pod.is_terminating)
+
+
+def _delete(pod: Pod, why: str) -> DeletePod:
+    return DeletePod(pod=pod, why=why)
