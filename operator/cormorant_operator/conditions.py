@@ -6,8 +6,8 @@
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
     Ready        True: EnoughWorkers    False: HeadNotReady TooFewWorkers NotWanted
     Updating     True: ReplacingHead RollingUpdate    False: UpToDate
-    Progressing  True: FramesCollected    Unknown: ControlPlaneUnreachable
-                 False: NoFrames NotReady Paused WaitingForConsumer Draining NotWanted
+    Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable
+                 False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
     Paused       True: Spec API NoWorkers    False: NotPaused
     Suspended    True: Suspended    False: Suspending NotSuspended
@@ -145,19 +145,18 @@ def _progressing(view: View, course: Course) -> Fact:
         return Fact(type="Progressing", status="False", reason="Draining", message=message)
     if progress.is_waiting_for_consumer(view):
         message = "the queue is full; workers wait for a learner to take a batch"
-        return Fact(type="Progressing", status="False", reason="WaitingForConsumer", message=message)
+        return Fact(type="Progressing", status="True", reason="WaitingForConsumer", message=message)
     return _moving(view)
 
 
 def _moving(view: View) -> Fact:
-    moved = progress.frames_collected(view) > view.job.status.frames.collected
     answer = view.answer
     if answer is None:
         # Not asked yet: what was known before holds.
         before = find(view.job.status, "Progressing")
         if before is not None:
             return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
-    if moved or (answer is not None and answer.per_second > 0):
+    if progress.is_moving(view):
         return Fact(type="Progressing", status="True", reason="FramesCollected")
     message = answer.failure if answer is not None else ""
     return Fact(type="Progressing", status="False", reason="NoFrames", message=message)

@@ -5,8 +5,11 @@ from datetime import datetime, timedelta
 
 from cormorant_contract.status import FramesStatus, WeightsStatus
 from cormorant_operator.entrypoints import final_frames
-from cormorant_operator.job import is_true, since
+from cormorant_operator.job import find, is_true, since
 from cormorant_operator.view import View
+
+_MOMENT_POLLS = 4
+"""A large batch takes a while: so many looks without a new frame mean nothing yet."""
 
 
 def frames_collected(view: View) -> int:
@@ -73,6 +76,27 @@ def is_waiting_for_consumer(view: View) -> bool:
     return view.answer is not None and view.answer.is_queue_full
 
 
+def is_moving(view: View) -> bool:
+    """Whether frames were counted a moment ago."""
+    last = frames_status(view).last_progress_time
+    return last is not None and (view.now - last).total_seconds() < _MOMENT_POLLS * view.site.poll_s
+
+
+def _unpaused_at(view: View) -> datetime | None:
+    """When a pause ended that the status still knows of; now, if it has just ended."""
+    if is_true(view.job.status, "Paused"):
+        return view.now
+    return since(view.job.status, "Paused", "False")
+
+
+def _served_at(view: View) -> datetime | None:
+    """When the wait for a learner ended that the status still knows of; now, if it has just ended."""
+    before = find(view.job.status, "Progressing")
+    if before is not None and before.reason == "WaitingForConsumer":
+        return view.now
+    return since(view.job.status, "Progressing", "False")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
     """Something that must happen before a time."""
@@ -97,7 +121,13 @@ def stall_deadline(view: View) -> Deadline | None:
     if pause_reason(view) or is_waiting_for_consumer(view):
         return None
     status = view.job.status
-    starts = (ready, status.start_time, frames_status(view).last_progress_time, since(status, "Paused", "False"))
+    starts = (
+        ready,
+        status.start_time,
+        frames_status(view).last_progress_time,
+        _unpaused_at(view),
+        _served_at(view),
+    )
     return Deadline(at=max(start for start in starts if start is not None) + timedelta(seconds=limit))
 
 
@@ -106,7 +136,7 @@ def startup_deadline(view: View) -> Deadline | None:
     limit, status = view.policy.startup_deadline_seconds, view.job.status
     if not limit or status.start_time is None or frames_collected(view) or pause_reason(view):
         return None
-    started = max(status.start_time, since(status, "Paused", "False") or status.start_time)
+    started = max(status.start_time, _unpaused_at(view) or status.start_time)
     return Deadline(at=started + timedelta(seconds=limit))
 
 

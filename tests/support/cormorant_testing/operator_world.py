@@ -1,0 +1,355 @@
+"""A cluster of plain values that does what plans say, and what kubelets, schedulers and people do besides.
+
+After every order it checks what must never be: two live pods in one slot, two live heads, frames that go back, a job
+that is over and comes back.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from cormorant_contract.parsing import parse_job
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.children import digest_of
+from cormorant_operator.job import Identity, Job, find
+from cormorant_operator.observed import HeadAnswer, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
+from cormorant_operator.plan import (
+    Action,
+    ApplyChild,
+    CheckTemplate,
+    CreatePod,
+    CreateTokens,
+    DeleteChild,
+    DeleteJob,
+    DeletePod,
+    DrainHead,
+    MarkPod,
+    Plan,
+    TellHead,
+)
+from cormorant_operator.pod_facts import read_pod, write_time
+from cormorant_operator.reconcile import reconcile
+from cormorant_operator.site import Site
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+GRACE_S = 60
+MARKS = {
+    "cormorant.dev/retiring-since": "retiring_since",
+    "cormorant.dev/draining-since": "draining_since",
+    "cormorant.dev/stalled-since": "stalled_since",
+}
+
+
+def make_spec(**changes: Any) -> dict[str, Any]:
+    """A small valid spec; keywords replace its top-level keys."""
+    return {
+        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8}},
+        "policy": {"random": {}},
+        "collection": {"framesPerBatch": 64, "totalFrames": 100_000},
+        "image": "example/cormorant:1",
+        "replicas": 2,
+        **changes,
+    }
+
+
+def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, **spec: Any) -> Job:
+    """A job as an operator reads it."""
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "pong", "namespace": "team-a"},
+        "spec": make_spec(**spec),
+    }
+    return Job(
+        identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation),
+        spec=parse_job(document).spec,
+        status=status or CollectorJobStatus(),
+    )
+
+
+class World:
+    """One job in a cluster."""
+
+    def __init__(self, *, site: Site | None = None, **spec: Any) -> None:
+        self.site = site or Site()
+        self.spec = spec
+        self.job = make_job(**spec)
+        self.now = BEGIN
+        self.pods: dict[str, Pod] = {}
+        self.children: dict[tuple[str, str], str] = {}
+        self.has_tokens = False
+        self.answer: HeadAnswer | None = None
+        self.is_silent = False
+        self.refusals: dict[str, Refusal] = {}
+        self.verdicts: dict[str, Verdict] = {}
+        self.is_deleted = False
+        self.done: list[Action] = []
+        self.told: list[str] = []
+        """Reasons of the events that were sent."""
+        self.writes = 0
+        self.bad_image = ""
+        """The API server refuses pods of this image."""
+        self.quota: int | None = None
+        """Pods that the namespace may have."""
+        self._uids = 0
+
+    # -- the operator ------------------------------------------------------------------------------------------
+
+    def observe(self) -> Observed:
+        return Observed(
+            pods=tuple(self.pods.values()),
+            children=dict(self.children),
+            has_tokens=self.has_tokens,
+            answer=self.answer,
+            is_silent=self.is_silent,
+            refusals=dict(self.refusals),
+            verdicts=dict(self.verdicts),
+        )
+
+    def plan(self) -> Plan:
+        return reconcile(self.job, self.observe(), self.now, site=self.site)
+
+    def step(self, *, crash_after: int | None = None) -> Plan:
+        """Reconcile once; `crash_after`: the operator dies after so many writes."""
+        plan = self.plan()
+        orders = plan.actions if crash_after is None else plan.actions[:crash_after]
+        for action in orders:
+            self.do(action)
+        if crash_after is None or crash_after > len(plan.actions):
+            self.write(plan)
+        return plan
+
+    def settle(self, *, most: int = 40) -> None:
+        """Reconcile until nothing is wanted any more."""
+        for _ in range(most):
+            if self.is_deleted or self.step().is_empty:
+                return
+        raise AssertionError(f"not settled after {most} reconciles: {self.plan()}")
+
+    def run(self, *, most: int = 40) -> None:
+        """Reconcile and let every pod that can start become ready, until nothing changes."""
+        for _ in range(most):
+            self.settle()
+            waiting = [pod.name for pod in self.pods.values() if pod.is_live and not pod.is_ready]
+            if not waiting:
+                return
+            for name in waiting:
+                self.start(name)
+        raise AssertionError("pods never became ready")
+
+    def restart_operator(self) -> None:
+        """What lives in the operator's memory is gone."""
+        self.has_tokens, self.answer, self.is_silent = False, None, False
+        self.refusals, self.verdicts = {}, {}
+
+    def edit(self, **spec: Any) -> None:
+        """Somebody changes the spec."""
+        self.spec = {**self.spec, **spec}
+        generation = self.job.identity.generation + 1
+        self.job = make_job(generation=generation, status=self.job.status, **self.spec)
+
+    def do(self, action: Action) -> None:
+        self.done.append(action)
+        match action:
+            case CheckTemplate():
+                image = action.manifest["spec"]["containers"][0]["image"]
+                error = f"image {image} is not allowed here" if image == self.bad_image else ""
+                self.verdicts[action.template] = Verdict(
+                    error=error, at=self.now, generation=self.job.identity.generation
+                )
+            case ApplyChild():
+                key = (action.manifest["kind"], action.manifest["metadata"]["name"])
+                self.children[key] = digest_of(action.manifest)
+            case CreateTokens():
+                self.has_tokens = True
+            case CreatePod():
+                self._create(action)
+            case DeletePod():
+                self.delete(action.pod.name, uid=action.pod.uid)
+            case MarkPod():
+                if action.pod.name in self.pods:
+                    self._change(action.pod.name, **{MARKS[action.annotation]: action.at})
+            case DeleteChild():
+                self.children.pop((action.kind, action.name), None)
+            case TellHead():
+                if self.answer is not None and not self.is_silent:
+                    self.answer = replace(
+                        self.answer,
+                        sizes=dict(action.sizes),
+                        is_spec_paused=action.paused,
+                        pause_state="paused" if action.paused else "running",
+                    )
+            case DrainHead():
+                if self.answer is not None and not self.is_silent:
+                    self.answer = replace(self.answer, phase="Draining")
+            case DeleteJob():
+                self.is_deleted = True
+                self.pods.clear()
+        self.check()
+
+    def write(self, plan: Plan) -> None:
+        self.told += [note.reason for note in plan.notes]
+        if plan.status is None:
+            return
+        before, self.writes = self.job.status, self.writes + 1
+        assert plan.status.frames.collected >= before.frames.collected
+        assert plan.status.epoch >= before.epoch
+        for kind in ("Completed", "Failed"):
+            assert find(before, kind) is None or find(plan.status, kind) == find(before, kind)
+        self.job = replace(self.job, status=plan.status)
+
+    def check(self) -> None:
+        slots = Counter((pod.group, pod.index) for pod in self.pods.values() if pod.role == "worker" and pod.is_live)
+        assert max(slots.values(), default=0) <= 1, f"two live pods in a slot: {slots}"
+        heads = [pod.name for pod in self.pods.values() if pod.role == "head" and pod.is_live]
+        assert len(heads) <= 1, f"two live heads: {heads}"
+
+    def _create(self, action: CreatePod) -> None:
+        name = action.manifest["metadata"]["name"]
+        if name in self.pods:
+            return
+        refusal = self.refusals.get(action.owner)
+        if refusal is not None and refusal.at == self.now:
+            return  # as the executor: what was refused a moment ago is refused again
+        if self.quota is not None and len(self.pods) >= self.quota:
+            count = self.refusals[action.owner].count + 1 if action.owner in self.refusals else 1
+            self.refusals[action.owner] = Refusal(
+                kind=RefusalKind.QUOTA, message="exceeded quota: pods", at=self.now, count=count
+            )
+            return
+        self.refusals.pop(action.owner, None)
+        self._uids += 1
+        metadata = {**action.manifest["metadata"], "uid": f"u{self._uids}", "creationTimestamp": write_time(self.now)}
+        pod = read_pod({**action.manifest, "metadata": metadata})
+        assert pod is not None
+        self.pods[name] = pod
+
+    # -- the cluster -------------------------------------------------------------------------------------------
+
+    def tick(self, seconds: float) -> None:
+        """Time passes; what was told to end has ended by its deadline."""
+        self.now += timedelta(seconds=seconds)
+        for pod in list(self.pods.values()):
+            if pod.deletion_deadline is not None and pod.phase != "Unknown" and self.now >= pod.deletion_deadline:
+                del self.pods[pod.name]
+
+    def start(self, name: str) -> None:
+        """A node is found, the image is there, the probes answer."""
+        pod = self._change(
+            name,
+            phase="Running",
+            is_scheduled=True,
+            ready_since=self.now,
+            obstacle=Obstacle.NONE,
+            obstacle_message="",
+            ip="10.0.0.1",
+        )
+        if pod.role == "head":
+            self.say(pod)
+
+    def start_all(self) -> None:
+        for pod in list(self.pods.values()):
+            if pod.is_live and not pod.is_ready:
+                self.start(pod.name)
+
+    def say(self, head: Pod, **changes: Any) -> None:
+        """The head answers for the first time, or something new."""
+        if self.answer is None or self.answer.pod_uid != head.uid:
+            sizes = {group.name: self.job.spec.size_of(group) for group in self.job.spec.worker_groups}
+            self.answer = HeadAnswer(
+                pod_uid=head.uid,
+                at=self.now,
+                phase="Running",
+                frames=self.job.status.frames.collected,
+                sizes=sizes,
+                is_spec_paused=self.job.spec.paused,
+            )
+        self.is_silent = False
+        self.answer = replace(self.answer, **{"at": self.now, **changes})
+
+    def collect(self, frames: int) -> None:
+        """So many frames in all by now."""
+        self.say(self.head, frames=frames, per_second=100.0)
+
+    def finish(self, name: str, *, exit_code: int = 1, reason: str = "Error", ran_s: float = 5.0, **more: Any) -> None:
+        """The container ends by itself."""
+        self._change(
+            name,
+            phase="Succeeded" if exit_code == 0 else "Failed",
+            exit_code=exit_code,
+            reason="Completed" if exit_code == 0 else reason,
+            ended=self.now,
+            ran_s=ran_s,
+            ready_since=None,
+            **more,
+        )
+
+    def evict(self, name: str) -> None:
+        self.finish(name, exit_code=137, reason="Evicted", is_disrupted=True)
+
+    def delete(self, name: str, *, uid: str = "") -> None:
+        """Somebody deletes a pod; it is gone at once where nothing runs."""
+        pod = self.pods.get(name)
+        if pod is None or (uid and pod.uid != uid) or pod.is_terminating:
+            return
+        if pod.is_terminal or not pod.is_scheduled:
+            del self.pods[name]
+        else:
+            self._change(name, deletion_deadline=self.now + timedelta(seconds=GRACE_S), ready_since=None)
+
+    def vanish(self, name: str) -> None:
+        """Deleted by force: not even a record remains."""
+        del self.pods[name]
+
+    def lose(self, name: str) -> None:
+        """Its node is gone, and the deletion that follows is never confirmed."""
+        self._change(name, phase="Unknown", deletion_deadline=self.now, is_disrupted=True, ready_since=None)
+
+    def block(self, name: str, obstacle: Obstacle, message: str) -> None:
+        self._change(name, obstacle=obstacle, obstacle_message=message)
+
+    def _change(self, name: str, **changes: Any) -> Pod:
+        self.pods[name] = replace(self.pods[name], **changes)
+        self.check()
+        return self.pods[name]
+
+    # -- asking ------------------------------------------------------------------------------------------------
+
+    @property
+    def head(self) -> Pod:
+        """The live head."""
+        return next(pod for pod in self.pods.values() if pod.role == "head" and pod.is_live)
+
+    def live(self, group: str = "") -> list[Pod]:
+        """Live workers, by slot."""
+        found = [pod for pod in self.pods.values() if pod.role == "worker" and pod.is_live]
+        return sorted((p for p in found if not group or p.group == group), key=lambda pod: (pod.group, pod.index))
+
+    def slots(self) -> list[str]:
+        return [f"{pod.group}-{pod.index}" for pod in self.live()]
+
+    def condition(self, kind: Any) -> str:
+        """`True/Reason` of a condition; empty when there is none."""
+        found = find(self.job.status, kind)
+        return f"{found.status}/{found.reason}" if found is not None else ""
+
+    def message(self, kind: Any) -> str:
+        found = find(self.job.status, kind)
+        return found.message if found is not None else ""
+
+
+def of_kind(actions: Iterable[Action], kind: type[Action]) -> list[Any]:
+    """The orders of one kind."""
+    return [action for action in actions if isinstance(action, kind)]
+
+
+def running(**spec: Any) -> World:
+    """A job whose pods are all ready and collecting."""
+    world = World(**spec)
+    world.run()
+    world.tick(20)
+    world.collect(1000)
+    world.settle()
+    return world

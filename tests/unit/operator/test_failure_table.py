@@ -1,0 +1,875 @@
+"""What must happen on each failure: one test a row of the table that the operator is built to."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.children import digest_of, services
+from cormorant_operator.job import Unreadable, read_job
+from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
+from cormorant_operator.plan import (
+    ApplyChild,
+    CheckTemplate,
+    CreatePod,
+    CreateTokens,
+    DeleteJob,
+    DeletePod,
+    DrainHead,
+    Plan,
+    TellHead,
+)
+from cormorant_operator.reconcile import reconcile
+from cormorant_operator.site import Site
+from cormorant_operator.status import refused_status
+from cormorant_testing.operator_world import World, make_spec, of_kind, running
+
+TWO_GROUPS = {
+    "workerGroups": [{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}],
+}
+
+
+def fail_slot(world: World, index: int, *, reason: str = "OOMKilled", code: int = 137) -> None:
+    """The worker of a slot dies, and whoever replaces it becomes ready."""
+    pod = world.live()[index]
+    world.finish(pod.name, exit_code=code, reason=reason)
+
+
+# -- workers ---------------------------------------------------------------------------------------------------
+
+
+def test_worker_deleted_is_replaced_in_one_reconcile_and_nobody_else_is_touched() -> None:
+    world = running()
+    world.delete("pong-cpu-0-sajfv")
+    plan = world.step()
+    assert [action.manifest["metadata"]["name"][:11] for action in of_kind(plan.actions, CreatePod)] == ["pong-cpu-0-"]
+    assert of_kind(plan.actions, DeletePod) == []
+    assert world.job.status.groups[0].restarts == 0
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_worker_killed_is_replaced_at_once_and_counted() -> None:
+    world = running()
+    fail_slot(world, 0)
+    assert len(of_kind(world.step().actions, CreatePod)) == 1
+    world.settle()
+    assert (world.job.status.groups[0].restarts, world.job.status.recent_failures[0].reason) == (1, "OOMKilled")
+    assert world.job.status.recent_failures[0].exit_code == 137
+
+
+def test_evicted_worker_is_replaced_and_not_counted() -> None:
+    world = running()
+    world.evict("pong-cpu-0-sajfv")
+    world.settle()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+    assert world.live()[0].failures == 0
+    assert world.job.status.groups[0].restarts == 0
+
+
+def test_worker_that_runs_out_of_memory_again_and_again_is_backed_off_then_fails_the_job() -> None:
+    world = running(runPolicy={"maxRestartsPerSlot": 4, "progressDeadlineSeconds": 0})
+    waits = []
+    for _ in range(4):
+        fail_slot(world, 0)
+        world.settle()
+        plan = world.plan()
+        wait = (plan.due - world.now).total_seconds() if len(world.live()) < 2 and plan.due else 0.0
+        waits.append(wait)
+        if wait:
+            assert world.job.status.phase == "Degraded"
+            world.tick(wait - 1)
+            world.settle()
+            assert len(world.live()) == 1, "nothing is created before the back-off is over"
+            world.tick(1)
+        world.settle()
+        world.start_all()
+        world.settle()
+    assert waits == [0.0, 10.0, 20.0, 40.0]
+    assert [failure.reason for failure in world.job.status.recent_failures] == ["OOMKilled"] * 4
+    fail_slot(world, 0)
+    world.settle()
+    assert world.condition("Failed") == "True/SlotRestartsExceeded"
+    assert "cpu-0 failed 5 times in a row, maxRestartsPerSlot is 4" in world.message("Failed")
+
+
+def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
+    world = running()
+    for _ in range(3):
+        world.finish(world.live()[0].name, ran_s=601)
+        world.settle()
+        world.start_all()
+        world.settle()
+    assert world.live()[0].failures == 1
+    assert world.job.status.groups[0].restarts == 3
+
+
+def test_record_of_a_failure_is_kept_until_the_successor_is_healthy() -> None:
+    world = running()
+    fail_slot(world, 0)
+    world.settle()
+    world.start_all()
+    world.settle()
+    assert len([pod for pod in world.pods.values() if pod.phase == "Failed"]) == 1
+    assert world.plan().due == world.now + timedelta(seconds=600)
+    for _ in range(60):
+        world.tick(10)
+        world.collect(world.answer.frames + 10 if world.answer else 0)
+    world.settle()
+    assert [pod for pod in world.pods.values() if pod.phase == "Failed"] == []
+
+
+def test_worker_on_a_lost_node_is_replaced_at_once_under_a_new_name() -> None:
+    world = running()
+    old = world.live()[0].name
+    world.lose(old)
+    world.settle()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+    assert world.live()[0].name != old
+    assert world.live()[0].attempt == 1
+    assert old in world.pods, "it is not deleted by force"
+
+
+def test_pod_that_comes_back_from_a_lost_node_is_superseded() -> None:
+    world = running()
+    old = world.live()[0]
+    world.lose(old.name)
+    world.settle()
+    world.start_all()
+    # Without our own check of two live pods: the cluster brings it back, not we.
+    world.pods[old.name] = replace(old, phase="Running")
+    plan = world.plan()
+    assert [action.pod.name for action in of_kind(plan.actions, DeletePod)] == [old.name]
+    assert of_kind(plan.actions, CreatePod) == []
+
+
+# -- the head --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("reason", "code"), [("OOMKilled", 137), ("Error", 1)])
+def test_head_killed_begins_a_new_epoch_and_workers_stay(reason: str, code: int) -> None:
+    world = running()
+    workers = [pod.name for pod in world.live()]
+    world.finish("pong-head-1", exit_code=code, reason=reason)
+    plan = world.step()
+    (created,) = of_kind(plan.actions, CreatePod)
+    assert created.manifest["metadata"]["name"] == "pong-head-2"
+    command = created.manifest["spec"]["containers"][0]["command"]
+    assert command[command.index("--floor-frames") + 1] == "1000"
+    selectors = {a.manifest["spec"]["selector"]["cormorant.dev/epoch"] for a in of_kind(plan.actions, ApplyChild)}
+    assert selectors == {"2"}, "Services lead to the new head alone"
+    assert (world.job.status.epoch, world.job.status.head_restarts) == (2, 1)
+    world.settle()
+    assert world.job.status.phase == "Restarting"
+    assert [pod.name for pod in world.live()] == workers
+
+
+def test_head_that_fails_too_often_fails_the_job() -> None:
+    world = running(runPolicy={"maxHeadRestarts": 2, "progressDeadlineSeconds": 0})
+    for _ in range(3):
+        world.finish(world.head.name)
+        world.tick(400)
+        world.settle()
+        world.start_all()
+    assert world.condition("Failed") == "True/HeadRestartsExceeded"
+    assert "failed 3 times in a row, maxHeadRestarts is 2" in world.message("Failed")
+    assert world.job.status.phase == "Failed"
+
+
+def test_head_evicted_is_not_counted() -> None:
+    world = running(runPolicy={"maxHeadRestarts": 0})
+    world.evict("pong-head-1")
+    world.settle()
+    assert (world.head.name, world.job.status.head_restarts) == ("pong-head-2", 0)
+
+
+def test_head_that_refuses_what_it_was_given_fails_the_job_at_once() -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=2, message="cannot find my_pkg.envs")
+    world.settle()
+    assert world.condition("Failed") == "True/HeadRefused"
+    assert "cannot find my_pkg.envs" in world.message("Failed")
+
+
+def test_head_on_a_lost_node_is_followed_at_once_under_a_new_name() -> None:
+    world = running()
+    world.lose("pong-head-1")
+    assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
+
+
+def test_head_that_was_told_to_end_may_count_its_last_frames() -> None:
+    world = running()
+    world.delete("pong-head-1")
+    world.settle()
+    assert world.plan().due == world.pods["pong-head-1"].deletion_deadline
+    world.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
+    world.settle()
+    assert (world.head.name, world.job.status.frames.collected) == ("pong-head-2", 1234)
+    assert world.job.status.head_restarts == 0
+
+
+def test_head_that_vanished_is_followed_by_a_higher_epoch() -> None:
+    world = running()
+    world.vanish("pong-head-1")
+    world.settle()
+    assert world.head.name == "pong-head-2"
+
+
+# -- the operator ----------------------------------------------------------------------------------------------
+
+
+def test_restarted_operator_changes_nothing_in_a_healthy_world() -> None:
+    world = running()
+    world.restart_operator()
+    plan = world.step()
+    # It does not know whether the Secret is there, and asks for it once.
+    assert plan.actions == (CreateTokens(is_first=False),)
+    assert plan.status is None
+    assert world.plan().is_empty
+
+
+def test_restarted_operator_keeps_to_the_back_off() -> None:
+    world = running(runPolicy={"progressDeadlineSeconds": 0})
+    for _ in range(3):
+        fail_slot(world, 0)
+        world.tick(30)
+        world.settle()
+        world.start_all()
+        world.settle()
+    fail_slot(world, 0)
+    world.restart_operator()
+    world.tick(39)
+    world.settle()
+    assert world.slots() == ["cpu-1"]
+    world.tick(1)
+    world.settle()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_operator_killed_after_any_write_leaves_the_same_world() -> None:
+    reference = World()
+    reference.run()
+    for crash_after in range(9):
+        world = World()
+        for _ in range(10):
+            world.step(crash_after=crash_after)
+            world.restart_operator()
+        world.run()
+        assert world.pods.keys() == reference.pods.keys()
+        assert world.children == reference.children
+
+
+def test_two_operators_that_see_the_same_world_want_the_same() -> None:
+    world = running()
+    world.delete("pong-cpu-0-sajfv")
+    first, second = world.plan(), world.plan()
+    for action in (*first.actions, *second.actions):
+        world.do(action)
+    world.write(first)
+    world.write(second)
+    assert world.slots() == ["cpu-0", "cpu-1"]
+    assert len(world.pods) == 4
+
+
+def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
+    world = running(replicas=4)
+    healthy = {pod.name for pod in world.live()[2:]} | {"pong-head-1"}
+    world.evict(world.live()[0].name)
+    world.delete(world.live()[0].name)
+    world.tick(600)
+    world.collect(50_000)
+    plan = world.step()
+    assert len(of_kind(plan.actions, CreatePod)) == 2
+    assert not {action.pod.name for action in of_kind(plan.actions, DeletePod)} & healthy
+
+
+# -- manifests -------------------------------------------------------------------------------------------------
+
+
+def test_template_that_the_api_server_refuses_tears_nothing_down() -> None:
+    world = running()
+    pods = set(world.pods)
+    world.bad_image = "example/broken:1"
+    world.edit(image="example/broken:1")
+    world.settle()
+    assert world.condition("Accepted") == "False/InvalidPodTemplate"
+    assert "example/broken:1 is not allowed here" in world.message("Accepted")
+    assert set(world.pods) == pods
+    assert world.told.count("InvalidPodTemplate") == 1
+    checks = len(of_kind(world.done, CheckTemplate))
+    world.tick(599)
+    world.collect(2000)
+    world.settle()
+    assert len(of_kind(world.done, CheckTemplate)) == checks, "no hot loop"
+    world.edit(image="example/cormorant:1")
+    world.settle()
+    assert world.condition("Accepted") == "True/Accepted"
+    assert set(world.pods) == pods
+
+
+def test_template_that_was_refused_is_tried_again_after_ten_minutes() -> None:
+    world = World(image="example/broken:1", runPolicy={"startupDeadlineSeconds": 0})
+    world.bad_image = "example/broken:1"
+    world.settle()
+    assert world.plan().due == world.now + timedelta(seconds=600)
+    world.bad_image = ""
+    world.tick(600)
+    world.run()
+    assert world.condition("Accepted") == "True/Accepted"
+
+
+def test_manifest_that_cannot_be_read_is_said_and_nothing_is_touched() -> None:
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "pong", "namespace": "a", "uid": "u", "generation": 3},
+        "spec": make_spec(collection={"framesPerBatch": 63}),
+    }
+    job = read_job(document)
+    assert isinstance(job, Unreadable)
+    status = refused_status(job, running().now)
+    assert status is not None
+    (accepted,) = status.conditions
+    assert (accepted.status, accepted.reason, accepted.observed_generation) == ("False", "InvalidSpec", 3)
+    assert "framesPerBatch 63 is not a multiple of numEnvs 8" in accepted.message
+    again = replace(job, status=status)
+    assert refused_status(again, running().now) is None
+
+
+def test_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "pong", "namespace": "a", "uid": "u"},
+        "spec": make_spec(),
+        "status": {"epoch": 4, "frames": {"collected": 7, "novel": 1}, "novelty": {"a": 1}},
+    }
+    job = read_job(document)
+    assert not isinstance(job, Unreadable)
+    assert (job.status.epoch, job.status.frames.collected) == (4, 7)
+
+
+def test_template_of_a_group_rolls_one_worker_at_a_time() -> None:
+    world = running(replicas=3)
+    group = {"name": "cpu", "template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}
+    world.edit(workerGroups=[group])
+    world.settle()
+    assert world.condition("Updating") == "True/RollingUpdate"
+    assert world.head.name == "pong-head-1"
+    rolled = 0
+    for _ in range(20):
+        unready = [pod for pod in world.live() if not pod.is_ready]
+        assert sum(pod.is_ready for pod in world.live()) >= 2
+        if not unready:
+            break
+        world.start(unready[0].name)
+        rolled += 1
+        world.settle()
+    assert rolled == 3
+    assert {pod.attempt for pod in world.live()} == {1}
+    assert world.condition("Updating") == "False/UpToDate"
+
+
+def test_image_of_the_job_replaces_head_and_workers_together() -> None:
+    world = running()
+    world.edit(image="example/cormorant:2")
+    world.settle()
+    assert world.condition("Updating").startswith("True/") or not [p for p in world.pods.values() if p.is_ready]
+    world.tick(60)
+    world.run()
+    assert world.head.name == "pong-head-2"
+    assert {pod.base_image for pod in world.pods.values()} == {"example/cormorant:2"}
+    assert world.job.status.head_restarts == 0
+    assert world.job.status.groups[0].restarts == 0
+
+
+def test_rollback_during_a_roll_keeps_what_was_not_rolled() -> None:
+    world = running(replicas=3)
+    world.edit(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}])
+    world.settle()
+    world.edit(workerGroups=[{"name": "cpu"}])
+    world.run()
+    assert sorted(pod.attempt > 0 for pod in world.live()) == [False, False, True]
+
+
+def test_upgrade_of_the_operator_replaces_no_pod() -> None:
+    world = running(image="")
+    world.site = Site(image="cormorant:next")
+    assert world.plan().is_empty
+    world.delete(world.live()[0].name)
+    world.settle()
+    assert {pod.base_image for pod in world.live()} == {"cormorant:dev"}, "Ray wants one version in all pods"
+
+
+def test_new_head_of_another_image_brings_its_workers_along() -> None:
+    world = running(image="")
+    world.site = Site(image="cormorant:next")
+    world.evict("pong-head-1")
+    world.tick(60)
+    world.run()
+    assert {pod.base_image for pod in world.pods.values() if pod.is_live} == {"cormorant:next"}
+
+
+# -- the end of objects ----------------------------------------------------------------------------------------
+
+
+def test_job_that_is_being_deleted_is_left_alone() -> None:
+    world = running()
+    world.delete("pong-head-1")
+    job = replace(world.job, identity=replace(world.job.identity, is_deleting=True))
+    assert reconcile(job, world.observe(), world.now, site=world.site) == Plan()
+
+
+def test_pods_of_an_earlier_job_of_that_name_are_never_adopted() -> None:
+    world = World()
+    world.refusals["head"] = Refusal(
+        kind=RefusalKind.CONFLICT, message="pod pong-head-1 exists and belongs to another job", at=world.now
+    )
+    world.settle()
+    assert world.condition("Accepted") == "False/NameConflict"
+    assert "pong-head-1" in world.message("Accepted")
+    assert world.pods == {}
+    assert world.plan().due == world.now + timedelta(seconds=30)
+
+
+def test_longest_names_fit() -> None:
+    from cormorant_operator import names
+
+    longest = names.worker_pod("j" * 40, "uid", group="g" * 10, index=9999, attempt=10**6)
+    assert len(longest) <= 63
+
+
+def test_two_jobs_of_one_name_share_no_pod_name_and_no_selector() -> None:
+    from cormorant_operator import names
+
+    first = names.worker_pod("pong", "uid-a", group="cpu", index=0, attempt=0)
+    assert first != names.worker_pod("pong", "uid-b", group="cpu", index=0, attempt=0)
+    assert names.worker_selector("uid-a", group="cpu") != names.worker_selector("uid-b", group="cpu")
+
+
+# -- room ------------------------------------------------------------------------------------------------------
+
+
+def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
+    world = running(workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"progressDeadlineSeconds": 0})
+    world.quota = len(world.pods)
+    world.edit(replicas=4)
+    world.settle()
+    assert world.condition("Scheduled") == "False/QuotaExceeded"
+    assert world.condition("Ready") == "True/EnoughWorkers"
+    waits = []
+    for _ in range(7):
+        due = world.plan().due
+        assert due is not None
+        waits.append((due - world.now).total_seconds())
+        world.tick(waits[-1])
+        world.collect(world.job.status.frames.collected)
+        world.settle()
+    assert waits == [5.0, 10.0, 20.0, 40.0, 60.0, 60.0, 60.0]
+    assert world.told.count("QuotaExceeded") == 1
+    world.quota = None
+    world.tick(60)
+    world.run()
+    assert (len(world.live()), world.condition("Scheduled")) == (4, "True/AllPodsScheduled")
+
+
+def unschedulable(**policy: object) -> World:
+    """Two of four workers wait for a node."""
+    world = World(
+        replicas=4,
+        workerGroups=[{"name": "cpu", "minReplicas": 1}],
+        runPolicy={"unschedulableAfterSeconds": 600, **policy},
+    )
+    world.settle()
+    for name in ("pong-head-1", *(pod.name for pod in world.live()[:2])):
+        world.start(name)
+    for pod in world.live()[2:]:
+        world.block(pod.name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available: insufficient nvidia.com/gpu")
+    world.collect(500)
+    world.settle()
+    return world
+
+
+def test_unschedulable_pods_are_explained_and_left_in_the_queue() -> None:
+    world = unschedulable()
+    assert world.condition("Scheduled") == "False/Unschedulable"
+    assert "insufficient nvidia.com/gpu; 2 pods wait" in world.message("Scheduled")
+    assert world.job.status.phase == "Degraded"
+    world.tick(601)
+    world.collect(1000)
+    plan = world.step()
+    assert plan.actions == ()
+    assert world.condition("Failed") == ""
+
+
+def test_unschedulable_pods_fail_the_job_where_it_is_told_so() -> None:
+    world = unschedulable(onUnschedulable="Fail")
+    world.tick(600)
+    world.settle()
+    assert world.condition("Failed") == "True/Unschedulable"
+
+
+def test_unschedulable_pods_are_not_counted_on_where_the_job_scales_to_fit() -> None:
+    world = unschedulable(onUnschedulable="ScaleToFit")
+    world.tick(600)
+    world.collect(1000)
+    plan = world.step()
+    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 2}]
+    assert of_kind(plan.actions, DeletePod) == []
+    world.settle()
+    world.start_all()
+    assert [dict(action.sizes) for action in of_kind(world.step().actions, TellHead)] == [{"cpu": 4}]
+
+
+def test_unschedulable_pods_make_no_stall() -> None:
+    world = World(replicas=2)
+    world.settle()
+    world.start("pong-head-1")
+    for pod in world.live():
+        world.block(pod.name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
+    world.tick(1700)
+    world.settle()
+    assert world.condition("Stalled") == "False/NotStalled"
+
+
+def test_image_that_cannot_be_pulled_is_said_and_ends_at_the_startup_deadline() -> None:
+    world = World(runPolicy={"startupDeadlineSeconds": 900})
+    world.settle()
+    world.start("pong-head-1")
+    world.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
+    world.settle()
+    assert world.condition("Scheduled") == "False/ImagePull"
+    assert world.job.status.groups[0].restarts == 0
+    world.tick(900)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
+def test_namespace_that_is_terminating_is_left_quietly() -> None:
+    world = World()
+    world.refusals["head"] = Refusal(
+        kind=RefusalKind.NAMESPACE, message="namespace team-a is being terminated", at=world.now
+    )
+    world.settle()
+    assert world.condition("Scheduled") == "False/NamespaceTerminating"
+    assert "NamespaceTerminating" not in world.told
+    assert of_kind(world.done, CreatePod) == []
+
+
+# -- drift and silence -----------------------------------------------------------------------------------------
+
+
+def test_service_that_somebody_changed_or_deleted_is_restored() -> None:
+    world = running()
+    expected = dict(world.children)
+    world.children["Service", "pong-head"] = "edited"
+    del world.children["Service", "pong-api"]
+    assert len(of_kind(world.step().actions, ApplyChild)) == 2
+    assert world.children == expected
+
+
+def test_service_is_compared_by_what_is_ours_only() -> None:
+    (ray, _) = services(running().job, epoch=1)
+    live = {**ray, "spec": {**ray["spec"], "clusterIP": "10.0.0.7", "sessionAffinity": "None"}}
+    assert digest_of(live) == digest_of(ray)
+
+
+def test_secret_that_pods_miss_is_made_again() -> None:
+    world = running()
+    world.delete(world.live()[0].name)
+    world.settle()
+    world.block(world.live()[0].name, Obstacle.CONTAINER_CONFIG, 'secret "pong-tokens" not found')
+    assert of_kind(world.step().actions, CreateTokens) == [CreateTokens(is_first=False)]
+
+
+def test_silent_control_plane_is_unknown_then_stalled_then_restarted() -> None:
+    world = running()
+    world.is_silent = True
+    world.settle()
+    assert world.condition("Progressing") == "Unknown/ControlPlaneUnreachable"
+    assert world.condition("Ready") == "True/EnoughWorkers"
+    world.tick(599)
+    assert of_kind(world.step().actions, DeletePod) == []
+    world.tick(1)
+    plan = world.step()
+    assert world.condition("Stalled") == "True/NoProgress"
+    assert {action.pod.name for action in of_kind(plan.actions, DeletePod)} == {
+        "pong-head-1",
+        "pong-cpu-0-sajfv",
+        "pong-cpu-1-2kbti",
+    }
+    assert world.job.status.head_restarts == 1
+    world.tick(60)
+    world.run()
+    assert (world.head.name, world.head.failures, world.job.status.head_restarts) == ("pong-head-2", 1, 1)
+    assert world.condition("Stalled") == "False/NotStalled"
+
+
+def test_stalled_job_fails_where_it_is_told_so() -> None:
+    world = running(runPolicy={"onStall": "Fail"})
+    world.tick(600)
+    world.settle()
+    assert world.condition("Failed") == "True/Stalled"
+
+
+def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
+    world = running()
+    world.say(world.head, is_queue_full=True, per_second=0.0)
+    world.tick(6000)
+    world.settle()
+    assert world.condition("Progressing") == "True/WaitingForConsumer"
+    world.say(world.head, is_queue_full=False)
+    world.settle()
+    world.tick(599)
+    world.settle()
+    world.say(world.head, pause_state="paused")
+    world.settle()
+    assert (world.condition("Paused"), world.job.status.phase) == ("True/API", "Paused")
+    world.tick(6000)
+    world.settle()
+    world.say(world.head, pause_state="running")
+    world.settle()
+    world.tick(599)
+    world.settle()
+    assert world.condition("Stalled") == "False/NotStalled"
+    assert world.head.name == "pong-head-1"
+
+
+def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
+    world = running()
+    world.say(world.head, version=7, min_applied_version=6)
+    world.settle()
+    world.evict("pong-head-1")
+    world.run()
+    assert world.answer is not None
+    assert world.answer.version == 0
+    assert world.job.status.weights.version == 7
+
+
+def test_frames_that_go_back_are_ignored() -> None:
+    world = running()
+    world.say(world.head, frames=10)
+    world.settle()
+    assert world.job.status.frames.collected == 1000
+
+
+def test_status_stays_small_however_many_pods_fail() -> None:
+    world = running(replicas=30, runPolicy={"progressDeadlineSeconds": 0})
+    for pod in world.live():
+        world.finish(pod.name, message="x" * 1024)
+    world.settle()
+    assert len(world.job.status.recent_failures) == 10
+    assert world.plan().is_empty
+
+
+# -- orders of people ------------------------------------------------------------------------------------------
+
+
+def test_scaling_up_fills_new_slots_and_tells_the_head() -> None:
+    world = running()
+    world.edit(replicas=4)
+    plan = world.step()
+    assert len(of_kind(plan.actions, CreatePod)) == 2
+    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 4}]
+    world.run()
+    assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
+    assert world.job.status.elastic.replicas == 4
+
+
+def test_scaling_down_waits_until_the_head_has_let_the_workers_finish() -> None:
+    world = running(replicas=4)
+    world.edit(replicas=2)
+    plan = world.step()
+    assert of_kind(plan.actions, DeletePod) == []
+    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 2}]
+    assert plan.poll_s == world.site.hurried_poll_s
+    world.say(world.head, is_resizing=True)
+    world.settle()
+    assert len(world.live()) == 4
+    world.say(world.head, is_resizing=False)
+    world.settle()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_scaling_down_does_not_wait_for_ever() -> None:
+    world = running(replicas=2, runPolicy={"drainSeconds": 100, "progressDeadlineSeconds": 0})
+    world.is_silent = True
+    world.edit(replicas=1)
+    world.settle()
+    assert len(world.live()) == 2
+    world.tick(100)
+    world.settle()
+    assert world.slots() == ["cpu-0"]
+
+
+def test_scaling_up_again_takes_the_mark_of_retirement_away() -> None:
+    world = running(replicas=2)
+    world.is_silent = True
+    world.edit(replicas=1)
+    world.settle()
+    world.edit(replicas=2)
+    world.settle()
+    assert [pod.retiring_since for pod in world.live()] == [None, None]
+
+
+def test_no_worker_at_all_pauses_the_fleet() -> None:
+    world = running()
+    world.edit(replicas=0)
+    world.settle()
+    assert (world.live(), world.condition("Paused")) == ([], "True/NoWorkers")
+    world.edit(replicas=1)
+    world.run()
+    assert (len(world.live()), world.condition("Paused")) == (1, "False/NotPaused")
+
+
+def test_paused_is_told_to_the_head_and_pods_stay() -> None:
+    world = running()
+    pods = set(world.pods)
+    world.edit(paused=True)
+    plan = world.step()
+    assert [action.paused for action in of_kind(plan.actions, TellHead)] == [True]
+    world.settle()
+    assert (world.condition("Paused"), world.job.status.phase, set(world.pods)) == ("True/Spec", "Paused", pods)
+
+
+def test_suspend_drains_then_deletes_every_pod_and_resume_is_a_new_epoch() -> None:
+    world = running()
+    world.edit(suspend=True)
+    plan = world.step()
+    assert len(of_kind(plan.actions, DrainHead)) == 1
+    assert of_kind(plan.actions, DeletePod) == []
+    assert (world.condition("Suspended"), world.job.status.phase) == ("False/Suspending", "Suspending")
+    world.settle()
+    world.finish("pong-head-1", exit_code=143, message='{"frames": 1500}')
+    world.settle()
+    world.tick(60)
+    world.settle()
+    assert world.pods == {}
+    assert (world.condition("Suspended"), world.job.status.start_time) == ("True/Suspended", None)
+    assert world.job.status.frames.collected == 1500
+    world.tick(10_000)
+    assert world.plan().is_empty
+    world.edit(suspend=False)
+    world.run()
+    assert (world.head.name, world.job.status.head_restarts) == ("pong-head-2", 0)
+    assert world.condition("Suspended") == "False/NotSuspended"
+    assert world.job.status.start_time == world.now
+
+
+def test_suspend_does_not_wait_for_learners_for_ever() -> None:
+    world = running(runPolicy={"drainSeconds": 100})
+    world.edit(suspend=True)
+    world.settle()
+    world.tick(100)
+    world.settle()
+    world.tick(60)
+    world.settle()
+    assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
+
+
+def test_resuming_in_the_middle_does_not_call_the_drain_back() -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    assert world.job.status.phase == "Suspending"
+    world.finish("pong-head-1", exit_code=143)
+    world.run()
+    assert (world.head.name, len(world.live()), world.job.status.head_restarts) == ("pong-head-2", 2, 0)
+
+
+def test_job_that_begins_suspended_has_no_pods() -> None:
+    world = World(suspend=True)
+    world.settle()
+    assert (world.pods, world.children, world.condition("Suspended")) == ({}, {}, "True/Suspended")
+
+
+# -- the end of jobs -------------------------------------------------------------------------------------------
+
+
+def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=0)
+    plan = world.step()
+    assert plan.actions == (), "the end is written before anything is cleaned up"
+    assert world.condition("Completed") == "True/AllFramesDelivered"
+    world.settle()
+    world.tick(60)
+    assert set(world.pods) == {"pong-head-1"}
+    assert (world.job.status.frames.collected, world.job.status.phase) == (100_000, "Completed")
+    world.tick(86_339)
+    assert world.plan().is_empty
+    world.tick(1)
+    assert world.plan().actions == (DeleteJob(),)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])
+def test_clean_pod_policy(policy: str, left: int) -> None:
+    world = running(runPolicy={"cleanPodPolicy": policy})
+    world.finish("pong-head-1", exit_code=0)
+    world.settle()
+    world.tick(60)
+    assert len(world.pods) == left
+
+
+def test_completed_job_never_goes_back() -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=0)
+    world.settle()
+    world.pods.clear()
+    world.edit(replicas=5)
+    assert world.plan().is_empty
+
+
+def test_completion_that_nobody_saw_is_found_again() -> None:
+    # The head had delivered everything and its pod was collected before the operator looked.
+    world = running()
+    world.collect(100_000)
+    world.settle()
+    assert world.job.status.phase == "Completing"
+    world.vanish("pong-head-1")
+    world.settle()
+    command = next(a for a in world.done[::-1] if isinstance(a, CreatePod)).manifest["spec"]["containers"][0]["command"]
+    assert command[command.index("--floor-frames") + 1] == "100000"
+    world.start("pong-head-2")
+    world.finish("pong-head-2", exit_code=0)
+    world.settle()
+    assert world.condition("Completed") == "True/AllFramesDelivered"
+
+
+def test_learner_that_never_acknowledges_does_not_hold_the_job_for_ever() -> None:
+    world = running()
+    world.collect(100_000)
+    world.settle()
+    world.tick(600)
+    world.settle()
+    assert world.condition("Completed") == "True/DrainTimedOut"
+    assert world.head if any(p.is_live and p.role == "head" for p in world.pods.values()) else True
+
+
+# -- groups ----------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_sized_each_by_itself() -> None:
+    world = running(**TWO_GROUPS)
+    assert world.slots() == ["cpu-0", "cpu-1", "gpu-0"]
+    world.edit(workerGroups=[{"name": "cpu"}])
+    world.settle()
+    world.tick(60)
+    world.run()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+    assert world.head.name == "pong-head-2", "a head reads the groups once, at its start"
+
+
+def test_many_pods_are_created_in_portions() -> None:
+    world = World(replicas=120)
+    sizes = []
+    for _ in range(6):
+        plan = world.step()
+        sizes.append(len(of_kind(plan.actions, CreatePod)))
+    assert sizes == [0, 51, 50, 20, 0, 0]
+
+
+def test_empty_status_is_the_status_of_a_new_job() -> None:
+    assert World().job.status == CollectorJobStatus()
