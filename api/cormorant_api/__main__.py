@@ -112,6 +112,8 @@ def _settings(given: argparse.Namespace) -> Settings:
         has_tokens=not given.no_tokens,
         tls_cert=given.tls_cert,
         tls_key=given.tls_key,
+        epoch=given.epoch,
+        floor_frames=given.floor_frames,
         keep_versions=given.keep_versions,
         ack_within_s=given.ack_within,
         drain_s=given.drain_seconds,
@@ -141,6 +143,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--no-tokens", action="store_true", help="on loopback only")
     parser.add_argument("--tls-cert", type=Path)
     parser.add_argument("--tls-key", type=Path)
+    parser.add_argument("--epoch", type=_count, default=0, help="which head of the job, from 1; 0: --directory knows")
+    parser.add_argument("--floor-frames", type=_count, default=0, help="frames that earlier heads have settled")
     parser.add_argument("--keep-versions", type=_positive, default=5)
     parser.add_argument("--ack-within", type=float, default=60.0, help="seconds to acknowledge a batch")
     parser.add_argument("--drain-seconds", type=float, default=30.0)
@@ -151,6 +155,13 @@ def _parser() -> argparse.ArgumentParser:
 def _port(text: str) -> int:
     number = int(text)
     if not 0 <= number < 1 << 16:
+        raise ValueError
+    return number
+
+
+def _count(text: str) -> int:
+    number = int(text)
+    if number < 0:
         raise ValueError
     return number
 

@@ -78,7 +78,7 @@ class Head:
         """First part of every id that this head gives."""
         self.started_at = datetime.now(UTC)
         self.data_port = 0
-        self.journal = Journal(settings.directory)
+        self.journal = Journal(settings.directory, epoch=settings.epoch, floor_frames=settings.floor_frames)
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
         self.events = EventRing(epoch=self.epoch)
         self.leases = LeaseBook(spec_paused=job.spec.paused)

@@ -11,25 +11,30 @@ _DIGITS = 20
 class Journal:
     """Two small files in the head's directory; nothing without one. `settle` may be called from any thread."""
 
-    def __init__(self, folder: Path | None) -> None:
+    def __init__(self, folder: Path | None, *, epoch: int = 0, floor_frames: int = 0) -> None:
         """Open it, and count this head.
+
+        Args:
+            folder: what earlier heads left; None: nothing.
+            epoch: of this head, from 1, for whoever counts them elsewhere; 0: nobody does.
+            floor_frames: frames that are known elsewhere to be settled.
 
         Raises:
             StoreError: the folder cannot be used.
         """
-        self.epoch = 0
+        self.epoch = max(0, epoch - 1)
         """Heads before this one."""
-        self.frames = 0
+        self.frames = floor_frames
         """Frames that earlier heads settled."""
         self._descriptor = -1
         if folder is None:
             return
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self.epoch = _next_epoch(folder / "epoch")
+            self.epoch = max(self.epoch, _next_epoch(folder / "epoch"))
             self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
             text = os.pread(self._descriptor, _DIGITS, 0)
-            self.frames = int(text) if text else 0
+            self.frames = max(floor_frames, int(text) if text else 0)
         except (OSError, ValueError) as error:
             raise StoreError(f"cannot use {folder} for the count of frames: {error}") from error
 

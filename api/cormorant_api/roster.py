@@ -39,7 +39,7 @@ class Roster:
         self._error = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="roster")
 
-    def want(self, groups: Mapping[str, int]) -> DesiredReport:
+    def want(self, groups: Mapping[str, int]) -> None:
         """Ask for sizes; groups that are not named keep theirs. What was asked before and not begun is forgotten.
 
         Raises:
@@ -61,12 +61,11 @@ class Roster:
             self._groups = wanted
             self._changes += 1
             self._pool.submit(self._resize, self._changes)
-        return self.describe()
 
-    def describe(self) -> DesiredReport:
-        """What is wanted by now."""
+    def describe(self, *, paused: bool) -> DesiredReport:
+        """What is wanted by now; `paused` is what the leases' book says."""
         with self._lock:
-            return DesiredReport(groups=self._groups, pending=self._changes > 0, error=self._error)
+            return DesiredReport(groups=self._groups, paused=paused, pending=self._changes > 0, error=self._error)
 
     @property
     def groups(self) -> Mapping[str, int]:

@@ -25,6 +25,10 @@ class Settings:
     """False: everybody who reaches the port is the operator; on loopback only."""
     tls_cert: Path | None = None
     tls_key: Path | None = None
+    epoch: int = 0
+    """Which head of the job this is, from 1, for whoever counts them elsewhere; 0: `directory` does."""
+    floor_frames: int = 0
+    """Frames that earlier heads are known to have settled, whatever `directory` says."""
     keep_versions: int = 5
     """Versions of each model that are retained."""
     max_body_bytes: int = 16 << 30

@@ -15,15 +15,21 @@ router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 @router.get("/v1/desired", operation_id="get_desired", responses=answers(), openapi_extra=needs(Role.READ))
 async def get_desired(request: Request) -> DesiredReport:
     """How many workers each group shall have."""
-    return head_of(request).running.roster.describe()
+    return _describe(head_of(request))
 
 
 @router.put("/v1/desired", operation_id="put_desired", responses=answers(), openapi_extra=needs(Role.OPERATOR))
 async def put_desired(request: Request, body: Desired) -> DesiredReport:
-    """Ask for other sizes. `pending` says whether workers are still being started or retired."""
-    report = head_of(request).running.roster.want(body.groups)
-    log.info("desired_changed", groups=dict(report.groups), who=author_of(request))
-    return report
+    """Ask for other sizes, and say what `spec.paused` is now. `pending`: workers are still being started or retired."""
+    head = head_of(request)
+    running = head.running
+    if body.groups:
+        running.roster.want(body.groups)
+    if body.paused is not None:
+        head.leases.spec_paused = body.paused
+        running.pauses.nudge()
+    log.info("desired_changed", groups=body.groups, paused=body.paused, who=author_of(request))
+    return _describe(head)
 
 
 @router.post(
@@ -59,6 +65,10 @@ async def retire_worker(request: Request, worker: str) -> Retirement:
     await head.bulk(head.running.fleet.retire, worker)
     log.info("worker_retired", worker=worker, who=author_of(request))
     return Retirement(worker=worker, detail="it finishes what it holds, then goes")
+
+
+def _describe(head: Head) -> DesiredReport:
+    return head.running.roster.describe(paused=head.leases.spec_paused)
 
 
 async def _find(head: Head, name: str) -> None:

@@ -1,8 +1,8 @@
 """What the operator asks for: sizes, drain, retirement."""
 
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from cormorant_contract.rest.base import Answer, Count, Request
 
@@ -10,15 +10,25 @@ Replicas = Annotated[int, Field(ge=0, le=65536)]
 
 
 class Desired(Request):
-    """How many workers each group shall have. Groups that are not named stay as they are."""
+    """How many workers each group shall have, and whether they shall stand still. What is not named stays as it is."""
 
-    groups: Annotated[dict[str, Replicas], Field(min_length=1, max_length=8)]
+    groups: Annotated[dict[str, Replicas], Field(max_length=8)] = {}
+    paused: bool | None = None
+    """The job's `spec.paused`, as it is now; leases hold the fleet besides."""
+
+    @model_validator(mode="after")
+    def _is_about_something(self) -> Self:
+        if not self.groups and self.paused is None:
+            raise ValueError("groups and paused are both missing; send at least one of them")
+        return self
 
 
 class DesiredReport(Answer):
     """What is wanted by now."""
 
     groups: dict[str, Count]
+    paused: bool
+    """`spec.paused`, as the head knows it."""
     pending: bool
     """Workers are being started or retired."""
     error: str = ""

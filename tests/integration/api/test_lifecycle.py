@@ -283,12 +283,31 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         )
         asked = served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 2}}', Content_Type="application/json")
         assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
+        assert served.operator.call("PUT", "/v1/desired", b"{}", Content_Type="application/json").status == 422
         until(lambda: not served.reader.get("/v1/desired").json["pending"])
         assert served.reader.get("/v1/desired").json["error"] == ""
         until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
         assert served.operator.post("/v1/workers/cpu-1:retire").status == 202
         assert served.operator.post("/v1/workers/cpu-7:retire").kind == "unknown-worker"
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
+
+
+def test_spec_paused_is_what_the_operator_says_it_is(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        for paused, state in ((b"true", "paused"), (b"false", "running")):
+            body = b'{"paused": ' + paused + b"}"
+            told = served.operator.call("PUT", "/v1/desired", body, Content_Type="application/json")
+            assert (told.status, told.json["groups"]) == (200, {"cpu": 1})
+            until(lambda state=state: served.reader.get("/v1/status").json["pause_state"] == state)
+            assert served.reader.get("/v1/desired").json["paused"] == (state == "paused")
+
+
+def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1, epoch=3, floor_frames=1000) as served:
+        assert served.reader.get("/v1/status").json["frames"]["collected"] >= 1000
+        assert served.reader.get("/v1/workers").json["workers"][0]["attempt"] == 2 * (10 + 1)
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:

@@ -1,0 +1,152 @@
+"""What the operator has seen of the cluster: jobs and what they own, by the job's uid. Belongs to one event loop.
+
+Fed by watches, by lists, and by the answers to the operator's own writes: what it has created is there at once, so a
+late watch cannot make it create twice. Versions of one object never go back.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from cormorant_operator.children import digest_of
+from cormorant_operator.job import Job, Unreadable, read_job
+from cormorant_operator.observed import Pod
+from cormorant_operator.pod_facts import controller_uid, read_pod
+
+_MOST_GRAVES = 20_000
+Kind = str
+CHILD_KINDS = ("Service", "ConfigMap")
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One object: whose it is, and what is kept of it."""
+
+    owner: str
+    version: int
+    fact: Pod | str
+    name: str
+    kind: Kind
+
+
+@dataclass(slots=True)
+class _Family:
+    """What is known of one uid of a job."""
+
+    job: Job | Unreadable | None = None
+    version: int = 0
+    members: dict[str, _Seen] = field(default_factory=dict)
+    """By the member's uid."""
+
+
+class Cache:
+    """Jobs and their children."""
+
+    def __init__(self) -> None:
+        self._families: dict[str, _Family] = {}
+        self._owners: dict[str, str] = {}
+        """Owner of each member, by the member's uid."""
+        self._graves: OrderedDict[str, None] = OrderedDict()
+        """Uids of what was deleted: late answers do not bring it back."""
+
+    def see(self, raw: Mapping[str, Any], *, is_deleted: bool = False) -> str:
+        """Take notice of an object. Returns the uid of the job that it concerns; empty when it is nobody's, or no news."""
+        metadata = raw["metadata"]
+        uid, version = metadata["uid"], _version(metadata)
+        if is_deleted:
+            return self._bury(uid, is_job=raw["kind"] == "CollectorJob")
+        if uid in self._graves:
+            return ""
+        if raw["kind"] == "CollectorJob":
+            return self._see_job(raw, uid, version)
+        return self._see_member(raw, uid, version)
+
+    def prune(self, kind: Kind, uids: Iterable[str], *, version: str) -> set[str]:
+        """Forget what a complete list did not show: watches that broke off do not tell of what went meanwhile.
+
+        Args:
+            kind: of the list.
+            uids: that it showed.
+            version: of the world that it showed; what is newer is kept.
+
+        Returns:
+            Uids of the jobs concerned.
+        """
+        shown, limit = set(uids), int(version) if version.isdecimal() else 0
+        if kind == "CollectorJob":
+            gone = [u for u, f in self._families.items() if f.job is not None and u not in shown and f.version <= limit]
+            return {owner for uid in gone if (owner := self._bury(uid, is_job=True))}
+        members = [
+            uid
+            for family in self._families.values()
+            for uid, seen in family.members.items()
+            if seen.kind == kind and uid not in shown and seen.version <= limit
+        ]
+        return {owner for uid in members if (owner := self._bury(uid, is_job=False))}
+
+    def job(self, uid: str) -> Job | Unreadable | None:
+        """A job; None when it is gone."""
+        family = self._families.get(uid)
+        return family.job if family is not None else None
+
+    def jobs(self) -> list[str]:
+        """Uids of every job."""
+        return [uid for uid, family in self._families.items() if family.job is not None]
+
+    def pods(self, uid: str) -> tuple[Pod, ...]:
+        """Pods of a job."""
+        family = self._families.get(uid)
+        return tuple(s.fact for s in family.members.values() if isinstance(s.fact, Pod)) if family is not None else ()
+
+    def children(self, uid: str) -> dict[tuple[str, str], str]:
+        """Digests of a job's Services and ConfigMaps, by kind and name."""
+        family = self._families.get(uid)
+        if family is None:
+            return {}
+        return {(s.kind, s.name): s.fact for s in family.members.values() if isinstance(s.fact, str)}
+
+    def bury(self, uid: str) -> None:
+        """A member is known to be gone."""
+        self._bury(uid, is_job=False)
+
+    def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
+        family = self._families.setdefault(uid, _Family())
+        if family.job is not None and version <= family.version:
+            return ""
+        family.job, family.version = read_job(raw), version
+        return uid
+
+    def _see_member(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
+        owner = controller_uid(raw)
+        fact = read_pod(raw) if raw["kind"] == "Pod" else digest_of(raw)
+        if not owner or fact is None:
+            return self._bury(uid, is_job=False)  # somebody took our labels or our reference away
+        family = self._families.setdefault(owner, _Family())
+        before = family.members.get(uid)
+        if before is not None and version <= before.version:
+            return ""
+        family.members[uid] = _Seen(owner, version, fact, raw["metadata"]["name"], raw["kind"])
+        self._owners[uid] = owner
+        return owner
+
+    def _bury(self, uid: str, *, is_job: bool) -> str:
+        self._graves[uid] = None
+        if len(self._graves) > _MOST_GRAVES:
+            self._graves.popitem(last=False)
+        owner = uid if is_job else self._owners.pop(uid, "")
+        family = self._families.get(owner)
+        if family is None:
+            return ""
+        if is_job:
+            family.job = None
+        else:
+            family.members.pop(uid, None)
+        if family.job is None and not family.members:
+            del self._families[owner]
+        return owner
+
+
+def _version(metadata: Mapping[str, Any]) -> int:
+    text = metadata.get("resourceVersion") or ""
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,240 @@
+"""The API server, as far as the operator writes to it: create, apply, patch, delete, list. No other module speaks to it.
+
+Every request has a time limit, is repeated when the server was busy or away, and counts against one budget of requests.
+"""
+
+import asyncio
+import json
+import random
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Literal
+
+import aiohttp
+import kopf
+
+from cormorant_operator import names
+from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, Unreachable
+from cormorant_operator.pace import Pace
+
+REQUEST_S = 15.0
+"""For one attempt."""
+ATTEMPTS = 5
+_LONGEST_WAIT_S = 10.0
+_LOGIN_LASTS_S = 60.0
+_CHUNK = 500
+_PLURALS = {
+    "Pod": "api/v1/namespaces/{namespace}/pods",
+    "Service": "api/v1/namespaces/{namespace}/services",
+    "ConfigMap": "api/v1/namespaces/{namespace}/configmaps",
+    "Secret": "api/v1/namespaces/{namespace}/secrets",
+    "Event": "api/v1/namespaces/{namespace}/events",
+    "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
+    "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",
+}
+_ALL = {
+    "Pod": "api/v1/pods",
+    "Service": "api/v1/services",
+    "ConfigMap": "api/v1/configmaps",
+    "CollectorJob": "apis/cormorant.dev/v1alpha1/collectorjobs",
+}
+Raw = dict[str, Any]
+"""An object as the API server sends it."""
+
+
+class Cluster:
+    """A client of one API server. Belongs to one event loop."""
+
+    def __init__(self, find_connection: Callable[[], kopf.ConnectionInfo], *, pace: Pace | None = None) -> None:
+        """Read where it is; nothing is sent yet.
+
+        Args:
+            find_connection: called now, and again every minute for a fresh token.
+            pace: requests per second.
+        """
+        self._find = find_connection
+        self._info = find_connection()
+        self._info_at = 0.0
+        self._pace = pace or Pace(rate=50, burst=100)
+        self.requests: Counter[tuple[str, int]] = Counter()
+        """Answers by method and status code."""
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=32),
+            timeout=aiohttp.ClientTimeout(total=REQUEST_S),
+        )
+
+    async def close(self) -> None:
+        """Close every connection. May be called twice."""
+        await self._session.close()
+
+    # -- verbs -------------------------------------------------------------------------------------------------
+
+    async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
+        """One object."""
+        return await self._ask("GET", f"{_path(kind, namespace)}/{name}")
+
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
+        """Create an object.
+
+        Raises:
+            Conflict: there is one of this name.
+            Refused: the server does not want it.
+        """
+        query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
+        path = _path(manifest["kind"], manifest["metadata"]["namespace"])
+        return await self._ask("POST", path, manifest, query=query)
+
+    async def apply(self, manifest: Mapping[str, Any]) -> Raw:
+        """Bring an object about, by server-side apply; what others changed of our fields is taken back."""
+        query = {"fieldManager": names.MANAGER, "force": "true"}
+        return await self._ask("PATCH", _path_of(manifest), manifest, query=query, kind="apply-patch+yaml")
+
+    async def apply_status(self, manifest: Mapping[str, Any]) -> Raw:
+        """Write a job's status, by server-side apply. `metadata.uid` in it is a precondition."""
+        query = {"fieldManager": names.STATUS_MANAGER, "force": "true"}
+        return await self._ask("PATCH", f"{_path_of(manifest)}/status", manifest, query=query, kind="apply-patch+yaml")
+
+    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
+        """Merge a patch into an object."""
+        return await self._ask("PATCH", f"{_path(kind, namespace)}/{name}", body, kind="merge-patch+json")
+
+    async def replace(self, manifest: Mapping[str, Any]) -> Raw:
+        """Replace an object; `metadata.resourceVersion` in it is a precondition."""
+        return await self._ask("PUT", _path_of(manifest), manifest)
+
+    async def delete(
+        self,
+        kind: str,
+        *,
+        namespace: str,
+        name: str,
+        preconditions: Mapping[str, str],
+    ) -> Raw:
+        """Delete an object, what it owns in the background.
+
+        Args:
+            kind: of the object.
+            namespace: where it is.
+            name: its name.
+            preconditions: `uid`, `resourceVersion`: another object of this name is left alone.
+        """
+        body = {
+            "apiVersion": "v1",
+            "kind": "DeleteOptions",
+            "propagationPolicy": "Background",
+            "preconditions": dict(preconditions),
+        }
+        return await self._ask("DELETE", f"{_path(kind, namespace)}/{name}", body)
+
+    async def delete_all(self, kind: str, *, namespace: str, selector: str) -> None:
+        """Delete the objects of a label selector."""
+        await self._ask("DELETE", _path(kind, namespace), query={"labelSelector": selector})
+
+    async def list(
+        self, kind: Literal["Pod", "Service", "ConfigMap", "CollectorJob"], *, namespace: str = "", selector: str = ""
+    ) -> tuple[list[Raw], str]:
+        """Every object of a kind, and the version of the world that the list shows."""
+        found: list[Raw] = []
+        version = ""
+        async for page in self._pages(_path(kind, namespace) if namespace else _ALL[kind], selector):
+            version = page["metadata"]["resourceVersion"]
+            # Items of a list do not say what they are.
+            found += [{**item, "kind": kind} for item in page["items"]]
+        return found, version
+
+    async def _pages(self, path: str, selector: str) -> AsyncIterator[Raw]:
+        query = {"limit": str(_CHUNK)} | ({"labelSelector": selector} if selector else {})
+        while True:
+            page = await self._ask("GET", path, query=query)
+            yield page
+            token = page["metadata"].get("continue")
+            if not token:
+                return
+            query = {**query, "continue": token}
+
+    # -- one request -------------------------------------------------------------------------------------------
+
+    async def _ask(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        *,
+        query: Mapping[str, str] | None = None,
+        kind: str = "json",
+    ) -> Raw:
+        """Send a request until it is answered for good.
+
+        Repeating is safe: names are computed, patches are whole, deletions name a uid.
+
+        Raises:
+            ApiError: what the server answered.
+            Unreachable: it did not answer.
+        """
+        error: Exception | None = None
+        for attempt in range(ATTEMPTS):
+            await self._pace.wait()
+            try:
+                return await self._ask_once(method, path, body, query=query, kind=kind)
+            except ApiError as answer:
+                if not answer.is_transient:
+                    raise
+                error, wait_s = answer, answer.retry_after_s
+            except (aiohttp.ClientError, TimeoutError, OSError) as failure:
+                error, wait_s = failure, 0.0
+            if attempt + 1 < ATTEMPTS:
+                backoff_s = 0.2 * 2.0**attempt * random.uniform(0.5, 1.5)  # noqa: S311 - no secret, only jitter
+                await asyncio.sleep(min(_LONGEST_WAIT_S, max(wait_s, backoff_s)))
+        if isinstance(error, ApiError):
+            raise error
+        raise Unreachable(
+            f"{method} {path}: the API server did not answer {ATTEMPTS} times, within {REQUEST_S:.0f} s each: {error!r}"
+        ) from error
+
+    async def _ask_once(
+        self, method: str, path: str, body: Mapping[str, Any] | None, *, query: Mapping[str, str] | None, kind: str
+    ) -> Raw:
+        data = None if body is None else json.dumps(body).encode()
+        headers = {**self._login(), "Accept": "application/json"}
+        if data is not None:
+            headers["Content-Type"] = f"application/{kind}"
+        url = f"{self._info.server.rstrip('/')}/{path}"
+        async with self._session.request(method, url, params=query, data=data, headers=headers) as response:
+            content = await response.read()
+            self.requests[method, response.status] += 1
+            document = _read_json(content)
+            if response.status < 400:
+                return document
+            if wait := response.headers.get("Retry-After", ""):
+                document.setdefault("details", {}).setdefault("retryAfterSeconds", float(wait) if wait.isdecimal() else 0)
+            raise _error_of(response.status)(response.status, document, request=f"{method} {path}")
+
+    def _login(self) -> dict[str, str]:
+        now = asyncio.get_running_loop().time()
+        if now - self._info_at > _LOGIN_LASTS_S:
+            self._info, self._info_at = self._find(), now
+        return self._info.as_http_headers()
+
+
+def _path(kind: str, namespace: str) -> str:
+    return _PLURALS[kind].format(namespace=namespace)
+
+
+def _path_of(manifest: Mapping[str, Any]) -> str:
+    metadata = manifest["metadata"]
+    return f"{_path(manifest['kind'], metadata['namespace'])}/{metadata['name']}"
+
+
+def _error_of(code: int) -> type[ApiError]:
+    if code in (400, 401, 403, 405, 413, 422):
+        return Refused
+    return {404: NotFound, 409: Conflict}.get(code, ApiError)
+
+
+def _read_json(content: bytes) -> Raw:
+    try:
+        document = json.loads(content)
+    except ValueError:
+        # A proxy answered, and not the API server.
+        return {"message": content[:200].decode(errors="replace")}
+    return document if isinstance(document, dict) else {}

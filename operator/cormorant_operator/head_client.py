@@ -1,0 +1,105 @@
+"""Heads, as the operator speaks to them: what they say of themselves, what they are told. Bounded in time."""
+
+from datetime import datetime
+from typing import TypeVar
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
+from cormorant_contract.rest.status import Status
+from cormorant_operator.entrypoints import API_PORT
+from cormorant_operator.errors import HeadSilent
+from cormorant_operator.job import Job
+from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.tokens import derive
+
+T = TypeVar("T", bound=BaseModel)
+ANSWER_S = 2.0
+"""For a head to answer."""
+_MOST_BYTES = 4 << 20
+DEFAULT_URL = f"http://{{ip}}:{API_PORT}"
+
+
+class HeadClient:
+    """A client of every head. Belongs to one event loop."""
+
+    def __init__(self, *, key: bytes, url: str = DEFAULT_URL) -> None:
+        """Open nothing yet.
+
+        Args:
+            key: the operator's, which tokens are derived from.
+            url: of a head, with the places {ip}, {namespace}, {job} and {epoch}. A pod's own address and not the
+                Service's: the answer is known to be of this head.
+        """
+        self._key, self._url = key, url
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=ANSWER_S), connector=aiohttp.TCPConnector(limit=64)
+        )
+
+    async def close(self) -> None:
+        """Close every connection. May be called twice."""
+        await self._session.close()
+
+    async def ask(self, job: Job, head: Pod, *, now: datetime) -> HeadAnswer:
+        """What a head says of itself.
+
+        Raises:
+            HeadSilent: nothing that can be read, within ANSWER_S for each of two requests.
+        """
+        status = await self._call(job, head, "GET", "/v1/status", Status)
+        desired = await self._call(job, head, "GET", "/v1/desired", DesiredReport)
+        queue, output = status.queue, job.spec.output.queue
+        is_held = output is not None and output.on_full == "wait" and queue.capacity > 0
+        return HeadAnswer(
+            pod_uid=head.uid,
+            at=now,
+            phase=status.phase,
+            frames=status.frames.collected,
+            target=status.frames.target,
+            per_second=status.frames.per_second,
+            version=status.weights.version,
+            min_applied_version=status.weights.min_applied_version,
+            sizes=dict(desired.groups),
+            is_resizing=desired.pending,
+            pause_state=status.pause_state,
+            is_spec_paused=desired.paused,
+            is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
+            failure=next((fact.message for fact in status.conditions if fact.type == "Failed" and fact.message), ""),
+        )
+
+    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
+        """Say how many workers there shall be, and whether they stand still.
+
+        Raises:
+            HeadSilent: it did not take it.
+        """
+        wanted = Desired(groups=sizes, paused=paused)
+        await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=wanted.model_dump_json())
+
+    async def drain(self, job: Job, head: Pod) -> None:
+        """Let nothing new begin.
+
+        Raises:
+            HeadSilent: it did not take it.
+        """
+        await self._call(job, head, "POST", "/v1/drain", DrainReport)
+
+    async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: str = "") -> T:
+        place = {"ip": head.ip, "namespace": job.identity.namespace, "job": job.name, "epoch": head.epoch}
+        url = self._url.format(**place) + path
+        headers = {"Authorization": f"Bearer {derive(self._key, uid=job.uid).operator}"}
+        if body:
+            headers["Content-Type"] = "application/json"
+        try:
+            async with self._session.request(method, url, data=body or None, headers=headers) as response:
+                content = await response.content.read(_MOST_BYTES)
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise HeadSilent(f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}") from error
+        if response.status >= 400:
+            words = content[:300].decode(errors="replace")
+            raise HeadSilent(f"{head.name} answered {method} {path} with {response.status}: {words}")
+        try:
+            return answer.model_validate_json(content)
+        except ValidationError as error:
+            raise HeadSilent(f"{head.name} answered {method} {path} with what cannot be read: {error}") from error

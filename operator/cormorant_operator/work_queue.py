@@ -1,0 +1,106 @@
+"""Keys to look at, now or at a time: each once, none by two workers at a time, and later after each failure in a row.
+
+    add -> waiting -> taken -> done            (added meanwhile: waiting again)
+                            -> failed          (waiting again after 0.5 s, 1 s, 2 s ... 5 min)
+"""
+
+import asyncio
+import heapq
+import itertools
+import random
+from collections.abc import Callable
+
+_FIRST_DELAY_S = 0.5
+_LONGEST_DELAY_S = 300.0
+
+
+class WorkQueue:
+    """A queue of keys with due times. Belongs to one event loop."""
+
+    def __init__(self, *, clock: Callable[[], float] | None = None, jitter: Callable[[], float] | None = None) -> None:
+        """Begin empty.
+
+        Args:
+            clock: monotonic seconds; the event loop's by default.
+            jitter: factor of a failure's delay; 0.5 to 1.5 by default.
+        """
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+        self._due: dict[str, float] = {}
+        """Waiting keys and when each is due: the truth."""
+        self._heap: list[tuple[float, int, str]] = []
+        """The same in order, with entries that are out of date."""
+        self._order = itertools.count()
+        self._taken: set[str] = set()
+        self._failures: dict[str, int] = {}
+        self._changed = asyncio.Event()
+        self.longest_wait_s = 0.0
+        """That a key was late at most."""
+
+    def __len__(self) -> int:
+        """Keys that wait, due or not."""
+        return len(self._due)
+
+    def add(self, key: str, *, after_s: float = 0.0) -> None:
+        """Look at a key, at the latest after so long; an earlier time that it waits for holds."""
+        due = self._clock() + max(0.0, after_s)
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        heapq.heappush(self._heap, (due, next(self._order), key))
+        self._changed.set()
+
+    def forget(self, key: str) -> None:
+        """Do not look at a key any more."""
+        self._due.pop(key, None)
+        self._failures.pop(key, None)
+
+    async def take(self) -> str:
+        """Wait for a key that is due and that nobody else works on. `done` or `failed` must follow."""
+        while True:
+            key, wait_s = self._next()
+            if key is not None:
+                return key
+            self._changed.clear()
+            try:
+                await asyncio.wait_for(self._changed.wait(), wait_s)
+            except TimeoutError:
+                continue
+
+    def done(self, key: str) -> None:
+        """It worked."""
+        self._failures.pop(key, None)
+        self._give_back(key)
+
+    def failed(self, key: str) -> float:
+        """It did not: look again later. Returns after how many seconds."""
+        count = self._failures[key] = self._failures.get(key, 0) + 1
+        delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(count - 1, 20)) * self._jitter()
+        # What was added meanwhile must not get around the delay.
+        self._due.pop(key, None)
+        self._give_back(key)
+        self.add(key, after_s=delay_s)
+        return delay_s
+
+    def _give_back(self, key: str) -> None:
+        self._taken.discard(key)
+        if key in self._due:
+            heapq.heappush(self._heap, (self._due[key], next(self._order), key))
+        self._changed.set()
+
+    def _next(self) -> tuple[str | None, float | None]:
+        now = self._clock()
+        while self._heap:
+            due, _, key = self._heap[0]
+            # Out of date, or of a key that comes back with `done`.
+            if self._due.get(key) != due or key in self._taken:
+                heapq.heappop(self._heap)
+                continue
+            if due > now:
+                return None, due - now
+            heapq.heappop(self._heap)
+            del self._due[key]
+            self._taken.add(key)
+            self.longest_wait_s = max(self.longest_wait_s, now - due)
+            return key, None
+        return None, None
