@@ -16,7 +16,6 @@ from cormorant_operator.pod_facts import controller_uid, read_pod
 
 _MOST_GRAVES = 20_000
 Kind = str
-CHILD_KINDS = ("Service", "ConfigMap")
 
 
 @dataclass(slots=True)
@@ -51,7 +50,7 @@ class Cache:
         """Uids of what was deleted: late answers do not bring it back."""
 
     def see(self, raw: Mapping[str, Any], *, is_deleted: bool = False) -> str:
-        """Take notice of an object. Returns the uid of the job that it concerns; empty when it is nobody's, or no news."""
+        """Take notice of an object. Returns the uid of the job concerned; empty when it is nobody's, or no news."""
         metadata = raw["metadata"]
         uid, version = metadata["uid"], _version(metadata)
         if is_deleted:

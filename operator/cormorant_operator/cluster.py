@@ -1,4 +1,4 @@
-"""The API server, as far as the operator writes to it: create, apply, patch, delete, list. No other module speaks to it.
+"""The API server, as far as the operator writes to it: create, apply, patch, delete, list. Nobody else does.
 
 Every request has a time limit, is repeated when the server was busy or away, and counts against one budget of requests.
 """
@@ -38,6 +38,7 @@ _ALL = {
     "ConfigMap": "api/v1/configmaps",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/collectorjobs",
 }
+ListedKind = Literal["Pod", "Service", "ConfigMap", "CollectorJob"]
 Raw = dict[str, Any]
 """An object as the API server sends it."""
 
@@ -130,9 +131,7 @@ class Cluster:
         """Delete the objects of a label selector."""
         await self._ask("DELETE", _path(kind, namespace), query={"labelSelector": selector})
 
-    async def list(
-        self, kind: Literal["Pod", "Service", "ConfigMap", "CollectorJob"], *, namespace: str = "", selector: str = ""
-    ) -> tuple[list[Raw], str]:
+    async def list(self, kind: ListedKind, *, namespace: str = "", selector: str = "") -> tuple[list[Raw], str]:
         """Every object of a kind, and the version of the world that the list shows."""
         found: list[Raw] = []
         version = ""
@@ -183,7 +182,7 @@ class Cluster:
             except (aiohttp.ClientError, TimeoutError, OSError) as failure:
                 error, wait_s = failure, 0.0
             if attempt + 1 < ATTEMPTS:
-                backoff_s = 0.2 * 2.0**attempt * random.uniform(0.5, 1.5)  # noqa: S311 - no secret, only jitter
+                backoff_s = 0.2 * 2.0**attempt * random.uniform(0.5, 1.5)
                 await asyncio.sleep(min(_LONGEST_WAIT_S, max(wait_s, backoff_s)))
         if isinstance(error, ApiError):
             raise error
@@ -206,7 +205,9 @@ class Cluster:
             if response.status < 400:
                 return document
             if wait := response.headers.get("Retry-After", ""):
-                document.setdefault("details", {}).setdefault("retryAfterSeconds", float(wait) if wait.isdecimal() else 0)
+                document.setdefault("details", {}).setdefault(
+                    "retryAfterSeconds", float(wait) if wait.isdecimal() else 0
+                )
             raise _error_of(response.status)(response.status, document, request=f"{method} {path}")
 
     def _login(self) -> dict[str, str]:

@@ -95,7 +95,9 @@ class HeadClient:
             async with self._session.request(method, url, data=body or None, headers=headers) as response:
                 content = await response.content.read(_MOST_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise HeadSilent(f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}") from error
+            raise HeadSilent(
+                f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}"
+            ) from error
         if response.status >= 400:
             words = content[:300].decode(errors="replace")
             raise HeadSilent(f"{head.name} answered {method} {path} with {response.status}: {words}")

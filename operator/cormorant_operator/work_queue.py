@@ -1,7 +1,7 @@
 """Keys to look at, now or at a time: each once, none by two workers at a time, and later after each failure in a row.
 
-    add -> waiting -> taken -> done            (added meanwhile: waiting again)
-                            -> failed          (waiting again after 0.5 s, 1 s, 2 s ... 5 min)
+add -> waiting -> taken -> done            (added meanwhile: waiting again)
+-> failed          (waiting again after 0.5 s, 1 s, 2 s ... 5 min)
 """
 
 import asyncio
@@ -25,7 +25,7 @@ class WorkQueue:
             jitter: factor of a failure's delay; 0.5 to 1.5 by default.
         """
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
-        self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))  # noqa: S311 - no secret
+        self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))
         self._due: dict[str, float] = {}
         """Waiting keys and when each is due: the truth."""
         self._heap: list[tuple[float, int, str]] = []

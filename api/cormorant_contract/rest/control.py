@@ -12,7 +12,7 @@ Replicas = Annotated[int, Field(ge=0, le=65536)]
 class Desired(Request):
     """How many workers each group shall have, and whether they shall stand still. What is not named stays as it is."""
 
-    groups: Annotated[dict[str, Replicas], Field(max_length=8)] = {}
+    groups: Annotated[dict[str, Replicas], Field(default={}, max_length=8)]
     paused: bool | None = None
     """The job's `spec.paused`, as it is now; leases hold the fleet besides."""
 

@@ -1,0 +1,123 @@
+"""`python -m cormorant_operator --image IMAGE --key-file FILE`: the operator, from start to end.
+
+Ends with 0 after SIGTERM or SIGINT, 1 when it cannot go on and should be started anew, 2 when what it was given cannot
+be used. Jobs go on without it.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import structlog
+
+from cormorant_operator.cluster import Cluster
+from cormorant_operator.connection import find_connection
+from cormorant_operator.controller import Controller
+from cormorant_operator.errors import OperatorError, SettingsError
+from cormorant_operator.head_client import HeadClient
+from cormorant_operator.leader import Leader, Terms
+from cormorant_operator.probes import Probes
+from cormorant_operator.settings import Settings, read_settings
+from cormorant_operator.watch import Watch
+
+log = structlog.get_logger()
+_OK, _FAILED, _REFUSED = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run an operator. Returns the exit code."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        logger_factory=structlog.WriteLoggerFactory(),
+    )
+    try:
+        return asyncio.run(_serve(read_settings(arguments)))
+    except SettingsError as error:
+        log.critical("operator_refused", reason=str(error))
+        return _REFUSED
+    except OperatorError as error:
+        log.critical("operator_failed", reason=str(error))
+        return _FAILED
+
+
+async def _serve(settings: Settings) -> int:
+    cluster = Cluster(find_connection)
+    heads = HeadClient(key=settings.key, url=settings.head_url)
+    controller = Controller(cluster, heads, key=settings.key, site=settings.site, namespaces=settings.namespaces)
+    leader = _leader(cluster, settings)
+    probes = Probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await probes.start(port=settings.probe_port)
+        return await _work(controller, leader, settings, stop)
+    finally:
+        await probes.close()
+        await heads.close()
+        await cluster.close()
+
+
+def _leader(cluster: Cluster, settings: Settings) -> Leader | None:
+    if settings.lease is None:
+        return None
+    namespace, name = settings.lease
+    return Leader(
+        cluster, namespace=namespace, name=name, identity=settings.identity, terms=Terms(), clock=time.monotonic
+    )
+
+
+async def _work(controller: Controller, leader: Leader | None, settings: Settings, stop: asyncio.Event) -> int:
+    """Lead, watch and reconcile until told to stop, or until one of the three ends."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def notice(raw: dict[str, Any], *, is_deleted: bool) -> None:
+        loop.call_soon_threadsafe(partial(controller.notice, raw, is_deleted=is_deleted))
+
+    watch = Watch(notice, namespaces=settings.namespaces, on_end=lambda: loop.call_soon_threadsafe(ended.set))
+    stopping = asyncio.create_task(stop.wait())
+    tasks = [stopping]
+    try:
+        if leader is not None:
+            acquiring = asyncio.create_task(leader.acquire())
+            tasks.append(acquiring)
+            await asyncio.wait((acquiring, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if stop.is_set():
+                return _OK
+            tasks.append(asyncio.create_task(leader.keep()))
+            tasks.remove(acquiring)
+        watch.start()
+        tasks += [asyncio.create_task(controller.run()), asyncio.create_task(ended.wait())]
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()
+        if stop.is_set():
+            return _OK
+        log.critical("operator_failed", reason="the watches ended")
+        return _FAILED
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if leader is not None:
+            await leader.release()
+        await asyncio.to_thread(watch.stop)
+
+
+if __name__ == "__main__":
+    code = main()
+    # kopf's thread may hold on to a stream; nothing of ours is left to be done.
+    sys.stdout.flush()
+    os._exit(code)

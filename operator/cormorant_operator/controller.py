@@ -1,0 +1,224 @@
+"""The loop: a key is due, look at its job, decide, do, write the status once, and know when to look again.
+
+Two queues of job uids: one of jobs to reconcile, one of heads to ask. Neither blocks the other: a head that does not
+answer costs its own time only.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from cormorant_operator import names
+from cormorant_operator.cache import Cache
+from cormorant_operator.cluster import Cluster, ListedKind
+from cormorant_operator.errors import ApiError, HeadSilent, OperatorError
+from cormorant_operator.executor import Executor, Heads
+from cormorant_operator.job import Identity, Job, Unreadable
+from cormorant_operator.memory import Memory
+from cormorant_operator.observed import HeadAnswer, Observed, Pod
+from cormorant_operator.plan import CheckTemplate, DrainHead, Note, Plan, TellHead
+from cormorant_operator.reconcile import reconcile
+from cormorant_operator.recorder import event
+from cormorant_operator.site import Site
+from cormorant_operator.status import refused_status
+from cormorant_operator.work_queue import WorkQueue
+
+log = structlog.get_logger()
+RECONCILERS, POLLERS = 8, 32
+RESYNC_S = 300.0
+_LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
+
+
+class Asks(Heads, Protocol):
+    """What the controller asks of heads, besides."""
+
+    async def ask(self, job: Job, head: Pod, *, now: datetime) -> HeadAnswer:
+        """What a head says of itself."""
+        ...
+
+
+def now_utc() -> datetime:
+    """The time."""
+    return datetime.now(UTC)
+
+
+class Controller:
+    """Every job of one installation. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        heads: Asks,
+        *,
+        key: bytes,
+        site: Site,
+        namespaces: tuple[str, ...] = (),
+        clock: Callable[[], datetime] = now_utc,
+    ) -> None:
+        """Know nothing yet; `run` lists what there is.
+
+        Args:
+            cluster: the API server.
+            heads: every head.
+            key: the operator's, which tokens are derived from.
+            site: defaults of the installation.
+            namespaces: those that are looked after; none means all.
+            clock: the time, aware.
+        """
+        self._cluster, self._heads, self._site, self._clock = cluster, heads, site, clock
+        self._namespaces = namespaces or ("",)
+        self.cache = Cache()
+        self.jobs_due, self.heads_due = WorkQueue(), WorkQueue()
+        self._memories: dict[str, Memory] = {}
+        self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
+        self.reconciles = 0
+        self.failures = 0
+        self.is_filled = False
+        """Everything was listed once: until then nothing is decided."""
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        await self.resync()
+        self.is_filled = True
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(RECONCILERS):
+                tasks.create_task(self._work_on(self.jobs_due, self._reconcile))
+            for _ in range(POLLERS):
+                tasks.create_task(self._work_on(self.heads_due, self._poll))
+            tasks.create_task(self._resync_for_ever())
+
+    def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
+        """A watch tells of an object."""
+        if uid := self.cache.see(raw, is_deleted=is_deleted):
+            self.jobs_due.add(uid)
+
+    async def resync(self) -> None:
+        """List everything, forget what is not there any more, and look at every job."""
+        for kind in _LISTED:
+            await self._list(kind)
+        for uid in self.cache.jobs():
+            self.jobs_due.add(uid)
+
+    async def _list(self, kind: ListedKind) -> None:
+        selector = "" if kind == "CollectorJob" else names.WATCHED
+        shown: list[str] = []
+        versions: list[int] = []
+        for namespace in self._namespaces:
+            found, version = await self._cluster.list(kind, namespace=namespace, selector=selector)
+            versions.append(int(version) if version.isdecimal() else 0)
+            for raw in found:
+                shown.append(raw["metadata"]["uid"])
+                self.notice(raw)
+        for uid in self.cache.prune(kind, shown, version=str(min(versions))):
+            self.jobs_due.add(uid)
+
+    async def _resync_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(RESYNC_S * random.uniform(0.9, 1.1))
+            try:
+                await self.resync()
+            except OperatorError as error:
+                log.warning("resync_failed", reason=str(error))
+
+    async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]]) -> None:
+        while True:
+            uid = await queue.take()
+            try:
+                await work(uid)
+            except OperatorError as error:
+                self.failures += 1
+                log.warning("reconcile_failed", uid=uid, reason=str(error), retry_s=round(queue.failed(uid), 1))
+            except Exception:
+                self.failures += 1
+                log.exception("reconcile_crashed", uid=uid, retry_s=round(queue.failed(uid), 1))
+            else:
+                queue.done(uid)
+
+    # -- one job -----------------------------------------------------------------------------------------------
+
+    async def _reconcile(self, uid: str) -> None:
+        job = self.cache.job(uid)
+        if job is None:
+            self._memories.pop(uid, None)
+            self.heads_due.forget(uid)
+            return
+        if isinstance(job, Unreadable):
+            await self._refuse(job)
+            return
+        self.reconciles += 1
+        memory = self._memories.setdefault(uid, Memory())
+        plan = reconcile(job, self._observe(uid, memory), self._clock(), site=self._site)
+        for action in plan.actions:
+            await self._executor.do(job, action, memory)
+        if plan.status is not None:
+            await self._executor.write_status(job.identity, plan.status)
+            await self._tell(job.identity, plan.notes)
+        self._schedule(job, plan, memory)
+
+    async def _refuse(self, job: Unreadable) -> None:
+        status = refused_status(job, self._clock().replace(microsecond=0))
+        if status is not None:
+            await self._executor.write_status(job.identity, status)
+            note = Note(reason="InvalidSpec", message=job.message, is_warning=True)
+            await self._tell(job.identity, (note,))
+
+    def _observe(self, uid: str, memory: Memory) -> Observed:
+        return Observed(
+            pods=self.cache.pods(uid),
+            children=self.cache.children(uid),
+            has_tokens=memory.has_tokens,
+            answer=memory.answer,
+            is_silent=memory.is_silent,
+            refusals=dict(memory.refusals),
+            verdicts=dict(memory.verdicts),
+        )
+
+    def _schedule(self, job: Job, plan: Plan, memory: Memory) -> None:
+        if plan.actions:
+            # What was done may be the cause of more to do.
+            is_answered = any(isinstance(action, CheckTemplate) for action in plan.actions)
+            self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
+        if plan.due is not None:
+            self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())
+        if plan.poll_s is None:
+            return
+        if any(isinstance(action, (TellHead, DrainHead)) for action in plan.actions):
+            self.heads_due.add(job.uid)
+            return
+        head = _live_head(self.cache.pods(job.uid))
+        age_s = asyncio.get_running_loop().time() - memory.polled_at if memory.polled_at is not None else plan.poll_s
+        is_new = head is not None and head.uid != memory.polled_pod
+        self.heads_due.add(job.uid, after_s=0.0 if is_new else plan.poll_s - age_s)
+
+    async def _tell(self, identity: Identity, notes: tuple[Note, ...]) -> None:
+        for note in notes:
+            with suppress(ApiError):
+                await self._cluster.create(event(identity, note, at=self._clock()))
+
+    # -- one head ----------------------------------------------------------------------------------------------
+
+    async def _poll(self, uid: str) -> None:
+        job, head = self.cache.job(uid), _live_head(self.cache.pods(uid))
+        memory = self._memories.get(uid)
+        if not isinstance(job, Job) or memory is None or head is None or not head.is_ready:
+            return
+        try:
+            answer = await self._heads.ask(job, head, now=self._clock())
+        except HeadSilent as error:
+            if not memory.is_silent:
+                log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
+            memory.is_silent = True
+        else:
+            memory.answer, memory.is_silent = answer, False
+        memory.polled_at, memory.polled_pod = asyncio.get_running_loop().time(), head.uid
+        self.jobs_due.add(uid)
+
+
+def _live_head(pods: tuple[Pod, ...]) -> Pod | None:
+    heads = [pod for pod in pods if pod.role == "head" and pod.is_live]
+    return max(heads, key=lambda pod: pod.epoch, default=None)

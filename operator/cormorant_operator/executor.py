@@ -1,0 +1,309 @@
+"""Does what a plan says. Takes no decision: every answer of the API server becomes a fact for the next reconcile.
+
+Dying between any two orders is harmless: the next plan is made of what exists then.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Protocol
+
+import structlog
+
+from cormorant_contract.job import API_VERSION, KIND
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator import names
+from cormorant_operator.cache import Cache
+from cormorant_operator.children import digest_of, secret
+from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NotFound, Refused
+from cormorant_operator.job import Identity, Job
+from cormorant_operator.memory import Memory
+from cormorant_operator.observed import Pod, RefusalKind, Verdict
+from cormorant_operator.plan import (
+    Action,
+    ApplyChild,
+    CheckTemplate,
+    CreatePod,
+    CreateTokens,
+    DeleteChild,
+    DeleteJob,
+    DeletePod,
+    DrainHead,
+    Manifest,
+    MarkPod,
+    TellHead,
+)
+from cormorant_operator.pod_facts import controller_uid, write_time
+from cormorant_operator.tokens import derive
+
+log = structlog.get_logger()
+Raw = dict[str, Any]
+
+
+class Api(Protocol):
+    """What the executor asks of the API server: `cluster.Cluster`."""
+
+    async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
+        """One object."""
+        ...
+
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
+        """Create an object, or only try to."""
+        ...
+
+    async def apply(self, manifest: Mapping[str, Any]) -> Raw:
+        """Server-side apply."""
+        ...
+
+    async def apply_status(self, manifest: Mapping[str, Any]) -> Raw:
+        """Server-side apply of the status."""
+        ...
+
+    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
+        """Merge a patch."""
+        ...
+
+    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
+        """Delete one object."""
+        ...
+
+    async def delete_all(self, kind: str, *, namespace: str, selector: str) -> None:
+        """Delete the objects of a selector."""
+        ...
+
+
+class Heads(Protocol):
+    """What it asks of heads: `head_client.HeadClient`."""
+
+    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
+        """Say sizes and pause."""
+        ...
+
+    async def drain(self, job: Job, head: Pod) -> None:
+        """Let nothing new begin."""
+        ...
+
+
+class Executor:
+    """Carries plans out, for any job."""
+
+    def __init__(self, api: Api, heads: Heads, cache: Cache, *, key: bytes, clock: Callable[[], datetime]) -> None:
+        """Keep what it works with.
+
+        Args:
+            api: the API server.
+            heads: every head.
+            cache: takes notice of what is written.
+            key: the operator's, which tokens are derived from.
+            clock: the time, aware.
+        """
+        self._api, self._heads, self._cache = api, heads, cache
+        self._key, self._clock = key, clock
+
+    async def do(self, job: Job, action: Action, memory: Memory) -> None:
+        """Do one thing.
+
+        Raises:
+            ApiError: the API server would not, for a reason that is nobody's fault.
+            Unreachable: the API server is away.
+        """
+        match action:
+            case CheckTemplate():
+                await self._check(job, action, memory)
+            case ApplyChild():
+                await self._apply(job, action.manifest, memory)
+            case CreateTokens():
+                await self._create_tokens(job, memory, is_first=action.is_first)
+            case CreatePod():
+                await self._create_pod(job, action, memory)
+            case DeletePod():
+                await self._delete_pod(job, action)
+            case MarkPod():
+                await self._mark(job, action)
+            case DeleteChild():
+                await self._delete_child(job, action)
+            case TellHead() | DrainHead():
+                await self._speak(job, action)
+            case DeleteJob():
+                await self._delete_job(job)
+
+    async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
+        """Write a whole status; a job that is gone needs none."""
+        manifest = {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": identity.name, "namespace": identity.namespace, "uid": identity.uid},
+            "status": status.to_document(),
+        }
+        try:
+            self._cache.see(await self._api.apply_status(manifest))
+        except (NotFound, Conflict) as error:
+            log.info("status_not_written", job=identity.name, namespace=identity.namespace, reason=error.message)
+
+    # -- pods --------------------------------------------------------------------------------------------------
+
+    async def _check(self, job: Job, action: CheckTemplate, memory: Memory) -> None:
+        manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
+        # A name that exists would be refused for that alone.
+        manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
+        error = ""
+        try:
+            await self._api.create(manifest, is_dry_run=True)
+        except Refused as refusal:
+            # A quota says nothing about a template: the creation itself will run into it.
+            if _kind_of(refusal) in (RefusalKind.INVALID, RefusalKind.FORBIDDEN):
+                error = refusal.message
+        except NotFound:
+            pass  # the namespace is gone
+        memory.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
+
+    async def _create_pod(self, job: Job, action: CreatePod, memory: Memory) -> None:
+        now, name = self._clock(), action.manifest["metadata"]["name"]
+        before = memory.refusals.get(action.owner)
+        if before is not None and before.at == now:
+            return  # the one before it in this plan was refused
+        try:
+            self._cache.see(await self._api.create(action.manifest))
+        except Conflict as error:
+            await self._meet_existing(job, action, memory, error)
+        except (Refused, NotFound) as error:
+            kind = RefusalKind.NAMESPACE if isinstance(error, NotFound) else _kind_of(error)
+            memory.refuse(action.owner, kind, error.message, at=now)
+            log.warning("pod_refused", pod=name, namespace=job.identity.namespace, reason=error.message)
+        else:
+            memory.refusals.pop(action.owner, None)
+            log.info("pod_created", pod=name, namespace=job.identity.namespace)
+
+    async def _meet_existing(self, job: Job, action: CreatePod, memory: Memory, error: Conflict) -> None:
+        """A pod of this name is there: ours, of a time before this operator's memory, or a stranger's."""
+        name = action.manifest["metadata"]["name"]
+        if error.reason != "AlreadyExists":
+            raise error
+        try:
+            found = await self._api.get("Pod", namespace=job.identity.namespace, name=name)
+        except NotFound:
+            return
+        if controller_uid(found) == job.uid:
+            self._cache.see(found)
+            memory.refusals.pop(action.owner, None)
+        else:
+            message = f"pod {name} exists and belongs to somebody else; delete it, or name the job otherwise"
+            memory.refuse(action.owner, RefusalKind.CONFLICT, message, at=self._clock())
+
+    async def _delete_pod(self, job: Job, action: DeletePod) -> None:
+        pod = action.pod
+        try:
+            left = await self._api.delete(
+                "Pod", namespace=job.identity.namespace, name=pod.name, preconditions={"uid": pod.uid}
+            )
+        except (NotFound, Conflict):
+            # Gone, or another pod of that name: the watch will tell.
+            self._cache.bury(pod.uid)
+            return
+        log.info("pod_deleted", pod=pod.name, namespace=job.identity.namespace, reason=action.why)
+        if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
+            self._cache.see(left)
+        else:
+            self._cache.bury(pod.uid)
+
+    async def _mark(self, job: Job, action: MarkPod) -> None:
+        value = write_time(action.at) if action.at is not None else None
+        body = {"metadata": {"uid": action.pod.uid, "annotations": {action.annotation: value}}}
+        try:
+            marked = await self._api.patch("Pod", namespace=job.identity.namespace, name=action.pod.name, body=body)
+            self._cache.see(marked)
+        except (NotFound, Conflict):
+            self._cache.bury(action.pod.uid)
+
+    # -- other children ----------------------------------------------------------------------------------------
+
+    async def _apply(self, job: Job, manifest: Manifest, memory: Memory) -> None:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            if (kind, name) not in self._cache.children(job.uid) and not await self._is_free(job, manifest, memory):
+                return
+            self._cache.see(await self._api.apply(manifest))
+        except (Refused, NotFound) as error:
+            refused = RefusalKind.NAMESPACE if isinstance(error, NotFound) else _kind_of(error)
+            memory.refuse(kind, refused, f"{kind} {name}: {error.message}", at=self._clock())
+        else:
+            memory.refusals.pop(kind, None)
+
+    async def _is_free(self, job: Job, manifest: Manifest, memory: Memory) -> bool:
+        """Whether a name is free, or the job's own; what an earlier job left is never adopted."""
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        try:
+            found = await self._api.get(kind, namespace=job.identity.namespace, name=name)
+        except NotFound:
+            return True
+        if controller_uid(found) != job.uid:
+            message = f"{kind} {name} exists and belongs to somebody else; delete it, or name the job otherwise"
+            memory.refuse(kind, RefusalKind.CONFLICT, message, at=self._clock())
+            return False
+        self._cache.see(found)
+        return digest_of(found) != digest_of(manifest)
+
+    async def _create_tokens(self, job: Job, memory: Memory, *, is_first: bool) -> None:
+        """Create the Secret, without the right to read any.
+
+        One that exists is the job's own, unless the job has just begun: then it is an earlier job's of that name, on
+        its way out, with tokens that are of no use.
+        """
+        manifest = secret(job, derive(self._key, uid=job.uid))
+        for can_clear in (is_first, False):
+            try:
+                await self._api.create(manifest)
+            except Conflict:
+                if can_clear:
+                    stale = f"{names.JOB}={job.name},{names.JOB_UID}!={job.uid}"
+                    await self._api.delete_all("Secret", namespace=job.identity.namespace, selector=stale)
+                    continue
+            except (Refused, NotFound) as error:
+                refused = RefusalKind.NAMESPACE if isinstance(error, NotFound) else _kind_of(error)
+                memory.refuse("Secret", refused, f"Secret of tokens: {error.message}", at=self._clock())
+                return
+            break
+        memory.has_tokens = True
+        memory.refusals.pop("Secret", None)
+
+    async def _delete_child(self, job: Job, action: DeleteChild) -> None:
+        try:
+            found = await self._api.get(action.kind, namespace=job.identity.namespace, name=action.name)
+            uid = found["metadata"]["uid"]
+            if controller_uid(found) == job.uid:
+                await self._api.delete(
+                    action.kind, namespace=job.identity.namespace, name=action.name, preconditions={"uid": uid}
+                )
+            self._cache.bury(uid)
+        except (NotFound, Conflict):
+            return
+
+    # -- the job and its head ----------------------------------------------------------------------------------
+
+    async def _speak(self, job: Job, action: TellHead | DrainHead) -> None:
+        try:
+            if isinstance(action, TellHead):
+                await self._heads.tell(job, action.pod, sizes=dict(action.sizes), paused=action.paused)
+            else:
+                await self._heads.drain(job, action.pod)
+        except HeadSilent as error:
+            # The next answer shows that it was not told, and it is told again.
+            log.warning("head_not_told", job=job.name, namespace=job.identity.namespace, reason=str(error))
+
+    async def _delete_job(self, job: Job) -> None:
+        preconditions = {"uid": job.uid, "resourceVersion": job.identity.resource_version}
+        try:
+            await self._api.delete(KIND, namespace=job.identity.namespace, name=job.name, preconditions=preconditions)
+            log.info("job_deleted", job=job.name, namespace=job.identity.namespace, reason="its time is over")
+        except (NotFound, Conflict):
+            return
+
+
+def _kind_of(error: ApiError) -> RefusalKind:
+    """What a refusal means; the words are those of the API server's admission plugins."""
+    if "NamespaceTerminating" in error.causes:
+        return RefusalKind.NAMESPACE
+    if error.code == 403:
+        if "exceeded quota" in error.message or "must specify limits" in error.message:
+            return RefusalKind.QUOTA
+        return RefusalKind.INVALID if "violates PodSecurity" in error.message else RefusalKind.FORBIDDEN
+    return RefusalKind.INVALID

@@ -1,0 +1,36 @@
+"""What the operator knows of a job beside what the cluster shows; all of it may be forgotten at any time."""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from cormorant_operator.observed import HeadAnswer, Refusal, RefusalKind, Verdict
+
+_MOST_VERDICTS = 64
+
+
+@dataclass(slots=True)
+class Memory:
+    """One job's."""
+
+    has_tokens: bool = False
+    answer: HeadAnswer | None = None
+    is_silent: bool = False
+    polled_at: float | None = None
+    """When its head was asked last, by the event loop's clock."""
+    polled_pod: str = ""
+    """Uid of the head that was asked."""
+    refusals: dict[str, Refusal] = field(default_factory=dict)
+    verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+    def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:
+        """Something was refused, again or for the first time."""
+        before = self.refusals.get(owner)
+        count = before.count + 1 if before is not None and before.kind is kind else 1
+        self.refusals[owner] = Refusal(kind=kind, message=message, at=at, count=count)
+
+    def judge(self, template: str, verdict: Verdict) -> None:
+        """A dry run was answered."""
+        self.verdicts.pop(template, None)
+        self.verdicts[template] = verdict
+        while len(self.verdicts) > _MOST_VERDICTS:
+            del self.verdicts[next(iter(self.verdicts))]

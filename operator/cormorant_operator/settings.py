@@ -1,0 +1,83 @@
+"""How an operator is started: its arguments, checked once."""
+
+import argparse
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from cormorant_operator.errors import SettingsError
+from cormorant_operator.head_client import DEFAULT_URL
+from cormorant_operator.site import Site
+
+_SHORTEST_KEY = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """One operator's."""
+
+    key: bytes = field(repr=False)
+    """Every job's tokens are derived from it: the same in all operators of an installation, for all time."""
+    site: Site
+    namespaces: tuple[str, ...]
+    """Looked after; none means all."""
+    head_url: str
+    lease: tuple[str, str] | None
+    """Namespace and name of the Lease; None: there is no other operator."""
+    identity: str
+    probe_port: int
+
+
+def read_settings(arguments: Sequence[str] | None = None) -> Settings:
+    """Read the command line.
+
+    Raises:
+        SettingsError: with the value that cannot be used.
+    """
+    given = _parser().parse_args(arguments)
+    namespace, _, name = given.lease.partition("/")
+    if given.lease and not (namespace and name):
+        raise SettingsError(f"--lease {given.lease} is not NAMESPACE/NAME")
+    if given.poll_seconds <= 0:
+        raise SettingsError(f"--poll-seconds {given.poll_seconds} is not above 0")
+    site = Site(
+        image=given.image,
+        image_pull_policy=given.image_pull_policy,
+        image_pull_secrets=tuple(given.image_pull_secret),
+        poll_s=given.poll_seconds,
+    )
+    return Settings(
+        key=_read_key(given.key_file),
+        site=site,
+        namespaces=tuple(given.namespace),
+        head_url=given.head_url,
+        lease=(namespace, name) if given.lease else None,
+        identity=f"{socket.gethostname()}-{os.getpid()}",
+        probe_port=given.probe_port,
+    )
+
+
+def _read_key(path: Path) -> bytes:
+    try:
+        key = path.read_bytes().strip()
+    except OSError as error:
+        raise SettingsError(f"cannot read --key-file {path}: {error}") from error
+    if len(key) < _SHORTEST_KEY:
+        raise SettingsError(f"--key-file {path} holds {len(key)} bytes; a key has at least {_SHORTEST_KEY}")
+    return key
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cormorant_operator", description="Looks after CollectorJobs.")
+    parser.add_argument("--key-file", type=Path, required=True, help="the key that jobs' tokens are derived from")
+    parser.add_argument("--image", required=True, help="image of jobs that name none: the operator's own")
+    parser.add_argument("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
+    parser.add_argument("--image-pull-secret", action="append", default=[], help="in each job's namespace; repeatable")
+    parser.add_argument("--namespace", action="append", default=[], help="to look after; repeatable; none: all")
+    parser.add_argument("--lease", default="", help="NAMESPACE/NAME of the Lease, when there are several operators")
+    parser.add_argument("--poll-seconds", type=float, default=15.0, help="between two looks at a head")
+    parser.add_argument("--head-url", default=DEFAULT_URL, help="with {ip}, {namespace}, {job}, {epoch}")
+    parser.add_argument("--probe-port", type=int, default=8080, help="of /livez, /readyz, /metrics; 0: any free one")
+    return parser

@@ -1,0 +1,107 @@
+"""Watches, by kopf: it finds resources, logs in, streams, and reads again when a stream broke. It decides nothing.
+
+Why no other part of kopf is used: docs/decisions/0008-kopf-watches-only.md. It runs in a thread with a loop of its own,
+since it cancels tasks that it does not know when it ends.
+"""
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import kopf
+import structlog
+
+from cormorant_contract.job import GROUP, VERSION
+from cormorant_contract.schema import PLURAL
+from cormorant_operator import names
+from cormorant_operator.connection import find_connection
+
+log = structlog.get_logger()
+_KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
+_STOP_S = 10.0
+Notice = Callable[..., None]
+
+
+def settings() -> kopf.OperatorSettings:
+    """Kopf without what it would write: no events, no annotations, no finalizers, no peers."""
+    chosen = kopf.OperatorSettings()
+    chosen.posting.enabled = False
+    chosen.peering.standalone = True
+    chosen.persistence.finalizer = f"{names.PREFIX}/unused"
+    chosen.watching.chunk_size = 500
+    chosen.watching.connect_timeout = 10
+    chosen.networking.request_timeout = 60
+    # By the server and not only by kopf: else every pod of the cluster would be streamed.
+    for plural in _KINDS:
+        chosen.watching.label_selectors["v1", plural] = names.WATCHED
+    return chosen
+
+
+def registry(notice: Notice) -> kopf.OperatorRegistry:
+    """Handlers that pass every event on.
+
+    Args:
+        notice: called from kopf's thread with the object, and whether it was deleted.
+    """
+    handlers = kopf.OperatorRegistry()
+
+    def login(**_: Any) -> kopf.ConnectionInfo:
+        return find_connection()
+
+    def watch(group: str, version: str, plural: str, kind: str) -> None:
+        async def handle(event: Any, **_: Any) -> None:
+            # Items of a list come without their kind.
+            notice({**event["object"], "kind": kind}, is_deleted=event["type"] == "DELETED")
+
+        kopf.on.event(group, version, plural, id=f"watch-{plural}", registry=handlers)(handle)
+
+    kopf.on.login(id="login", registry=handlers)(login)
+    watch(GROUP, VERSION, PLURAL, "CollectorJob")
+    for plural, kind in _KINDS.items():
+        watch("", "v1", plural, kind)
+    return handlers
+
+
+class Watch:
+    """kopf in a thread, from `start` to `stop`."""
+
+    def __init__(self, notice: Notice, *, namespaces: Sequence[str] = (), on_end: Callable[[], None]) -> None:
+        """Start nothing yet.
+
+        Args:
+            notice: called from the thread.
+            namespaces: those that are watched; none means all.
+            on_end: called from the thread when kopf ends by itself, which it should not.
+        """
+        self._notice, self._namespaces, self._on_end = notice, list(namespaces), on_end
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End, within ten seconds. May be called twice."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_STOP_S)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(
+                kopf.operator(
+                    registry=registry(self._notice),
+                    settings=settings(),
+                    standalone=True,
+                    clusterwide=not self._namespaces,
+                    namespaces=self._namespaces,
+                    stop_flag=self._stop,
+                )
+            )
+        except Exception:
+            log.exception("watch_failed")
+        finally:
+            if not self._stop.is_set():
+                self._on_end()
