@@ -86,9 +86,12 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
     def notice(raw: dict[str, Any], *, is_deleted: bool) -> None:
         loop.call_soon_threadsafe(partial(controller.notice, raw, is_deleted=is_deleted))
 
-    watch = Watch(notice, namespaces=settings.namespaces, on_end=lambda: loop.call_soon_threadsafe(ended.set))
+    def on_end() -> None:
+        loop.call_soon_threadsafe(ended.set)
+
+    watch = Watch(notice, namespaces=settings.namespaces, on_end=on_end)
     stopping = asyncio.create_task(stop.wait())
-    tasks = [stopping]
+    tasks: list[asyncio.Task[Any]] = [stopping]
     try:
         if leader is not None:
             acquiring = asyncio.create_task(leader.acquire())

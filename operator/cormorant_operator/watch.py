@@ -5,6 +5,7 @@ since it cancels tasks that it does not know when it ends.
 """
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -89,6 +90,8 @@ class Watch:
             self._thread.join(timeout=_STOP_S)
 
     def _run(self) -> None:
+        # It would warn that signals are not its business, and tell of each resource that it finds.
+        logging.getLogger("kopf").setLevel(logging.ERROR)
         try:
             asyncio.run(
                 kopf.operator(

@@ -1,0 +1,111 @@
+"""A namespace of a real API server, through kubectl; and a kubelet that says what it is told to say."""
+
+import json
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+from uuid import uuid4
+
+
+class Namespace:
+    """One namespace of its own; use as a context manager."""
+
+    def __init__(self, prefix: str, labels: dict[str, str] | None = None) -> None:
+        self.name = f"{prefix}-{uuid4().hex[:8]}"
+        self._labels = labels or {}
+
+    def __enter__(self) -> "Namespace":
+        manifest = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.name, "labels": self._labels}}
+        self("create", "-f", "-", document=manifest)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self("delete", "namespace", self.name, "--wait=false", check=False)
+
+    def __call__(self, *arguments: str, document: object = None, check: bool = True) -> str:
+        done = subprocess.run(
+            ["kubectl", "--namespace", self.name, *arguments],
+            input=json.dumps(document) if document is not None else None,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if check and done.returncode:
+            raise AssertionError(f"kubectl {' '.join(arguments)}: {done.stderr}")
+        return done.stdout + ("" if check else done.stderr)
+
+    def get(self, kind: str, *arguments: str) -> Any:
+        return json.loads(self("get", kind, *arguments, "-o", "json"))
+
+    def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
+        return list(self.get(kind, *(["-l", selector] if selector else []))["items"])
+
+    def names(self, kind: str, selector: str = "app.kubernetes.io/managed-by=cormorant-operator") -> list[str]:
+        return sorted(item["metadata"]["name"] for item in self.items(kind, selector))
+
+    def until(self, is_so: Callable[[], object], *, what: str, within_s: float = 30.0) -> float:
+        """Wait for a fact. Returns the seconds that it took."""
+        began = time.monotonic()
+        while time.monotonic() - began < within_s:
+            if is_so():
+                return time.monotonic() - began
+            time.sleep(0.1)
+        raise AssertionError(f"not within {within_s:.0f} s: {what}")
+
+    # -- what a kubelet would say ------------------------------------------------------------------------------
+
+    def say(self, pod: str, status: dict[str, Any]) -> None:
+        """Write a pod's status."""
+        self("patch", "pod", pod, "--subresource=status", "--type=merge", "-p", json.dumps({"status": status}))
+
+    def start(self, pod: str) -> None:
+        """A pod has a node and its probes answer."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        conditions = [
+            {"type": kind, "status": "True", "lastTransitionTime": now}
+            for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
+        ]
+        ip = {"podIP": "127.0.0.1", "podIPs": [{"ip": "127.0.0.1"}]}
+        self.say(pod, {"phase": "Running", "conditions": conditions, **ip})
+
+    def finish(self, pod: str, *, container: str, exit_code: int, reason: str = "Error") -> None:
+        """A pod's container has ended."""
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ended = {"exitCode": exit_code, "reason": reason, "startedAt": now, "finishedAt": now, "containerID": "c://1"}
+        state = {"name": container, "ready": False, "restartCount": 0, "image": "i", "imageID": "i"}
+        self.say(
+            pod,
+            {
+                "phase": "Failed" if exit_code else "Succeeded",
+                "conditions": [{"type": "Ready", "status": "False", "lastTransitionTime": now}],
+                "containerStatuses": [{**state, "state": {"terminated": ended}}],
+            },
+        )
+
+
+class Kubelet:
+    """Starts every pod of a namespace that waits. Use as a context manager."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        self._namespace = namespace
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> "Kubelet":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(timeout=60)
+
+    def _run(self) -> None:
+        while not self._stop.wait(0.3):
+            try:
+                for pod in self._namespace.items("pods"):
+                    if pod["status"].get("phase") == "Pending" and "deletionTimestamp" not in pod["metadata"]:
+                        self._namespace.start(pod["metadata"]["name"])
+            except AssertionError:
+                continue  # it was deleted meanwhile
