@@ -166,8 +166,8 @@ class View:
 
     @property
     def has_pods(self) -> bool:
-        """Whether anything of the job exists that uses a node."""
-        return bool(self.observed.pods)
+        """Whether a pod of the job exists on a node that answers; one on a lost node may stay listed for ever."""
+        return any(pod.phase != "Unknown" for pod in self.observed.pods)
 
     @property
     def was_suspended(self) -> bool:

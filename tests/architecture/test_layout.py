@@ -63,10 +63,16 @@ def test_worker_processes_start_without_tensordict() -> None:
     assert not imported_by(statement) & {"tensordict", "pyarrow", "ray"}
 
 
+def test_the_operator_is_small_and_its_decision_needs_nothing() -> None:
+    heavy = {"torch", "ray", "numpy", "tensordict", "yaml", "fastapi"}
+    assert not imported_by("import cormorant_operator.__main__") & (heavy - {"yaml"})
+    assert not imported_by("import cormorant_operator.reconcile") & (heavy | {"kopf", "aiohttp", "structlog"})
+
+
 def test_modules_say_what_they_are_for() -> None:
     silent = [
         str(path.relative_to(ROOT))
-        for room in ("api", "worker")
+        for room in ("api", "worker", "operator")
         for path in sorted((ROOT / room).rglob("*.py"))
         if not path.read_text().lstrip().startswith('"""')
     ]

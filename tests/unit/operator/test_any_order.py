@@ -1,0 +1,214 @@
+"""Whatever happens in whatever order: no two live pods of a slot, no two live heads, frames never go back, and when it
+stops happening the world becomes what the manifest says, and stays so.
+
+`World` checks the first three after every single order; the machine below adds the rest.
+"""
+
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from cormorant_operator.observed import Obstacle
+from cormorant_testing.operator_world import BEGIN, World
+
+POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
+SIZES = st.integers(0, 4)
+PICK = st.integers(0, 99)
+
+
+class AnyOrder(RuleBasedStateMachine):
+    """One job, an operator that may die at any moment, a cluster that does as it likes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.world = World(replicas=2, runPolicy=POLICY)
+        self.highest = 0
+
+    # -- the operator ------------------------------------------------------------------------------------------
+
+    @rule()
+    def reconcile(self) -> None:
+        self.world.step()
+
+    @rule(writes=st.integers(0, 12))
+    def operator_dies_after_some_writes(self, writes: int) -> None:
+        self.world.step(crash_after=writes)
+        self.world.restart_operator()
+
+    @rule()
+    def second_operator_does_the_same(self) -> None:
+        first = self.world.plan()
+        for action in (*first.actions, *first.actions):
+            self.world.do(action)
+
+    # -- the cluster -------------------------------------------------------------------------------------------
+
+    @rule(seconds=st.sampled_from([1, 15, 61, 400, 700]))
+    def time_passes(self, seconds: int) -> None:
+        self.world.tick(seconds)
+
+    @rule(pick=PICK)
+    def pod_starts(self, pick: int) -> None:
+        waiting = [pod for pod in self.world.pods.values() if pod.is_live and not pod.is_ready]
+        if waiting:
+            self.world.start(waiting[pick % len(waiting)].name)
+
+    @rule(pick=PICK, code=st.sampled_from([1, 2, 137, 143]))
+    def container_dies(self, pick: int, code: int) -> None:
+        if name := self._pick(pick):
+            self.world.finish(name, exit_code=code, ran_s=float(pick * 10))
+
+    @rule(pick=PICK)
+    def worker_ends_with_0(self, pick: int) -> None:
+        workers = self.world.live()
+        if workers:
+            self.world.finish(workers[pick % len(workers)].name, exit_code=0)
+
+    @rule(pick=PICK)
+    def pod_is_evicted(self, pick: int) -> None:
+        if name := self._pick(pick):
+            self.world.evict(name)
+
+    @rule(pick=PICK)
+    def pod_is_deleted(self, pick: int) -> None:
+        if name := self._pick(pick):
+            self.world.delete(name)
+
+    @rule(pick=PICK)
+    def pod_is_deleted_by_force(self, pick: int) -> None:
+        if name := self._pick(pick):
+            self.world.vanish(name)
+
+    @rule(pick=PICK)
+    def node_is_lost(self, pick: int) -> None:
+        if name := self._pick(pick):
+            self.world.lose(name)
+
+    @rule(pick=PICK)
+    def pod_finds_no_node(self, pick: int) -> None:
+        waiting = [pod for pod in self.world.pods.values() if pod.is_live and not pod.is_scheduled]
+        if waiting:
+            self.world.block(waiting[pick % len(waiting)].name, Obstacle.UNSCHEDULABLE, "no node")
+
+    @rule(key=st.sampled_from([("Service", "pong-head"), ("Service", "pong-api")]))
+    def child_is_deleted(self, key: tuple[str, str]) -> None:
+        self.world.children.pop(key, None)
+
+    @rule(pods=st.sampled_from([None, 1, 3]))
+    def quota_changes(self, pods: int | None) -> None:
+        self.world.quota = pods
+
+    # -- the head ----------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: self._ready_head() is not None)
+    @rule(frames=st.integers(0, 120_000), silent=st.booleans())
+    def head_answers_or_does_not(self, frames: int, silent: bool) -> None:
+        if silent:
+            self.world.is_silent = True
+        else:
+            self.world.say(self.world.head, frames=frames)
+
+    @precondition(lambda self: self._ready_head() is not None)
+    @rule()
+    def head_is_done(self) -> None:
+        self.world.finish(self.world.head.name, exit_code=0)
+
+    # -- people ------------------------------------------------------------------------------------------------
+
+    @rule(size=SIZES)
+    def somebody_scales(self, size: int) -> None:
+        self.world.edit(replicas=size)
+
+    @rule(suspend=st.booleans())
+    def somebody_suspends_or_resumes(self, suspend: bool) -> None:
+        self.world.edit(suspend=suspend)
+
+    @rule(paused=st.booleans())
+    def somebody_pauses_or_resumes(self, paused: bool) -> None:
+        self.world.edit(paused=paused)
+
+    @rule(image=st.sampled_from(["example/cormorant:1", "example/cormorant:2", "example/broken:1"]))
+    def somebody_changes_the_image(self, image: str) -> None:
+        self.world.bad_image = "example/broken:1"
+        self.world.edit(image=image)
+
+    @rule(cpu=st.sampled_from(["1", "2"]))
+    def somebody_changes_the_template(self, cpu: str) -> None:
+        self.world.edit(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": cpu}}}])
+
+    # -- what always holds -------------------------------------------------------------------------------------
+
+    @invariant()
+    def frames_never_go_back(self) -> None:
+        collected = self.world.job.status.frames.collected
+        assert collected >= self.highest
+        self.highest = collected
+
+    @invariant()
+    def never_more_live_workers_than_were_ever_wanted(self) -> None:
+        assert len(self.world.live()) <= 4
+
+    @invariant()
+    def what_is_over_stays_over(self) -> None:
+        status = self.world.job.status
+        assert not (self.world.condition("Completed") and self.world.condition("Failed"))
+        assert (status.completion_time is not None) == self.world.job.is_over
+
+    def teardown(self) -> None:
+        """Nothing happens any more: the world becomes what the manifest says."""
+        world = self.world
+        world.quota, world.is_silent = None, False
+        world.edit(image="example/cormorant:1")
+        for _ in range(40):
+            if world.is_deleted:
+                break
+            self._settle()
+            if world.is_deleted or self._is_as_it_should_be():
+                break
+            world.tick(61)
+            for pod in [pod for pod in world.pods.values() if pod.is_live and not pod.is_ready]:
+                world.start(pod.name)
+            if (head := self._ready_head()) is not None:
+                world.say(head, frames=min(99_999, world.job.status.frames.collected + 1))
+        else:
+            raise AssertionError(f"never as it should be: {world.job.status} {world.pods}")
+        if not world.is_deleted:
+            assert world.plan().is_empty, "a world that is as it should be wants nothing"
+        assert world.now >= BEGIN
+
+    def _settle(self) -> None:
+        self.world.settle()
+
+    def _is_as_it_should_be(self) -> bool:
+        world = self.world
+        live = [pod for pod in world.pods.values() if pod.is_live]
+        if world.job.is_over:
+            return not world.live()
+        if world.job.spec.suspend:
+            left = [pod for pod in world.pods.values() if pod.phase != "Unknown"]
+            return not left and world.condition("Suspended") == "True/Suspended"
+        wanted = [f"cpu-{index}" for index in range(world.job.spec.replicas)]
+        return (
+            world.slots() == wanted
+            and all(pod.is_ready for pod in live)
+            and len(live) == len(wanted) + 1
+            and {pod.base_image for pod in live} == {"example/cormorant:1"}
+        )
+
+    def _pick(self, number: int) -> str:
+        live = sorted(pod.name for pod in self.world.pods.values() if pod.is_live and pod.is_scheduled)
+        return live[number % len(live)] if live else ""
+
+    def _ready_head(self) -> object:
+        return next((pod for pod in self.world.pods.values() if pod.role == "head" and pod.is_ready), None)
+
+
+TestAnyOrder = AnyOrder.TestCase
+TestAnyOrder.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    # Shrinking takes minutes; the steps of a failure are printed in any case.
+    phases=[phase for phase in Phase if phase is not Phase.shrink],
+)

@@ -1,0 +1,105 @@
+"""What the operator has seen, however late and in whatever order it is told."""
+
+from typing import Any
+
+from cormorant_operator import names
+from cormorant_operator.cache import Cache
+from cormorant_operator.job import Job
+from cormorant_testing.operator_world import make_spec
+
+
+def job(*, version: int = 1, uid: str = "j1", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "pong", "namespace": "a", "uid": uid, "resourceVersion": str(version)},
+        "spec": make_spec(**spec),
+    }
+
+
+def pod(*, version: int = 2, uid: str = "p1", owner: str = "j1", phase: str = "Pending") -> dict[str, Any]:
+    return {
+        "kind": "Pod",
+        "metadata": {
+            "name": "pong-cpu-0-x",
+            "namespace": "a",
+            "uid": uid,
+            "resourceVersion": str(version),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "labels": {names.ROLE: "worker", names.GROUP: "cpu"},
+            "ownerReferences": [{"uid": owner, "controller": True}] if owner else [],
+        },
+        "status": {"phase": phase},
+    }
+
+
+def test_news_name_the_job_and_old_news_nobody() -> None:
+    cache = Cache()
+    assert cache.see(job(version=5)) == "j1"
+    assert cache.see(job(version=5)) == ""
+    assert cache.see(job(version=4, replicas=9)) == ""
+    found = cache.job("j1")
+    assert isinstance(found, Job)
+    assert found.spec.replicas == 2
+    assert cache.see(pod(version=7, phase="Running")) == "j1"
+    assert cache.see(pod(version=6)) == ""
+    assert [p.phase for p in cache.pods("j1")] == ["Running"]
+
+
+def test_versions_are_compared_as_numbers() -> None:
+    cache = Cache()
+    cache.see(pod(version=9, phase="Pending"))
+    assert cache.see(pod(version=10, phase="Running")) == "j1"
+
+
+def test_what_was_deleted_is_not_brought_back_by_a_late_answer() -> None:
+    cache = Cache()
+    cache.see(job())
+    cache.see(pod())
+    assert cache.see(pod(version=3), is_deleted=True) == "j1"
+    assert cache.see(pod(version=4)) == ""
+    assert cache.pods("j1") == ()
+
+
+def test_pods_may_be_seen_before_their_job() -> None:
+    cache = Cache()
+    cache.see(pod())
+    assert (cache.job("j1"), cache.jobs()) == (None, [])
+    cache.see(job())
+    assert len(cache.pods("j1")) == 1
+
+
+def test_pods_of_nobody_and_of_other_jobs_are_kept_apart() -> None:
+    cache = Cache()
+    assert cache.see(pod(owner="")) == ""
+    cache.see(pod(uid="p2", owner="j2"))
+    assert (cache.pods("j1"), len(cache.pods("j2"))) == ((), 1)
+
+
+def test_complete_list_buries_what_a_broken_watch_never_told_of() -> None:
+    cache = Cache()
+    cache.see(job(version=1))
+    cache.see(pod(version=2))
+    cache.see(pod(version=9, uid="newer"))
+    assert cache.prune("Pod", [], version="5") == {"j1"}
+    assert [p.uid for p in cache.pods("j1")] == ["newer"], "what came after the list stays"
+    assert cache.prune("CollectorJob", [], version="5") == {"j1"}
+    assert cache.job("j1") is None
+
+
+def test_job_made_again_under_its_name_is_another() -> None:
+    cache = Cache()
+    cache.see(job())
+    cache.see(pod())
+    cache.see(job(uid="j2", version=8))
+    assert cache.pods("j2") == ()
+
+
+def test_everything_of_a_deleted_job_is_forgotten() -> None:
+    cache = Cache()
+    cache.see(job())
+    cache.see(pod())
+    cache.see(job(version=3), is_deleted=True)
+    assert cache.jobs() == []
+    cache.see(pod(version=4), is_deleted=True)
+    assert cache._families == {}

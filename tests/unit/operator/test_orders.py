@@ -1,0 +1,230 @@
+"""What people order: sizes, pauses, suspension; and how jobs end."""
+
+import pytest
+
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.plan import (
+    CreatePod,
+    DeleteJob,
+    DeletePod,
+    DrainHead,
+    TellHead,
+)
+from cormorant_testing.operator_world import World, of_kind, running
+
+TWO_GROUPS = {
+    "workerGroups": [{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}],
+}
+
+
+# -- orders of people ------------------------------------------------------------------------------------------
+
+
+def test_scaling_up_fills_new_slots_and_tells_the_head() -> None:
+    world = running()
+    world.edit(replicas=4)
+    plan = world.step()
+    assert len(of_kind(plan.actions, CreatePod)) == 2
+    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 4}]
+    world.run()
+    assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
+    assert world.job.status.elastic.replicas == 4
+
+
+def test_scaling_down_waits_until_the_head_has_let_the_workers_finish() -> None:
+    world = running(replicas=4)
+    world.edit(replicas=2)
+    plan = world.step()
+    assert of_kind(plan.actions, DeletePod) == []
+    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 2}]
+    assert plan.poll_s == world.site.hurried_poll_s
+    world.say(world.head, is_resizing=True)
+    world.settle()
+    assert len(world.live()) == 4
+    world.say(world.head, is_resizing=False)
+    world.settle()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_scaling_down_does_not_wait_for_ever() -> None:
+    world = running(replicas=2, runPolicy={"drainSeconds": 100, "progressDeadlineSeconds": 0})
+    world.is_silent = True
+    world.edit(replicas=1)
+    world.settle()
+    assert len(world.live()) == 2
+    world.tick(100)
+    world.settle()
+    assert world.slots() == ["cpu-0"]
+
+
+def test_scaling_up_again_takes_the_mark_of_retirement_away() -> None:
+    world = running(replicas=2)
+    world.is_silent = True
+    world.edit(replicas=1)
+    world.settle()
+    world.edit(replicas=2)
+    world.settle()
+    assert [pod.retiring_since for pod in world.live()] == [None, None]
+
+
+def test_no_worker_at_all_pauses_the_fleet() -> None:
+    world = running()
+    world.edit(replicas=0)
+    world.settle()
+    assert (world.live(), world.condition("Paused")) == ([], "True/NoWorkers")
+    world.edit(replicas=1)
+    world.run()
+    assert (len(world.live()), world.condition("Paused")) == (1, "False/NotPaused")
+
+
+def test_paused_is_told_to_the_head_and_pods_stay() -> None:
+    world = running()
+    pods = set(world.pods)
+    world.edit(paused=True)
+    plan = world.step()
+    assert [action.paused for action in of_kind(plan.actions, TellHead)] == [True]
+    world.settle()
+    assert (world.condition("Paused"), world.job.status.phase, set(world.pods)) == ("True/Spec", "Paused", pods)
+
+
+def test_suspend_drains_then_deletes_every_pod_and_resume_is_a_new_epoch() -> None:
+    world = running()
+    world.edit(suspend=True)
+    plan = world.step()
+    assert len(of_kind(plan.actions, DrainHead)) == 1
+    assert of_kind(plan.actions, DeletePod) == []
+    assert (world.condition("Suspended"), world.job.status.phase) == ("False/Suspending", "Suspending")
+    world.settle()
+    world.finish("pong-head-1", exit_code=143, message='{"frames": 1500}')
+    world.settle()
+    world.tick(60)
+    world.settle()
+    assert world.pods == {}
+    assert (world.condition("Suspended"), world.job.status.start_time) == ("True/Suspended", None)
+    assert world.job.status.frames.collected == 1500
+    world.tick(10_000)
+    assert world.plan().is_empty
+    world.edit(suspend=False)
+    world.run()
+    assert (world.head.name, world.job.status.head_restarts) == ("pong-head-2", 0)
+    assert world.condition("Suspended") == "False/NotSuspended"
+    assert world.job.status.start_time == world.now
+
+
+def test_suspend_does_not_wait_for_learners_for_ever() -> None:
+    world = running(runPolicy={"drainSeconds": 100})
+    world.edit(suspend=True)
+    world.settle()
+    world.tick(100)
+    world.settle()
+    world.tick(60)
+    world.settle()
+    assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
+
+
+def test_resuming_in_the_middle_does_not_call_the_drain_back() -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    assert world.job.status.phase == "Suspending"
+    world.finish("pong-head-1", exit_code=143)
+    world.run()
+    assert (world.head.name, len(world.live()), world.job.status.head_restarts) == ("pong-head-2", 2, 0)
+
+
+def test_job_that_begins_suspended_has_no_pods() -> None:
+    world = World(suspend=True)
+    world.settle()
+    assert (world.pods, world.children, world.condition("Suspended")) == ({}, {}, "True/Suspended")
+
+
+# -- the end of jobs -------------------------------------------------------------------------------------------
+
+
+def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=0)
+    plan = world.step()
+    assert plan.actions == (), "the end is written before anything is cleaned up"
+    assert world.condition("Completed") == "True/AllFramesDelivered"
+    world.settle()
+    world.tick(60)
+    assert set(world.pods) == {"pong-head-1"}
+    assert (world.job.status.frames.collected, world.job.status.phase) == (100_000, "Completed")
+    world.tick(86_339)
+    assert world.plan().is_empty
+    world.tick(1)
+    assert world.plan().actions == (DeleteJob(),)
+
+
+@pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])
+def test_clean_pod_policy(policy: str, left: int) -> None:
+    world = running(runPolicy={"cleanPodPolicy": policy})
+    world.finish("pong-head-1", exit_code=0)
+    world.settle()
+    world.tick(60)
+    assert len(world.pods) == left
+
+
+def test_completed_job_never_goes_back() -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=0)
+    world.settle()
+    world.pods.clear()
+    world.edit(replicas=5)
+    assert world.plan().is_empty
+
+
+def test_completion_that_nobody_saw_is_found_again() -> None:
+    # The head had delivered everything and its pod was collected before the operator looked.
+    world = running()
+    world.collect(100_000)
+    world.settle()
+    assert world.job.status.phase == "Completing"
+    world.vanish("pong-head-1")
+    world.settle()
+    command = next(a for a in world.done[::-1] if isinstance(a, CreatePod)).manifest["spec"]["containers"][0]["command"]
+    assert command[command.index("--floor-frames") + 1] == "100000"
+    world.start("pong-head-2")
+    world.finish("pong-head-2", exit_code=0)
+    world.settle()
+    assert world.condition("Completed") == "True/AllFramesDelivered"
+
+
+def test_learner_that_never_acknowledges_does_not_hold_the_job_for_ever() -> None:
+    world = running()
+    world.collect(100_000)
+    world.settle()
+    world.tick(600)
+    world.settle()
+    assert world.condition("Completed") == "True/DrainTimedOut"
+    assert world.head if any(p.is_live and p.role == "head" for p in world.pods.values()) else True
+
+
+# -- groups ----------------------------------------------------------------------------------------------------
+
+
+def test_groups_are_sized_each_by_itself() -> None:
+    world = running(**TWO_GROUPS)
+    assert world.slots() == ["cpu-0", "cpu-1", "gpu-0"]
+    world.edit(workerGroups=[{"name": "cpu"}])
+    world.settle()
+    world.tick(60)
+    world.run()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+    assert world.head.name == "pong-head-2", "a head reads the groups once, at its start"
+
+
+def test_many_pods_are_created_in_portions() -> None:
+    world = World(replicas=120)
+    sizes = []
+    for _ in range(6):
+        plan = world.step()
+        sizes.append(len(of_kind(plan.actions, CreatePod)))
+    assert sizes == [0, 51, 50, 20, 0, 0]
+
+
+def test_empty_status_is_the_status_of_a_new_job() -> None:
+    assert World().job.status == CollectorJobStatus()

@@ -1,0 +1,308 @@
+"""What is rendered: pods, children, tokens; and what is read back."""
+
+import base64
+import json
+from typing import Any
+
+import pytest
+
+from cormorant_operator import children, entrypoints, names
+from cormorant_operator.overlay import merge
+from cormorant_operator.plan import Manifest
+from cormorant_operator.pod_facts import read_pod
+from cormorant_operator.pods import Birth, head_pod, worker_pod
+from cormorant_operator.quantity import parse_bytes
+from cormorant_operator.site import Site
+from cormorant_operator.templates import Templates
+from cormorant_operator.tokens import derive
+from cormorant_testing.operator_world import make_job
+
+BIRTH = Birth(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
+
+
+def worker(*, index: int = 0, **group: Any) -> Manifest:
+    job = make_job(workerGroups=[{"name": "cpu", **group}])
+    return worker_pod(job, Site(), BIRTH, group=job.spec.worker_groups[0], index=index, attempt=1)
+
+
+def head(**spec: Any) -> Manifest:
+    return head_pod(make_job(**spec), Site(), BIRTH, epoch=3, floor_frames=77, config="pong-config-x")
+
+
+def main_container(pod: Manifest) -> dict[str, Any]:
+    container: dict[str, Any] = pod["spec"]["containers"][0]
+    return container
+
+
+def mounts(pod: Manifest) -> dict[str, str]:
+    return {mount["mountPath"]: mount["name"] for mount in main_container(pod)["volumeMounts"]}
+
+
+@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
+def test_pods_satisfy_the_restricted_level(pod: Manifest) -> None:
+    spec, container = pod["spec"], main_container(pod)
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["restartPolicy"] == "Never"
+    assert {t["tolerationSeconds"] for t in spec["tolerations"]} == {30}
+    assert {"/tmp", "/dev/shm"} <= mounts(pod).keys()
+
+
+def test_shared_memory_is_half_of_the_memory_limit() -> None:
+    volumes = {v["name"]: v for v in worker(resources={"limits": {"memory": "4Gi"}})["spec"]["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": str(2 << 30)}
+    volumes = {v["name"]: v for v in worker()["spec"]["volumes"]}
+    assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("4Gi", 4 << 30),
+        ("500M", 500_000_000),
+        ("1e9", 1_000_000_000),
+        ("128974848", 128974848),
+        (2048, 2048),
+        ("2.5Ki", 2560),
+        ("1500m", 1),
+        ("nonsense", None),
+        ("-1Gi", None),
+        (True, None),
+        (None, None),
+        ("", None),
+        ("NaN", None),
+    ],
+)
+def test_quantities(text: object, value: int | None) -> None:
+    assert parse_bytes(text) == value
+
+
+def test_gpu_group_requests_a_device_unless_it_says_how_many() -> None:
+    assert main_container(worker(device="gpu"))["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    many = {"limits": {"nvidia.com/gpu": 4}}
+    assert main_container(worker(device="gpu", resources=many))["resources"] == many
+    assert main_container(worker())["resources"] == {}
+
+
+def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
+    pod = head()
+    command = main_container(pod)["command"]
+    assert command[:5] == ["python", "-m", "cormorant_worker.supervisor", "head", "--"]
+    assert command[5:8] == ["python", "-m", "cormorant_api"]
+    told = {name: command[command.index(name) + 1] for name in ("--epoch", "--floor-frames", "--job")}
+    assert (told["--epoch"], told["--floor-frames"], told["--job"]) == ("3", "77", entrypoints.JOB_FILE)
+    assert pod["metadata"]["name"] == "pong-head-3"
+    secret = next(v for v in pod["spec"]["volumes"] if v["name"] == "tokens")["secret"]
+    assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
+
+
+def test_the_heads_command_is_one_that_the_head_understands() -> None:
+    from cormorant_api.__main__ import _parser
+
+    command = entrypoints.head_command(epoch=3, floor_frames=77, drain_s=30)
+    given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
+    assert (given.epoch, given.floor_frames, given.drain_seconds, given.fleet) == (3, 77, 30.0, "ray")
+    assert given.ray_slot_resources
+
+
+def test_heads_state_lies_on_the_claim_where_there_is_one() -> None:
+    volumes = {v["name"]: v for v in head(head={"persistence": {"claimName": "ckpt"}})["spec"]["volumes"]}
+    assert volumes["state"] == {"name": "state", "persistentVolumeClaim": {"claimName": "ckpt"}}
+    assert {v["name"]: v for v in head()["spec"]["volumes"]}["state"] == {"name": "state", "emptyDir": {}}
+
+
+def test_worker_knows_its_slot_and_its_head_and_no_token_but_rays() -> None:
+    env = {item["name"]: item for item in main_container(worker(index=7))["env"]}
+    assert env["CORMORANT_HEAD"]["value"] == "pong-head:6379"
+    assert (env["CORMORANT_GROUP"]["value"], env["CORMORANT_INDEX"]["value"]) == ("cpu", "7")
+    references = [
+        i["valueFrom"]["secretKeyRef"]["key"] for i in env.values() if "secretKeyRef" in i.get("valueFrom", {})
+    ]
+    assert references == ["ray"]
+
+
+def test_code_of_a_config_map_is_on_the_path() -> None:
+    job = make_job(code={"configMap": "my-policies"})
+    pod = worker_pod(job, Site(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
+    assert mounts(pod)[entrypoints.CODE_FOLDER] == "code"
+    assert {"name": "code", "configMap": {"name": "my-policies"}} in pod["spec"]["volumes"]
+
+
+def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
+    template = {
+        "metadata": {"labels": {"team": "a", names.JOB_UID: "stolen"}},
+        "spec": {
+            "restartPolicy": "Always",
+            "nodeSelector": {"disk": "ssd"},
+            "containers": [{"name": "worker", "env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}],
+        },
+    }
+    pod = worker(template=template)
+    assert pod["spec"]["restartPolicy"] == "Never"
+    assert pod["spec"]["nodeSelector"] == {"disk": "ssd"}
+    assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"][names.JOB_UID]) == ("a", "0f3c9a52-uid")
+    env = [item["name"] for item in main_container(pod)["env"]]
+    assert env[-1] == "OMP_NUM_THREADS"
+    assert "CORMORANT_HEAD" in env
+
+
+@pytest.mark.parametrize(
+    ("base", "overlay", "merged"),
+    [
+        ({"a": 1}, {"b": 2}, {"a": 1, "b": 2}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"b": None}}, {"a": {"c": 2}}),
+        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "y"}]}, {"a": [{"name": "x", "v": 1}, {"name": "y"}]}),
+        ({"a": [{"name": "x", "v": 1}]}, {"a": [{"name": "x", "v": 2}]}, {"a": [{"name": "x", "v": 2}]}),
+        (
+            {"a": [{"name": "v", "mountPath": "/1"}]},
+            {"a": [{"name": "v", "mountPath": "/2"}]},
+            {"a": [{"name": "v", "mountPath": "/1"}, {"name": "v", "mountPath": "/2"}]},
+        ),
+        ({"a": ["x"]}, {"a": ["y"]}, {"a": ["y"]}),
+        ({"a": 1}, {"a": {"b": 1}}, {"a": {"b": 1}}),
+    ],
+)
+def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[str, Any]) -> None:
+    before = json.dumps(base)
+    assert merge(base, overlay) == merged
+    assert json.dumps(base) == before
+
+
+def test_template_says_what_users_wrote_and_nothing_that_changes_by_itself() -> None:
+    plain = Templates(make_job())
+    group = make_job().spec.worker_groups[0]
+    for same in (make_job(replicas=5), make_job(paused=True), make_job(runPolicy={"maxUnavailable": 3})):
+        assert Templates(same).head == plain.head
+        assert Templates(same).worker(group) == plain.worker(group)
+    assert Templates(make_job(image="other")).head != plain.head
+    assert Templates(make_job(image="other")).worker(group) != plain.worker(group)
+    more = make_job(collection={"framesPerBatch": 64, "totalFrames": 200_000})
+    assert Templates(more).head != plain.head
+    assert Templates(more).worker(group) == plain.worker(group), "workers stay while their head reads a new manifest"
+
+
+def test_tokens_are_derived_and_differ_by_job_and_role() -> None:
+    key = b"k" * 32
+    tokens, others = derive(key, uid="a"), derive(key, uid="b")
+    assert tokens == derive(key, uid="a")
+    mine = {tokens.read, tokens.write, tokens.operator, tokens.ray}
+    assert len(mine) == 4
+    assert not mine & {others.read, others.write, others.operator, others.ray}
+    assert "read=" not in repr(tokens)
+
+
+def test_the_heads_token_file_is_one_that_the_head_reads(tmp_path: Any) -> None:
+    from cormorant_api.tokens import Role, Tokens
+
+    secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
+    path = tmp_path / "tokens.json"
+    path.write_text(secret["stringData"]["tokens.json"])
+    path.chmod(0o440)
+    tokens = Tokens.read(path)
+    assert tokens.role_of(f"Bearer {secret['stringData']['operator']}") is Role.OPERATOR
+
+
+def test_config_map_is_the_manifest() -> None:
+    from cormorant_contract.parsing import parse_job
+
+    job = make_job()
+    text = children.config_map(job, digest="d")["data"]["job.yaml"]
+    assert parse_job(json.loads(text)).spec == job.spec
+
+
+def test_rendered_pod_is_read_back() -> None:
+    raw = worker(index=3)
+    raw["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "5"}
+    raw["status"] = {
+        "phase": "Failed",
+        "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}],
+        "containerStatuses": [
+            {"name": "sidecar", "state": {"terminated": {"exitCode": 9}}},
+            {
+                "name": "worker",
+                "state": {
+                    "terminated": {
+                        "exitCode": 137,
+                        "reason": "OOMKilled",
+                        "startedAt": "2026-01-01T00:00:10Z",
+                        "finishedAt": "2026-01-01T00:01:10Z",
+                    }
+                },
+            },
+        ],
+    }
+    pod = read_pod(raw)
+    assert pod is not None
+    assert (pod.group, pod.index, pod.attempt, pod.template) == ("cpu", 3, 1, "abc")
+    assert (pod.failures, pod.restarts, pod.base_image) == (2, 5, "example/cormorant:1")
+    assert (pod.phase, pod.exit_code, pod.reason, pod.ran_s) == ("Failed", 137, "OOMKilled", 60.0)
+    assert pod.is_failure
+
+
+@pytest.mark.parametrize(
+    ("status", "obstacle", "words"),
+    [
+        (
+            {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no"}]},
+            "Unschedulable",
+            "no",
+        ),
+        (
+            {"containerStatuses": [{"name": "w", "image": "x", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]},
+            "ImagePull",
+            "image x: ImagePullBackOff",
+        ),
+        (
+            {
+                "containerStatuses": [
+                    {
+                        "name": "w",
+                        "image": "x",
+                        "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "secret missing"}},
+                    }
+                ]
+            },
+            "ContainerConfig",
+            "secret missing",
+        ),
+        ({}, "", ""),
+    ],
+)
+def test_obstacles_are_read(status: dict[str, Any], obstacle: str, words: str) -> None:
+    raw = worker()
+    raw["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    pod = read_pod({**raw, "status": {"phase": "Pending", **status}})
+    assert pod is not None
+    assert (pod.obstacle.value, pod.obstacle_message) == (obstacle, words)
+
+
+def test_pod_that_the_taint_manager_deletes_is_on_a_lost_node() -> None:
+    raw = worker()
+    raw["metadata"] |= {
+        "uid": "u",
+        "creationTimestamp": "2026-01-01T00:00:00Z",
+        "deletionTimestamp": "2026-01-01T01:00:00Z",
+    }
+    reason = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
+    pod = read_pod({**raw, "status": {"phase": "Running", "conditions": [reason]}})
+    assert pod is not None
+    assert (pod.phase, pod.is_live, pod.is_disrupted) == ("Unknown", False, True)
+
+
+def test_secret_has_a_key_a_role() -> None:
+    secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
+    assert set(secret["stringData"]) == {"read", "write", "operator", "ray", "tokens.json"}
+    assert len(base64.urlsafe_b64decode(secret["stringData"]["ray"] + "=")) == 32
+
+
+@pytest.mark.parametrize(
+    ("message", "frames"), [('{"frames": 7}', 7), ('{"frames": true}', None), ("oops", None), ("[1]", None), ("", None)]
+)
+def test_last_words_of_a_head(message: str, frames: int | None) -> None:
+    assert entrypoints.final_frames(message) == frames

@@ -1,0 +1,123 @@
+"""Keys, due times, delays after failures; with a clock of our own."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from cormorant_operator.pace import Pace
+from cormorant_operator.work_queue import WorkQueue
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(test: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(asyncio.wait_for(test, 10))
+
+
+def make_queue() -> tuple[WorkQueue, Clock]:
+    clock = Clock()
+    return WorkQueue(clock=clock, jitter=lambda: 1.0), clock
+
+
+async def is_empty_now(queue: WorkQueue) -> bool:
+    try:
+        await asyncio.wait_for(queue.take(), 0.01)
+    except TimeoutError:
+        return True
+    return False
+
+
+def test_key_that_is_added_twice_is_taken_once() -> None:
+    async def test() -> None:
+        queue, _ = make_queue()
+        queue.add("a")
+        queue.add("a")
+        assert await queue.take() == "a"
+        queue.done("a")
+        assert await is_empty_now(queue)
+
+    run(test())
+
+
+def test_key_that_is_worked_on_is_not_taken_by_another() -> None:
+    async def test() -> None:
+        queue, _ = make_queue()
+        queue.add("a")
+        await queue.take()
+        queue.add("a")
+        assert await is_empty_now(queue)
+        queue.done("a")
+        assert await queue.take() == "a"
+
+    run(test())
+
+
+def test_earlier_time_wins_and_keys_come_in_order() -> None:
+    async def test() -> None:
+        queue, clock = make_queue()
+        queue.add("late", after_s=20)
+        queue.add("early", after_s=10)
+        queue.add("late", after_s=30)
+        assert await is_empty_now(queue)
+        clock.now = 20.0
+        assert [await queue.take(), await queue.take()] == ["early", "late"]
+
+    run(test())
+
+
+def test_failures_in_a_row_wait_longer_and_success_forgets_them() -> None:
+    async def test() -> None:
+        queue, clock = make_queue()
+        delays = []
+        queue.add("a")
+        for _ in range(12):
+            await queue.take()
+            queue.add("a")  # an event meanwhile does not get around the delay
+            delays.append(queue.failed("a"))
+            assert await is_empty_now(queue)
+            clock.now += delays[-1]
+        assert delays[:4] == [0.5, 1.0, 2.0, 4.0]
+        assert delays[-1] == 300.0
+        await queue.take()
+        queue.done("a")
+        queue.add("a")
+        await queue.take()
+        assert queue.failed("a") == 0.5
+
+    run(test())
+
+
+def test_forgotten_key_is_not_taken() -> None:
+    async def test() -> None:
+        queue, _ = make_queue()
+        queue.add("a")
+        queue.forget("a")
+        assert await is_empty_now(queue)
+        assert len(queue) == 0
+
+    run(test())
+
+
+def test_waiting_taker_wakes_when_something_is_added() -> None:
+    async def test() -> None:
+        queue, _ = make_queue()
+        taking = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        queue.add("a")
+        assert await taking == "a"
+
+    run(test())
+
+
+def test_requests_beyond_the_burst_are_spread() -> None:
+    clock = Clock()
+    pace = Pace(rate=10, burst=2, clock=clock)
+    assert [round(pace.take(), 3) for _ in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]
+    clock.now = 10.0
+    assert [round(pace.take(), 3) for _ in range(3)] == [0.0, 0.0, 0.1]
