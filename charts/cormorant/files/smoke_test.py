@@ -48,4 +48,5 @@ def main(server: str, operator: str, account: Path) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])))
+    # An empty string would be a failure with nothing to say.
+    sys.exit(main(sys.argv[1], sys.argv[2], Path(sys.argv[3])) or 0)

@@ -216,12 +216,20 @@ class Installed:
         namespace("delete", "service", "pong-api")
         namespace.until(lambda: "pong-api" in namespace.names("services"), what="the Service is back")
         (config,) = namespace.names("configmaps")
-        namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"collection": {"framesPerBatch": 128}}}')
+        self._edit({"suspend": True})
+        namespace.until(lambda: self.heads.by_job["pong"].phase == "Draining", what="the head is asked to drain")
+        namespace.finish("pong-head-1", container="head", exit_code=143)
+        namespace.until(lambda: self.condition("pong", "Suspended") == "True/Suspended", what="it is suspended")
+        self.heads.by_job["pong"].phase = "Running"
+        self._edit({"suspend": False, "collection": {"framesPerBatch": 128}})
         namespace.until(lambda: "pong-head-2" in namespace.names("pods"), what="the next head is there")
         self.until_gone("configmap", config)
         namespace.until(lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready again")
         namespace.finish("pong-head-2", container="head", exit_code=0, reason="Completed")
         self.until_gone("cjob", "pong")
+
+    def _edit(self, spec: dict[str, Any]) -> None:
+        self.namespace("patch", "cjob", "pong", "--type=merge", "-p", json.dumps({"spec": spec}))
 
     def _meet_a_stranger(self) -> None:
         overrides = {
