@@ -79,17 +79,16 @@ def _leader(cluster: Cluster, settings: Settings) -> Leader | None:
 
 
 async def _work(controller: Controller, leader: Leader | None, settings: Settings, stop: asyncio.Event) -> int:
-    """Lead, watch and reconcile until told to stop, or until one of the three ends."""
-    ended = asyncio.Event()
+    """Lead, watch and reconcile until told to stop, or until the lease is lost."""
     loop = asyncio.get_running_loop()
 
     def notice(raw: dict[str, Any], *, is_deleted: bool) -> None:
         loop.call_soon_threadsafe(partial(controller.notice, raw, is_deleted=is_deleted))
 
-    def on_end() -> None:
-        loop.call_soon_threadsafe(ended.set)
+    def on_break() -> None:
+        loop.call_soon_threadsafe(controller.want_resync)
 
-    watch = Watch(notice, namespaces=settings.namespaces, on_end=on_end)
+    watch = Watch(notice, namespaces=settings.namespaces, on_break=on_break)
     stopping = asyncio.create_task(stop.wait())
     tasks: list[asyncio.Task[Any]] = [stopping]
     try:
@@ -102,14 +101,11 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
             tasks.append(asyncio.create_task(leader.keep()))
             tasks.remove(acquiring)
         watch.start()
-        tasks += [asyncio.create_task(controller.run()), asyncio.create_task(ended.wait())]
+        tasks.append(asyncio.create_task(controller.run()))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
-        if stop.is_set():
-            return _OK
-        log.critical("operator_failed", reason="the watches ended")
-        return _FAILED
+        return _OK
     finally:
         for task in tasks:
             task.cancel()

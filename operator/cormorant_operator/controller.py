@@ -76,6 +76,7 @@ class Controller:
         self.jobs_due, self.heads_due = WorkQueue(), WorkQueue()
         self._memories: dict[str, Memory] = {}
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
+        self._is_resync_wanted = asyncio.Event()
         self.reconciles = 0
         self.failures = 0
         self.is_filled = False
@@ -96,6 +97,10 @@ class Controller:
         """A watch tells of an object."""
         if uid := self.cache.see(raw, is_deleted=is_deleted):
             self.jobs_due.add(uid)
+
+    def want_resync(self) -> None:
+        """Watches broke off: list everything again, soon."""
+        self._is_resync_wanted.set()
 
     async def resync(self) -> None:
         """List everything, forget what is not there any more, and look at every job."""
@@ -119,7 +124,9 @@ class Controller:
 
     async def _resync_for_ever(self) -> None:
         while True:
-            await asyncio.sleep(RESYNC_S * random.uniform(0.9, 1.1))
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._is_resync_wanted.wait(), RESYNC_S * random.uniform(0.9, 1.1))
+            self._is_resync_wanted.clear()
             try:
                 await self.resync()
             except OperatorError as error:

@@ -21,6 +21,7 @@ from cormorant_operator.connection import find_connection
 log = structlog.get_logger()
 _KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
 _STOP_S = 10.0
+_PAUSE_S = 2.0
 Notice = Callable[..., None]
 
 
@@ -32,6 +33,8 @@ def settings() -> kopf.OperatorSettings:
     chosen.persistence.finalizer = f"{names.PREFIX}/unused"
     chosen.watching.chunk_size = 500
     chosen.watching.connect_timeout = 10
+    # Kinds and namespaces are known: nobody needs to be asked for them, and no right to ask is needed.
+    chosen.scanning.disabled = True
     chosen.networking.request_timeout = 60
     # By the server and not only by kopf: else every pod of the cluster would be streamed.
     for plural in _KINDS:
@@ -67,15 +70,15 @@ def registry(notice: Notice) -> kopf.OperatorRegistry:
 class Watch:
     """kopf in a thread, from `start` to `stop`."""
 
-    def __init__(self, notice: Notice, *, namespaces: Sequence[str] = (), on_end: Callable[[], None]) -> None:
+    def __init__(self, notice: Notice, *, namespaces: Sequence[str] = (), on_break: Callable[[], None]) -> None:
         """Start nothing yet.
 
         Args:
             notice: called from the thread.
             namespaces: those that are watched; none means all.
-            on_end: called from the thread when kopf ends by itself, which it should not.
+            on_break: called from the thread when kopf gave up and is started again: something may have been missed.
         """
-        self._notice, self._namespaces, self._on_end = notice, list(namespaces), on_end
+        self._notice, self._namespaces, self._on_break = notice, list(namespaces), on_break
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
 
@@ -92,19 +95,20 @@ class Watch:
     def _run(self) -> None:
         # It would warn that signals are not its business, and tell of each resource that it finds.
         logging.getLogger("kopf").setLevel(logging.ERROR)
-        try:
-            asyncio.run(
-                kopf.operator(
-                    registry=registry(self._notice),
-                    settings=settings(),
-                    standalone=True,
-                    clusterwide=not self._namespaces,
-                    namespaces=self._namespaces,
-                    stop_flag=self._stop,
-                )
-            )
-        except Exception:
-            log.exception("watch_failed")
-        finally:
-            if not self._stop.is_set():
-                self._on_end()
+        while not self._stop.is_set():
+            try:
+                asyncio.run(self._watch())
+            except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
+                log.warning("watches_broke_off", reason=repr(error))
+            if not self._stop.wait(_PAUSE_S):
+                self._on_break()
+
+    async def _watch(self) -> None:
+        await kopf.operator(
+            registry=registry(self._notice),
+            settings=settings(),
+            standalone=True,
+            clusterwide=not self._namespaces,
+            namespaces=self._namespaces,
+            stop_flag=self._stop,
+        )
