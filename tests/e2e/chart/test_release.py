@@ -35,12 +35,6 @@ RESTRICTED = {
 CRD = "collectorjobs.cormorant.dev"
 ASKED_BY_ADMISSION = {Right("cormorant.dev", "collectorjobs/finalizers", "update")}
 """Only where a cluster enforces permissions of owner references, which the test cluster does not."""
-KOPF_TRIES = {
-    Right("", "namespaces", "list"),
-    Right("", "namespaces", "watch"),
-    Right("apiextensions.k8s.io", "customresourcedefinitions", "list"),
-}
-"""kopf asks for these and goes on without them."""
 
 
 @pytest.fixture
@@ -207,10 +201,7 @@ class Installed:
         self._meet_a_stranger()
         namespace("apply", "-f", "-", document=self._stale_secret())
         namespace("apply", "-f", "-", document=job(runPolicy={"ttlSecondsAfterFinished": 1}))
-        # kopf repeats for a minute what it has no right to, and watches then.
-        namespace.until(
-            lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready", within_s=120
-        )
+        namespace.until(lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
         namespace("scale", "cjob/pong", "--replicas=1")
         namespace.until(lambda: len(namespace.names("pods")) == 2, what="one worker and the head")
         namespace("delete", "service", "pong-api")
@@ -287,8 +278,8 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
             installed.live()
             with urlopen(f"http://127.0.0.1:{installed.probe_port}/readyz", timeout=10) as answer:
                 assert answer.status == 200
-    assert proxy.denied <= (set() if is_cluster_wide else KOPF_TRIES)
-    assert proxy.used - proxy.denied == granted(release, is_cluster_wide=is_cluster_wide) - ASKED_BY_ADMISSION
+    assert proxy.denied == set()
+    assert proxy.used == granted(release, is_cluster_wide=is_cluster_wide) - ASKED_BY_ADMISSION
 
 
 def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:
