@@ -1,0 +1,96 @@
+"""The operator's client against a real head: tokens that were derived, answers that are read, orders that are taken."""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_operator.children import secret
+from cormorant_operator.errors import HeadSilent
+from cormorant_operator.head_client import HeadClient
+from cormorant_operator.job import Identity, Job
+from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.tokens import derive
+from cormorant_testing.collecting import make_job
+from cormorant_testing.serving import Served, serve
+
+KEY = b"k" * 32
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+HEAD = Pod(name="toy-head-1", uid="h1", role="head", created=NOW, epoch=1, ip="127.0.0.1")
+
+
+Call = Callable[[HeadClient], Coroutine[Any, Any, Any]]
+
+
+class Talk:
+    """An operator's job, and its real head."""
+
+    def __init__(self, served: Served, job: Job) -> None:
+        self.job, self.port = job, served.server.url.rpartition(":")[2]
+
+    def __call__(self, call: Call, *, key: bytes = KEY, port: str = "") -> Any:
+        async def talk() -> Any:
+            client = HeadClient(key=key, url=f"http://{{ip}}:{port or self.port}")
+            try:
+                return await call(client)
+            finally:
+                await client.close()
+
+        return asyncio.run(talk())
+
+    def ask(self, **where: Any) -> HeadAnswer:
+        answer = self(lambda client: client.ask(self.job, HEAD, now=NOW), **where)
+        assert isinstance(answer, HeadAnswer)
+        return answer
+
+    async def until(self, client: HeadClient, is_so: Callable[[HeadAnswer], bool]) -> HeadAnswer:
+        async with asyncio.timeout(60):
+            while True:
+                answer = await client.ask(self.job, HEAD, now=NOW)
+                if is_so(answer):
+                    return answer
+                await asyncio.sleep(0.1)
+
+
+@pytest.fixture
+def talk(tmp_path: Path) -> Any:
+    manifest = make_job(num_envs=2, lengths=4)
+    identity = Identity(name=manifest.metadata.name, namespace="default", uid="u1")
+    job = Job(identity=identity, spec=manifest.spec, status=manifest.status)
+    token_file = tmp_path / "tokens.json"
+    token_file.write_text(secret(job, derive(KEY, uid="u1"))["stringData"]["tokens.json"])
+    token_file.chmod(0o440)
+    with serve(manifest, directory=tmp_path / "head", workers=1, token_file=token_file) as served:
+        yield Talk(served, job)
+
+
+def test_operator_and_head_understand_each_other(talk: Talk) -> None:
+    answer = talk.ask()
+    assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
+
+    async def scale_pause_and_drain(client: HeadClient) -> None:
+        await client.tell(talk.job, HEAD, sizes={"cpu": 2}, paused=True)
+        told = await talk.until(client, lambda a: not a.is_resizing and a.pause_state == "paused")
+        assert (told.sizes, told.is_spec_paused) == ({"cpu": 2}, True)
+        await client.tell(talk.job, HEAD, sizes={"cpu": 2}, paused=False)
+        await talk.until(client, lambda a: a.frames > 0)
+        # Nobody takes batches: the workers come to wait for a learner, which is no stall.
+        await talk.until(client, lambda a: a.is_queue_full)
+        await client.drain(talk.job, HEAD)
+        await talk.until(client, lambda a: a.phase == "Draining")
+
+    talk(scale_pause_and_drain)
+
+
+def test_head_that_cannot_be_reached_or_knows_another_key_is_silent(talk: Talk) -> None:
+    with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
+        talk.ask(key=b"x" * 32)
+    with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):
+        talk.ask(port="1")
+    other = replace(talk.job, identity=replace(talk.job.identity, uid="u2"))
+    with pytest.raises(HeadSilent, match="401"):
+        talk(lambda client: client.ask(other, HEAD, now=NOW))

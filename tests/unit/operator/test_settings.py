@@ -1,0 +1,48 @@
+"""The command line of an operator."""
+
+from pathlib import Path
+
+import pytest
+
+from cormorant_operator.errors import SettingsError
+from cormorant_operator.settings import read_settings
+
+
+@pytest.fixture
+def key(tmp_path: Path) -> str:
+    path = tmp_path / "key"
+    path.write_bytes(b"k" * 40 + b"\n")
+    return str(path)
+
+
+def test_defaults(key: str) -> None:
+    settings = read_settings(["--key-file", key, "--image", "i"])
+    assert (settings.key, settings.namespaces, settings.lease) == (b"k" * 40, (), None)
+    assert (settings.site.image, settings.site.poll_s, settings.head_url) == ("i", 15.0, "http://{ip}:8000")
+    assert "kkk" not in repr(settings)
+
+
+def test_namespaces_and_lease(key: str) -> None:
+    given = ["--key-file", key, "--image", "i", "--namespace", "a", "--namespace", "b", "--lease", "ns/op"]
+    settings = read_settings(given)
+    assert (settings.namespaces, settings.lease) == (("a", "b"), ("ns", "op"))
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        (["--lease", "nameless"], "--lease nameless is not NAMESPACE/NAME"),
+        (["--poll-seconds", "0"], "--poll-seconds 0.0 is not above 0"),
+        (["--key-file", "/nonexistent"], "cannot read --key-file /nonexistent"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(key: str, more: list[str], sentence: str) -> None:
+    with pytest.raises(SettingsError, match=sentence):
+        read_settings(["--key-file", key, "--image", "i", *more])
+
+
+def test_short_key_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(b"short")
+    with pytest.raises(SettingsError, match="holds 5 bytes; a key has at least 32"):
+        read_settings(["--key-file", str(path), "--image", "i"])
