@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, skip_without_cluster
+from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_cluster
 from cormorant_testing.kubectl import Kubelet, Namespace
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.recording_proxy import RecordingProxy, Right
@@ -131,6 +131,30 @@ def test_users_roles_reach_view_and_edit(namespace: Namespace, release: Release)
     assert not can(namespace, "edit", "patch", "collectorjobs", "--subresource=status")
     assert can(namespace, "view", "list", "collectorjobs")
     assert not can(namespace, "view", "create", "collectorjobs")
+
+
+def test_api_server_takes_every_object_to_the_letter(namespace: Namespace, release: Release) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    manifests = render(
+        *("replicas=2", "networkPolicy.enabled=true", "imagePullSecrets={a}", "nodeSelector.disk=ssd"),
+        *("tolerations[0].key=spot", "tolerations[0].operator=Exists", "podLabels.team=rl"),
+        namespace=namespace.name,
+    )
+    for manifest in manifests:
+        # The key was drawn anew, and the test's pod is taken when its account is there: both have tests of their own.
+        if manifest["kind"] not in ("Secret", "Pod"):
+            namespace("apply", "--dry-run=server", "--validate=strict", "-f", "-", document=manifest)
+
+
+def test_notes_tell_three_commands(namespace: Namespace, release: Release) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    notes = helm("get", "notes", "cormorant", "-n", namespace.name).stdout
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
+    assert commands == [
+        f"helm test cormorant --namespace {namespace.name}",
+        f"kubectl apply --namespace {namespace.name} -f examples/pong.yaml",
+        f"kubectl get collectorjobs --namespace {namespace.name} --watch",
+    ]
 
 
 # -- the operator with its rights --------------------------------------------------------------------------------------
@@ -280,6 +304,38 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
                 assert answer.status == 200
     assert proxy.denied == set()
     assert proxy.used == granted(release, is_cluster_wide=is_cluster_wide) - ASKED_BY_ADMISSION
+
+
+def test_jobs_live_through_uninstalling_and_are_adopted_without_a_restart(
+    namespace: Namespace, release: Release, tmp_path: Path
+) -> None:
+    only = f"watchNamespaces={{{namespace.name}}}"
+
+    def uids(kind: str) -> set[str]:
+        labelled = "app.kubernetes.io/managed-by=cormorant-operator"
+        return {item["metadata"]["uid"] for item in namespace.items(kind, labelled)}
+
+    release.install(only)
+    namespace("scale", "deployment/cormorant", "--replicas=0")
+    with StubHeads() as heads, Kubelet(namespace):
+        installed = Installed(namespace, release, tmp_path, heads)
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            namespace("apply", "-f", "-", document=job())
+            namespace.until(lambda: installed.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+        before = uids("pods") | uids("secrets") | uids("services")
+        release.uninstall()
+        assert uids("pods") | uids("secrets") | uids("services") == before
+        release.reinstall(only, "replicas=0")
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            heads.by_job["pong"].frames = 4321
+            namespace.until(
+                lambda: namespace.get("cjob", "pong")["status"]["frames"]["collected"] == 4321,
+                what="the operator speaks to the head with the tokens of before",
+            )
+        assert uids("pods") | uids("secrets") | uids("services") == before
+        # One token: the head saw no other.
+        assert len(heads.by_job["pong"].tokens) == 1
+        namespace("delete", "cjob", "pong")
 
 
 def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:

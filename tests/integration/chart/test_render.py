@@ -326,13 +326,6 @@ def test_value_of_a_parent_chart_is_no_error() -> None:
     assert render("global.registry=elsewhere")
 
 
-def test_notes_tell_three_commands() -> None:
-    # Notes are shown by an installation only; a dry run of the client renders them without a cluster.
-    text = (CHART / "templates" / "NOTES.txt").read_text()
-    commands = [line.split()[0] for line in text.splitlines() if line.startswith("     ")]
-    assert commands == ["helm", "kubectl", "kubectl"]
-
-
 def test_smoke_test_submits_a_job_that_the_contract_takes() -> None:
     job = runpy.run_path(str(CHART / "files" / "smoke_test.py"))["JOB"]
     assert parse_job(job).metadata.name == "smoke-test"

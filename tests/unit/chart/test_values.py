@@ -1,5 +1,6 @@
 """The chart's values: one source, closed, and committed as it is generated."""
 
+import re
 import subprocess
 import sys
 import tomllib
@@ -55,6 +56,7 @@ def test_readme_without_a_place_for_the_table_is_refused() -> None:
 def test_defaults_of_the_file_are_those_of_the_models() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert values == Values().to_document()
+    jsonschema.Draft7Validator.check_schema(values_schema())
     jsonschema.validate(values, values_schema(), cls=jsonschema.Draft7Validator)
 
 
@@ -74,6 +76,19 @@ def test_every_value_has_a_default_and_words() -> None:
     for name, leaf in leaves(values_schema()):
         assert leaf["description"].endswith("."), name
         assert "default" in leaf, name
+
+
+def test_templates_read_every_value_and_no_other() -> None:
+    text = "".join(path.read_text() for path in sorted((CHART / "templates").rglob("*.*")))
+    read = set(re.findall(r"[.]Values[.]([A-Za-z.]+)", text))
+    # Images and spreads are read inside of helpers and ranges, and resources as a whole.
+    assert {name for name, _ in leaves(values_schema()) if not any(covers(path, name) for path in read)} == set()
+    known = [f"{path[1:]}." for path, _ in objects(values_schema())] + [f"{n}." for n, _ in leaves(values_schema())]
+    assert {path for path in read if f"{path}." not in known} == set()
+
+
+def covers(path: str, name: str) -> bool:
+    return f"{name}.".startswith(f"{path}.")
 
 
 def test_version_is_the_one_of_the_distribution() -> None:
