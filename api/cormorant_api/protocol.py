@@ -23,8 +23,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`.
-        transport.set_write_buffer_limits(high=0)
+        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`. Under TLS
+        # what waits is a copy, and an empty buffer would reach a limit of 0: nothing would ever be sent.
+        is_tls = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
