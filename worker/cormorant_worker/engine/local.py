@@ -389,6 +389,7 @@ class LocalFleet:
                 attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
                 version=self._crew.version,
                 weights=crew.weights_bytes(),
+                seed=crew.seed,
                 workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
             ).to_bytes()
 
@@ -414,6 +415,7 @@ class LocalFleet:
                 raise StateError("this fleet has collected all its frames; restore the state into a new one")
             collected = self._schedule.landed_frames
             self._deliveries.discard("restore")
+            crew.seed = saved.seed
             for name, slot in names.items():
                 crew.attempts[slot] = max(crew.attempts[slot], saved.attempts[name])
             if saved.weights and saved.version > crew.version:
@@ -424,6 +426,38 @@ class LocalFleet:
             }
             self._await_all(numbers, "restore its state")
             self._schedule.accepted_frames = saved.frames if crew.store is None else collected
+
+    def seed(self, seed: int) -> tuple[str, ...]:
+        """Have every worker begin anew from another seed, at a batch boundary: with new environments and streams, as a
+        new fleet with this seed would, and so will their replacements. Batches under way are finished first, even in
+        a paused fleet.
+
+        Open trajectories end where their last batch did, under ids that do not come again; what asynchronous
+        environments were ahead of it is dropped. The policy, its weights and versions and the count of frames stay.
+
+        Returns:
+            The workers that have begun anew.
+
+        Raises:
+            FleetError: a negative seed, or everything is collected.
+            WorkerFailed: environments cannot be built again.
+            ControlTimeout: batches under way did not end in time, or environments were not built in
+                `startup_timeout_s`; the seed holds nevertheless.
+        """
+        if seed < 0:
+            raise FleetError(f"seeds begin at 0, found {seed}; give another")
+        crew = self._crew
+        with self._changed, self._between_batches():
+            if not crew.is_complete:
+                raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
+            asked = crew.reseed(seed)
+            replies = self._await_replies(asked, "begin anew", timeout_s=self.options.startup_timeout_s)
+            self._raise_error()
+            # Of those that died meanwhile, the replacements begin with the new seed.
+            anew = [member for member in asked.values() if member.place in replies]
+            for member in anew:
+                crew.drop_frames_ahead(member)
+            return tuple(sorted(member.name for member in anew))
 
     def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
@@ -627,9 +661,13 @@ class LocalFleet:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies
 
-    def _await_replies(self, numbers: dict[int, Member], what: str) -> dict[Slot, Reply]:
-        """Wait for every worker's answer; a worker that died meanwhile needs none, nor does its replacement."""
-        crew, timeout_s = self._crew, self.options.control_timeout_s
+    def _await_replies(
+        self, numbers: dict[int, Member], what: str, *, timeout_s: float | None = None
+    ) -> dict[Slot, Reply]:
+        """Wait for every worker's answer, at most `timeout_s` (by default `control_timeout_s`); a worker that died
+        meanwhile needs none, nor does its replacement.
+        """
+        crew, timeout_s = self._crew, self.options.control_timeout_s if timeout_s is None else timeout_s
 
         def late() -> list[str]:
             return [m.name for n, m in numbers.items() if crew.requests[n] is None and crew.members.get(m.place) is m]
@@ -638,9 +676,7 @@ class LocalFleet:
         names = ", ".join(late())
         replies = {m.place: reply for n, m in numbers.items() if (reply := crew.requests.pop(n)) is not None}
         if names:
-            raise ControlTimeout(
-                f"{names} did not {what} within {timeout_s:.0f} s (control_timeout_s); {crew.describe()}"
-            )
+            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {crew.describe()}")
         if errors := [f"{group}-{index}: {reply.error}" for (group, index), reply in replies.items() if reply.error]:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
         return replies
