@@ -110,6 +110,11 @@ class Crew:
         self._num_threads = 0
         self._numbers = 0
 
+    def raise_error(self) -> None:
+        """Raise why the fleet cannot go on, if it cannot."""
+        if self.error is not None:
+            raise self.error
+
     # -- places ------------------------------------------------------------------------------------------------
 
     def resize(self, workers: int | Mapping[str, int]) -> None:
