@@ -21,6 +21,7 @@ from cormorant_client.updates import Update
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.models import Models, Versions
 from cormorant_contract.rest.pauses import Pauses
+from cormorant_contract.rest.seed import Seeded
 from cormorant_contract.rest.status import Status, Workers
 
 P = ParamSpec("P")
@@ -84,6 +85,10 @@ class AsyncClient:
     async def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
         """Go on from a saved state."""
         await self._call(self._client.load_state, state)
+
+    async def seed(self, seed: int) -> Seeded:
+        """Begin anew with this seed."""
+        return await self._call(self._client.seed, seed)
 
     async def status(self) -> Status:
         """The whole job at one moment."""

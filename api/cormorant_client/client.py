@@ -29,9 +29,11 @@ from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import Status, Workers
 
 _STATE_WAIT_S = 300.0
+_SEED_WAIT_S = 400.0
 _CONFLICTS = 20
 
 
@@ -242,6 +244,19 @@ class Client:
         data = Path(state).read_bytes() if isinstance(state, str | os.PathLike) else state
         kind = {"Content-Type": headers.SAFETENSORS}
         self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
+
+    def seed(self, seed: int) -> Seeded:
+        """Let every worker begin anew at its next batch boundary, with environments and random streams of this seed.
+
+        Returns when all have. Weights, versions and the count of frames stay; open trajectories end. Not repeated when
+        the connection breaks.
+
+        Raises:
+            ValueError: the seed is negative, or above 2**53 - 1.
+            StreamEnded: all frames are collected.
+        """
+        reply = self._head.post("/v1/seed", Reseed(seed=seed), wait_s=_SEED_WAIT_S, is_safe=False)
+        return self._head.parse(Seeded, reply)
 
     def status(self) -> Status:
         """The whole job at one moment."""

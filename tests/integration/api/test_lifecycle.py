@@ -138,6 +138,34 @@ def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
     assert take(endless).status == 200
 
 
+def test_a_seed_is_an_event_and_decides_what_is_collected(folder: Path) -> None:
+    found = []
+    for first in (1, 2):
+        job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync", "seed": first})
+        with serve(job, directory=folder / str(first), workers=2) as served:
+            served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
+            before = served.reader.get("/v1/status").json["frames"]["stepped"]
+            seeded = served.writer.post("/v1/seed", {"seed": 9})
+            assert (seeded.status, seeded.json) == (200, {"seed": 9, "workers": ["cpu-0", "cpu-1"]})
+            assert served.reader.get("/v1/pauses").json["state"] == "paused"
+            assert served.reader.get("/v1/status").json["frames"]["stepped"] >= before
+            while take(served, wait=0.5).status == 200:
+                pass  # collected before the pause: by the old seed
+            served.writer.post("/v1/resume")
+            bodies = [safetensors.numpy.load(take(served).body) for _ in range(3)]
+            found.append([{name: a.tobytes() for name, a in b.items() if "traj_ids" not in name} for b in bodies])
+            events = Events(served.reader, limit=served.server.head.events.end, Last_Event_ID="x-0")
+            events.join(60)
+            assert [json.loads(e["data"])["reason"] for e in events.found if e["event"] == "seeded"] == ["seed 9"]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("body", [{}, {"seed": -1}, {"seed": 1.5}, {"seed": 2**53}, {"seed": 1, "x": 1}])
+def test_seeds_that_cannot_be_meant_are_refused(endless: Served, body: dict[str, object]) -> None:
+    reply = endless.writer.post("/v1/seed", body)
+    assert (reply.status, reply.kind) == (422, "invalid-request")
+
+
 ROLES = [
     ("GET", "/v1/status", "read"),
     ("GET", "/v1/workers", "read"),
@@ -163,6 +191,7 @@ ROLES = [
     ("POST", "/v1/pause", "write"),
     ("POST", "/v1/resume", "write"),
     ("PUT", "/v1/state", "write"),
+    ("POST", "/v1/seed", "write"),
     ("PUT", "/v1/desired", "operator"),
     ("POST", "/v1/drain", "operator"),
     ("POST", "/v1/workers/cpu-0:retire", "operator"),

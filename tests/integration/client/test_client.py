@@ -345,3 +345,11 @@ def test_bad_tokens_by_command(command: Any) -> None:
     assert code == 1
     assert len(err.splitlines()) == 1
     assert command("status", "--token-file", "/nowhere")[0] == 2
+
+
+def test_a_seed_is_given_to_every_worker(client: Client) -> None:
+    # The last one: what `checker` knows of the streams is over.
+    with client.pause():
+        assert client.seed(9).workers == ("cpu-0",)
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        client.seed(-1)
