@@ -1,7 +1,9 @@
 """Pauses, state, events, sizes, roles and health over HTTP."""
 
+import html
 import http.client
 import json
+import re
 import threading
 import time
 from pathlib import Path
@@ -184,6 +186,7 @@ ROLES = [
     ("POST", "/v1/batches/x-1/ack", "read"),
     ("POST", "/v1/batches/x-1/release", "read"),
     ("PUT", "/v1/models/policy/weights", "write"),
+    ("PATCH", "/v1/models/policy/weights", "write"),
     ("PUT", "/v1/weights", "write"),
     ("POST", "/v1/models/policy:rollback", "write"),
     ("POST", "/v1/pauses", "write"),
@@ -207,7 +210,7 @@ def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
     }
     # HEAD is GET's; the paths of the table have their parameters filled in.
     assert len([entry for entry in found if entry[2] and entry[0] != "HEAD"]) == len(ROLES)
-    assert {path for _, path, role in found if not role} == {"/livez", "/readyz", "/version"}
+    assert {path for _, path, role in found if not role} == {"/livez", "/startupz", "/readyz", "/version"}
 
 
 @pytest.mark.parametrize(("method", "path", "role"), ROLES)
@@ -239,13 +242,16 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
 def test_heads_of_requests_are_bounded(endless: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
     connection.request("GET", "/livez", headers={"X-Long": "x" * 100_000})
-    assert connection.getresponse().status == 400
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert json.loads(answer.read())["type"].endswith("/malformed-request")
     connection.close()
     assert endless.nobody.get("/livez").status == 200
 
 
 def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
-    assert endless.nobody.get("/livez").body == b"ok\n"
+    for path in ("/livez", "/healthz", "/startupz"):
+        assert endless.nobody.get(path).body == b"ok\n"
     assert endless.nobody.get("/readyz").json == {"ready": True, "checks": []}
     assert [check["name"] for check in endless.nobody.get("/readyz?verbose").json["checks"]] == [
         "workers",
@@ -253,7 +259,19 @@ def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
         "fleet",
     ]
     assert endless.nobody.get("/version").json["api"] == "v1"
-    assert endless.nobody.get("/docs").status == 200
+
+
+def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served) -> None:
+    document = endless.nobody.get("/openapi.json").json
+    page = endless.nobody.get("/docs")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    text = page.body.decode()
+    assert "<script" not in text
+    assert "src=" not in text
+    assert set(re.findall(r"href=([^ >]+)", text)) == {"/openapi.json"}
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert f"<code>{method.upper()} {html.escape(path)}</code>" in text
 
 
 class Events(threading.Thread):

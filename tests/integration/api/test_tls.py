@@ -57,10 +57,10 @@ def test_requests_are_served_over_tls_and_before_there_is_a_fleet(tmp_path: Path
         context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
         connection = http.client.HTTPSConnection("127.0.0.1", int(port), context=context, timeout=30)
         answers = []
-        for path in ("/livez", "/readyz"):
+        for path in ("/livez", "/healthz", "/startupz", "/readyz"):
             connection.request("GET", path)
             response = connection.getresponse()
             response.read()
             answers.append(response.status)
         connection.close()
-    assert (scheme, answers) == ("https://127.0.0.1", [200, 503])
+    assert (scheme, answers) == ("https://127.0.0.1", [200, 200, 503, 503])
