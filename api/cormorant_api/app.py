@@ -5,8 +5,10 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
 
 from cormorant_api import problems
+from cormorant_api.docs_page import render
 from cormorant_api.head import Head
 from cormorant_api.routes import batches, control, pauses, seed, state, status, weights
 from cormorant_contract.rest.batches import MemoryBatch
@@ -34,6 +36,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         version="1",
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
@@ -43,6 +46,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)
+    app.add_api_route("/docs", lambda: HTMLResponse(render(app.openapi())), include_in_schema=False)
     app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
     return app
 

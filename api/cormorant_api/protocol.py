@@ -6,7 +6,11 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from cormorant_api.errors import ApiError
+from cormorant_api.problems import make_problem, problem_bytes
 from cormorant_api.transfer import ABORT_KEY
+from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.problems import ProblemType
 
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_WITHIN_S = 30.0
@@ -63,6 +67,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
         self._forget_timer()
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered as every other mistake is, and the connection ends."""
+        error = ApiError(400, ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
+        body = problem_bytes(make_problem(error, ""))
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self._on_late_head)

@@ -50,6 +50,12 @@ class AsyncClient:
         send = self._client._publish
         return AsyncUpdate(await self._call(send, body, version=version, wait=wait), self._call)
 
+    async def patch(
+        self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0
+    ) -> "AsyncUpdate":
+        """Publish some tensors of one model. They must stay as they are until this returns."""
+        return AsyncUpdate(await self._call(self._client.patch, weights, base=base, model=model, wait=wait), self._call)
+
     async def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
         """Fetch weights."""
         return await self._call(self._client.weights, model, version=version)
