@@ -3,8 +3,11 @@
 import contextlib
 import http.client
 import shutil
+import socket
 import ssl
 import subprocess
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +17,7 @@ from cormorant_api.errors import TlsError
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import Settings
 from cormorant_api.tls import check_tls
-from cormorant_client import ClientError, connect
+from cormorant_client import BadAddress, ClientError, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import serve
 
@@ -88,3 +91,25 @@ def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
             pytest.raises(ClientError, match="certificate"),
         ):
             stranger.status()
+
+
+def test_a_client_refuses_a_certificate_that_is_over_and_does_not_wait_for_a_better_one(tmp_path: Path) -> None:
+    # No head starts with one: this is what a client sees when it runs out in the meantime.
+    cert, key = make_certificate(tmp_path, days=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(server.accept()[0], server_side=True):
+                pass
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        with connect(url, token="x" * 20, ca_file=cert) as client:
+            began = time.monotonic()
+            with pytest.raises(BadAddress, match=r"is refused: .*expired; have it renewed"):
+                client.status()
+            assert time.monotonic() - began < 20
+        thread.join(30)
