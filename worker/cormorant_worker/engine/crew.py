@@ -221,7 +221,11 @@ class Crew:
         for slot in self.places:
             if slot not in self.members and now >= self._respawn_at.get(slot, 0.0):
                 self._respawn_at.pop(slot, None)
-                self._spawn(slot)
+                try:
+                    self._spawn(slot)
+                except CormorantError as error:
+                    self.error = error
+                    return
 
     def _spawn(self, slot: Slot) -> None:
         group, index = slot
