@@ -140,7 +140,7 @@ class Standstill:
             WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
         """
         crew = self._crew
-        if not crew.is_complete:
+        if self._schedule.is_done or not crew.is_complete:
             raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
         asked = crew.reseed(seed)
         replies = self.answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
