@@ -200,6 +200,7 @@ def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(tmp_path: Path)
             assert served.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack").status == 204
         assert reply.kind == "stream-ended"
         frames = served.reader.get("/v1/status").json["frames"]
+        assert served.writer.post("/v1/seed", {"seed": 1}).kind == "stream-ended"
     assert frames["dropped"].keys() == {"drop_oldest"}
     assert frames["delivered"] == checker.frames
     assert frames["delivered"] + frames["dropped"]["drop_oldest"] == frames["collected"] == frames["stepped"] == 1000

@@ -116,7 +116,7 @@ class Standstill:
                 f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
                 "use the same job and number of workers"
             )
-        if not crew.is_complete:
+        if self._schedule.is_done or not crew.is_complete:
             raise StateError("this fleet has collected all its frames; restore the state into a new one")
         collected = self._schedule.landed_frames
         self._deliveries.discard("restore")
