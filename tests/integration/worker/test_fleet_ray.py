@@ -154,6 +154,7 @@ def test_an_actor_that_nobody_can_place_fails_with_what_it_asked_for(ray_cluster
         RayFleet(make_job(num_envs=2, lengths=3), options, demand)
 
 
+@pytest.mark.slow
 def test_a_batch_that_the_object_store_cannot_hold_is_refused_with_figures(ray_cluster: None) -> None:
     job = make_job(num_envs=2, lengths=3, collection={"framesPerBatch": 4_000_000})
     with pytest.raises(
