@@ -120,6 +120,7 @@ def test_killed_actors_are_replaced_with_current_weights_and_no_frame_is_lost_or
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(260)
 def test_half_of_the_workers_killed_again_and_again_lose_and_repeat_nothing(ray_cluster: None) -> None:
     job = make_job(
         num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.005
@@ -235,6 +236,7 @@ def test_a_cluster_of_its_own_collects_for_ever_and_ends_with_the_fleet() -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(260)
 def test_no_process_is_left_when_the_fleets_own_is_killed() -> None:
     waits = ENDLESS.replace('print("collected", flush=True)', "import time; time.sleep(100)")
     script = start_script(waits)
@@ -243,7 +245,8 @@ def test_no_process_is_left_when_the_fleets_own_is_killed() -> None:
     script.kill()
     script.communicate(timeout=30)
     until(lambda: not psutil.pid_exists(worker), seconds=40)
-    until(lambda: not of_session(script.pid), seconds=40)
+    # Ray's agents look for its head for a minute before they give up.
+    until(lambda: not of_session(script.pid), seconds=120)
 
 
 def job_with(resources: dict, **group: object) -> object:
