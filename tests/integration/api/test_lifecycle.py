@@ -125,6 +125,7 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
         assert collect(5) == first
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync"}, queue={})
     weights = safetensors.numpy.save({"weight": np.full(1, 5, np.float32)})
@@ -172,6 +173,7 @@ def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
     assert take(endless).status == 200
 
 
+@pytest.mark.slow
 def test_a_seed_is_an_event_and_decides_what_is_collected(folder: Path) -> None:
     found = []
     for first in (1, 2):

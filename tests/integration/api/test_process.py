@@ -68,6 +68,7 @@ def test_a_head_that_is_killed_goes_on_with_its_weights_and_its_count(manifest: 
     assert {attempt[2] for attempt in checker.attempts} == {0, 11}, "no seed comes twice"
 
 
+@pytest.mark.slow
 def test_a_head_killed_during_publishes_has_whole_versions_only(manifest: Path, tmp_path: Path) -> None:
     folder = tmp_path / "head"
     checker = make_checker(2, action="box", acts_by_version=True, lengths=(3, 8))
@@ -107,7 +108,9 @@ def test_a_head_killed_during_publishes_has_whole_versions_only(manifest: Path, 
         assert head.process.wait(60) == 0
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)]
+)
 def test_a_signal_ends_a_head_in_order_though_requests_wait(
     manifest: Path, tmp_path: Path, number: int, code: int
 ) -> None:

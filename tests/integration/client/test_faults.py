@@ -146,6 +146,7 @@ def head(tmp_path: Path) -> Iterator[HeadProcess]:
         made.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * START_S)
 def test_an_iteration_and_a_publish_go_on_with_a_head_that_was_killed_and_started_again(head: HeadProcess) -> None:
     head.start()

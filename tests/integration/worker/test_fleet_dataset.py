@@ -102,6 +102,7 @@ def test_durable_frames_are_exact_and_a_rerun_goes_on_where_it_stopped(tmp_path:
         LocalFleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
 def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode: str) -> None:
     uri, chance = str(tmp_path / "data"), random.Random(5)
@@ -140,6 +141,7 @@ def stored(folder: Path) -> dict[str, np.ndarray]:
     return {name: np.concatenate(arrays) for name, arrays in columns.items()}
 
 
+@pytest.mark.slow
 def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
     def job(name: str) -> Any:
         return make_job(

@@ -225,6 +225,7 @@ with open_fleet(make_job(num_envs=2, lengths=5), workers=1, engine="ray") as fle
 """
 
 
+@pytest.mark.slow
 def test_a_cluster_of_its_own_collects_for_ever_and_ends_with_the_fleet() -> None:
     script = start_script(ENDLESS)
     out, err = script.communicate(timeout=110)

@@ -59,7 +59,7 @@ def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
     "job",
     [
         pytest.param({"policy": "counter", "lengths": (3, 8)}, id="recurrent-policy"),
-        pytest.param({"env": CARTPOLE}, id="cartpole"),
+        pytest.param({"env": CARTPOLE}, id="cartpole", marks=pytest.mark.slow),
         pytest.param({"env": PONG}, id="pong", marks=pytest.mark.slow),
     ],
 )
@@ -115,6 +115,7 @@ def test_a_seed_in_the_middle_keeps_weights_and_counts_and_repeats_no_trajectory
 
 
 @on_both_engines_slowly
+@pytest.mark.slow
 def test_replacements_begin_with_the_new_seed() -> None:
     with paused(num_envs=2, collection={"mode": "sync"}, lengths=(3, 8)) as fleet:
         fleet.seed(9)
@@ -131,6 +132,7 @@ def test_replacements_begin_with_the_new_seed() -> None:
         assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=1))
 
 
+@pytest.mark.slow
 def test_what_asynchronous_environments_were_ahead_is_counted_as_dropped() -> None:
     job = make_job(env=ASYNC_CARTPOLE, collection={"totalFrames": 2000})
     with make_fleet(job, workers=2) as fleet:
