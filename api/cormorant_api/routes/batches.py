@@ -80,8 +80,10 @@ async def next_batch(
     ack: Annotated[str, Acks] = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
-    """The next batch. `Accept: application/vnd.cormorant.memory+json`: where it lies in this machine's memory. `ack=auto`
-    acknowledges it once its last byte is sent, for shells: at most once. What lies in memory is never acknowledged so.
+    """The next batch. `Accept: application/vnd.cormorant.memory+json`: where it lies in this machine's memory.
+
+    `ack=auto` acknowledges it once its last byte is sent, for shells: at most once. What lies in memory is never
+    acknowledged so.
     """
     head = _with_queue(request)
     running = head.running
