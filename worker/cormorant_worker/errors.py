@@ -19,10 +19,13 @@
     ├── DatasetError
     │   ├── DatasetMismatch      another environment or schema is stored at the URI
     │   └── DatasetCorrupt       a shard is missing or its digest differs
-    └── FleetError
-        ├── WorkerFailed         a worker could not start, or failed too often
-        ├── ControlTimeout       a control call was not answered in time
-        └── FleetClosed          the fleet was closed while somebody waited
+    ├── FleetError
+    │   ├── WorkerFailed         a worker could not start, or failed too often
+    │   ├── ControlTimeout       a control call was not answered in time
+    │   └── FleetClosed          the fleet was closed while somebody waited
+    └── SupervisorError
+        ├── SupervisorRefused    what a pod's supervisor was given cannot be used (exit code 2)
+        └── PodRefused           the head does not let this pod join (exit code 1)
 
 A message says what happened, the values, and what to do.
 """
@@ -130,3 +133,15 @@ class ControlTimeout(FleetError):
 
 class FleetClosed(FleetError):
     """The fleet was closed while somebody waited on it."""
+
+
+class SupervisorError(CormorantError):
+    """A pod cannot be kept."""
+
+
+class SupervisorRefused(SupervisorError):
+    """The arguments or the environment of a pod's supervisor cannot be used."""
+
+
+class PodRefused(SupervisorError):
+    """The head does not let this pod join: its token or its image is another one. A new pod may have the right one."""

@@ -24,6 +24,7 @@ from cormorant_worker.engine.messages import (
     Failed,
     Finish,
     Finished,
+    Leaving,
     Logged,
     Ready,
     Reply,
@@ -319,6 +320,9 @@ class Crew:
                 self._events.note("applied", worker=member.name, version=message.version)
             case Logged():
                 getattr(log, message.level, log.info)(message.event, worker=member.name, **message.fields)
+            case Leaving():
+                log.info("worker_leaving", worker=member.name)
+                member.is_leaving = True
             case Finished():
                 member.has_finished = True
                 member.durable_frames = message.durable_frames

@@ -92,6 +92,11 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Worker -> fleet: what I run on is about to end. No more tickets, please, and somebody else in my place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
     """Worker -> fleet: the dataset is closed; nothing more will come."""
 

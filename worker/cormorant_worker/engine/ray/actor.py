@@ -25,8 +25,9 @@ import ray
 import torch
 
 from cormorant_worker.block import Block, Layout
-from cormorant_worker.engine.messages import Request, Sealed, Start, Ticket
+from cormorant_worker.engine.messages import Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.engine.pulse import Phase, Pulse
+from cormorant_worker.engine.ray.leaving import is_told_to_leave
 from cormorant_worker.engine.ray.objects import writable
 from cormorant_worker.engine.station import Station, describe_failure, forward_logs
 from cormorant_worker.gate import Stopped
@@ -152,6 +153,7 @@ class WorkerActor:
         self._pulse = Pulse.create()
         self._station = Station(self._uplink, self._pulse)
         self._node_id: str = ray.get_runtime_context().get_node_id()
+        self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="station", daemon=True).start()
 
     def _run(self, start: Start) -> None:
@@ -190,7 +192,11 @@ class WorkerActor:
     @_method(concurrency_group="listen")
     def listen(self) -> News:
         """Wait for news, at most `LISTEN_S`."""
-        return self._report(self._uplink.news(LISTEN_S), is_from_listen=True)
+        messages = self._uplink.news(LISTEN_S)
+        if not self._has_said_leaving and is_told_to_leave():
+            self._has_said_leaving = True
+            messages = (*messages, Leaving())
+        return self._report(messages, is_from_listen=True)
 
     def _report(self, messages: tuple[object, ...], *, is_from_listen: bool) -> News:
         return News(

@@ -13,6 +13,8 @@ from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import FleetError
 
 _CONNECT_S = 10.0
+_PREEMPTION = 2
+"""Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 
 
 class Cluster:
@@ -101,6 +103,19 @@ class Cluster:
         if self.has_connected:
             self.has_connected = False
             ray.shutdown()
+
+
+def drain_node(node_id: str) -> None:
+    """Have Ray place nothing more on a node; what runs there goes on.
+
+    Raises:
+        RayError: Ray's head does not answer, or refuses.
+    """
+    is_accepted, why_not = ray._private.worker.global_worker.gcs_client.drain_node(
+        node_id, _PREEMPTION, "its pod is about to end", 0
+    )
+    if not is_accepted:
+        raise ray.exceptions.RayError(f"Ray does not drain the node {node_id}: {why_not}")
 
 
 def _refuse_unreachable(address: str) -> None:

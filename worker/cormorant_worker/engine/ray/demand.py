@@ -47,8 +47,11 @@ def demand_of(
         gpus = 1.0 if (device or found.device).startswith(("gpu", "cuda")) else 0.0
     if is_own:
         cpus = 0.0
+    elif options.slot_resources:
+        # The slot is a whole pod: Kubernetes has counted its CPUs and devices, and all of them are this worker's.
+        cpus = gpus = 0.0
     elif cpus is None:
-        cpus = 0.0 if options.slot_resources else 1.0
+        cpus = 1.0
     slot = {f"slot:{group}-{index}": 1.0} if options.slot_resources else {}
     return Demand(
         num_cpus=cpus if options.num_cpus is None else options.num_cpus,

@@ -15,14 +15,18 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import ray
+import structlog
 
 from cormorant_worker.engine.link import Payload
-from cormorant_worker.engine.messages import Failed, Finished, Request, Sealed, Ticket
+from cormorant_worker.engine.messages import Failed, Finished, Leaving, Request, Sealed, Ticket
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.ray.actor import News
+from cormorant_worker.engine.ray.cluster import drain_node
 from cormorant_worker.engine.ray.objects import ObjectBlocks
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.place import WorkerPlace
+
+log = structlog.get_logger()
 
 _SILENT_S = 10.0
 """Without a pulse, after which a worker cannot be taken to be waiting."""
@@ -140,6 +144,8 @@ class RayLink:
         self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
         self.frames = max(self.frames, news.frames)
         for message in news.messages:
+            if isinstance(message, Leaving):
+                self._place_nobody_there()
             yield message
             if isinstance(message, Finished | Failed):
                 self.is_open = False
@@ -208,6 +214,15 @@ class RayLink:
             self._is_dead = True
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
+
+    def _place_nobody_there(self) -> None:
+        """Have Ray give the node's resources to nobody: the replacement is for the pod that comes, not the one that
+        goes. Without it the replacement is lost with the node, and replaced in turn.
+        """
+        try:
+            drain_node(self._node_id)
+        except ray.exceptions.RayError as error:
+            log.warning("node_not_drained", node=self._node_id, reason=_cause(error))
 
     def wait(self, timeout_s: float) -> bool:
         """Nothing to wait for: Ray has said how it ended, or never will."""

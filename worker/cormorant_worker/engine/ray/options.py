@@ -13,15 +13,16 @@ class RayOptions:
     """Empty: start a cluster on this machine, and end it with the fleet. "auto" or "host:port": connect to one that
     runs; tokens come from RAY_AUTH_MODE and RAY_AUTH_TOKEN. A process that is connected already stays so."""
     num_cpus: float | None = None
-    """CPUs that each worker asks for; None: what its group's `resources` say, else 1. In a cluster of the fleet's own
-    nobody asks: its workers share the machine."""
+    """CPUs that each worker asks for; None: what its group's `resources` say, else 1. In a cluster of the fleet's own,
+    and with `slot_resources`, nobody asks."""
     num_gpus: float | None = None
-    """GPUs that each worker asks for; None: what its group's `resources` say, else 1 where `device: gpu`."""
+    """GPUs that each worker asks for; None: what its group's `resources` say, else 1 where `device: gpu`; with
+    `slot_resources` none."""
     resources: Mapping[str, float] = field(default_factory=dict)
     """Custom resources that each worker asks for."""
     slot_resources: bool = False
-    """Worker `cpu-0` asks for 1 of the resource `slot:cpu-0`, and for no CPUs unless told to: its pod is the one that
-    has it."""
+    """Worker `cpu-0` asks for 1 of the resource `slot:cpu-0`, and for no CPUs and GPUs unless told to: its pod is the
+    one that has it, and all of the pod is the worker's."""
     scheduling: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
     """Ray's strategy: pack workers on few nodes, or spread them."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,166 @@
+"""Supervisors with real Ray nodes on this machine: joining, a head that dies, SIGTERM, tokens."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cormorant_client.batch import decode
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.pods import TOKEN, Pod, free_port, head_pod, tokens_file, worker_pod
+from cormorant_testing.scripts import until
+from cormorant_testing.serving import Api, weights_file
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+WEIGHTS = "/v1/models/policy/weights"
+OPTIONS = {"lengths": (3, 8), "step_s": 0.002}
+TOTAL = 6000
+
+
+def test_worker_waits_for_its_head_and_joins_the_next_one_when_it_dies() -> None:
+    port = free_port()
+    with worker_pod(port) as worker:
+        assert worker.get("/livez") == (200, "ok\n")
+        assert worker.get("/readyz") == (503, "Ray has not joined the head\n")
+        with head_pod(port) as head:
+            worker.wait_for("joined")
+            assert worker.get("/readyz") == (200, "ok\n")
+            assert "cormorant_worker_joined 1\n" in worker.get("/metrics")[1]
+            head.kill()
+            worker.wait_for("ray_ended", seconds=30)
+            assert worker.get("/readyz")[0] == 503
+            assert worker.get("/livez")[0] == 200
+        with head_pod(port) as head:
+            worker.wait_for("joined", times=2, seconds=30)
+            assert "cormorant_worker_joins_total 2\n" in worker.get("/metrics")[1]
+            assert worker.end() == 0
+            assert worker.left() == []
+            assert head.end() == 128 + signal.SIGTERM
+            assert head.left() == []
+
+
+def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> None:
+    port = free_port()
+    with head_pod(port) as head, worker_pod(port, RAY_AUTH_TOKEN="f" * 32) as worker:
+        head.wait_for("ray_ready")
+        refusal = worker.wait_for("join_refused")
+        assert refusal["reason"] == (
+            f"the head at 127.0.0.1:{port} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's Secret, "
+            "and RAY_AUTH_MODE must be token in all pods"
+        )
+        assert worker.get("/readyz")[0] == 503
+        assert worker.wait(120) == 1
+        assert worker.said("pod_refused")[0]["reason"].endswith("(asked 3 times)")
+        assert worker.left() == []
+
+
+def test_head_ends_as_its_command_ends_and_fails_when_ray_ends_first() -> None:
+    sleep = "import os, time; assert os.environ['RAY_ADDRESS']; time.sleep({}); raise SystemExit(7)"
+    with head_pod(free_port(), sys.executable, "-c", sleep.format(0)) as head:
+        assert head.wait() == 7
+        assert head.left() == []
+    with head_pod(free_port(), sys.executable, "-c", sleep.format(600)) as head:
+        head.wait_for("ray_ready")
+        until(lambda: head.below("gcs_server"))
+        head.below("gcs_server")[0].kill()
+        assert head.wait() == 1
+        assert "and with it every worker" in head.said("ray_ended")[0]["reason"]
+        assert head.left() == []
+    with head_pod(free_port(), "no-such-command") as head:
+        assert head.wait() == 1
+        assert "'no-such-command' cannot be run" in head.said("command_failed")[0]["reason"]
+
+
+class Job:
+    """One job whose pods are processes: heads by epoch, on one address."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.gcs_port, self.port = folder, free_port(), free_port()
+        document = make_job(
+            num_envs=2, policy="versioned", action="box", **OPTIONS,
+            collection={"mode": "async", "framesPerBatch": 20, "totalFrames": TOTAL},
+        ).to_document()  # fmt: skip
+        document["spec"]["workerGroups"] = [{"name": "cpu"}]
+        document["spec"]["replicas"] = 2
+        self.manifest = folder / "job.yaml"
+        self.manifest.write_text(yaml.safe_dump(document))
+        self.tokens = tokens_file(folder)
+        self.checker = make_checker(2, action="box", acts_by_version=True, **OPTIONS)
+
+    def head(self, *, epoch: int, floor_frames: int) -> Pod:
+        return head_pod(
+            self.gcs_port,
+            *(sys.executable, "-m", "cormorant_api", "--job", str(self.manifest)),
+            *("--fleet", "ray", "--ray-address", "auto", "--ray-slot-resources"),
+            *("--port", str(self.port), "--data-port", str(free_port())),
+            *("--directory", str(self.folder / f"epoch-{epoch}"), "--token-file", str(self.tokens)),
+            *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--linger-seconds", "0.5"),
+        )
+
+    def worker(self, index: int) -> Pod:
+        return worker_pod(self.gcs_port, f"cpu-{index}")
+
+    def api(self, head: Pod) -> Api:
+        """Waits until the head is ready."""
+        head.wait_for("head_ready", seconds=120)
+        return Api(self.port, f"operator-{TOKEN}")
+
+    def take(self, api: Api) -> bool:
+        """Take and acknowledge one batch. False: there are no more."""
+        reply = api.get("/v1/batches/next?wait=60")
+        if reply.status != 200:
+            assert reply.kind == "stream-ended", reply
+            return False
+        self.checker.take(decode(memoryview(reply.body)).tensordict())
+        assert api.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack").status == 204
+        return True
+
+
+def attempts(api: Api) -> dict[str, int]:
+    return {worker["name"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
+
+
+def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_pod(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with job.worker(0) as first, job.worker(1) as second, job.head(epoch=1, floor_frames=0) as head:
+        api = job.api(head)
+        assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").json["state"] == "applied"
+        before = attempts(api)
+        while job.checker.frames < 1000:
+            assert job.take(api)
+        # The replacement's pod comes while the first one still works, as in a cluster.
+        with job.worker(0) as third:
+            third.wait_for("joined")
+            first.process.send_signal(signal.SIGTERM)
+            while first.process.poll() is None:
+                assert job.take(api)
+            assert first.wait() == 0
+            assert first.said("leaving")
+            assert first.said("left")
+            assert first.left() == []
+            until(lambda: job.take(api) and attempts(api).get("cpu-0", 0) > before["cpu-0"])
+            assert attempts(api)["cpu-1"] == before["cpu-1"]
+            status = api.get("/v1/status").json
+            # Nothing was lost: at most what the environments were ahead of the last batch.
+            assert status["frames"]["dropped"].get("crash", 0) == 0
+            assert not head.said("worker_lost")
+
+            head.kill()
+            settled = job.checker.frames
+            with job.head(epoch=2, floor_frames=settled) as next_head:
+                api = job.api(next_head)
+                assert api.put(f"{WEIGHTS}?version=2", weights_file(2), Prefer="wait=60").status in (200, 202)
+                while job.take(api):
+                    pass
+                assert next_head.wait() == 0
+                assert next_head.left() == []
+            assert second.process.poll() is None
+            assert third.process.poll() is None
+            assert len(second.said("joined")) == 2
+            assert job.checker.frames == TOTAL
+            os.kill(second.process.pid, signal.SIGTERM)
+            assert second.wait() == 0

@@ -1,0 +1,67 @@
+"""Why `ray start` ended, in a sentence, from the last it said. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+_AUTH = ("InvalidAuthToken", "Unauthenticated", "UNAUTHENTICATED", "AuthenticationError", "Authentication failed")
+_VERSION = ("Version mismatch",)
+_UNREACHABLE = ("Failed to connect to GCS", "Unable to connect to GCS", "Failed to get cluster ID", "Timed out")
+_LONGEST = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What is known of an end."""
+
+    cause: Literal["token", "version", "unreachable", "ended"]
+    """token and version: the same pod will fail again."""
+    sentence: str
+
+
+def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> Diagnosis:
+    """Why Ray ended.
+
+    Args:
+        last_words: the end of its output.
+        code: its exit code; None: it was ended because it took too long.
+        head: where the head should be.
+        has_joined: it was a member of the head's cluster before.
+    """
+    if has_joined:
+        # A raylet that meets another head than its own calls that an authentication error, too.
+        return Diagnosis(
+            cause="ended",
+            sentence=f"Ray left the cluster of {head} (exit code {code}): its head is gone, or lost sight of this node",
+        )
+    if _says(last_words, _AUTH):
+        return Diagnosis(
+            cause="token",
+            sentence=f"the head at {head} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's "
+            "Secret, and RAY_AUTH_MODE must be token in all pods",
+        )
+    if _says(last_words, _VERSION):
+        return Diagnosis(
+            cause="version",
+            sentence=f"the head at {head} runs another version of Ray or Python; all pods of a job need one image: "
+            f"{_told(last_words, _VERSION)}",
+        )
+    if code is None or _says(last_words, _UNREACHABLE):
+        return Diagnosis(cause="unreachable", sentence=f"the head at {head} did not let this node join in time")
+    return Diagnosis(
+        cause="ended", sentence=f"`ray start` ended with code {code} before it joined {head}: {_last_line(last_words)}"
+    )
+
+
+def _says(text: str, signs: tuple[str, ...]) -> bool:
+    return any(sign in text for sign in signs)
+
+
+def _told(text: str, signs: tuple[str, ...]) -> str:
+    lines = [line.strip() for line in text.splitlines()]
+    first = next((n for n, line in enumerate(lines) if _says(line, signs)), 0)
+    return " ".join(lines[first : first + 4])[:_LONGEST]
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:_LONGEST] if lines else "it said nothing"

@@ -1,0 +1,85 @@
+"""`/livez`, `/readyz` and `/metrics` of a worker's pod. Liveness asks for the supervisor alone: a pod without a head is
+as alive as others and waits.
+"""
+
+import threading
+from collections.abc import Iterator
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socket import AF_INET, AF_INET6
+
+from cormorant_worker.supervisor.standing import Standing
+
+_IDLE_S = 5.0
+
+
+class Probes:
+    """A small HTTP server in a thread of its own."""
+
+    def __init__(self, standing: Standing, *, pod_ip: str, port: int) -> None:
+        """Listen.
+
+        Args:
+            standing: what to tell.
+            pod_ip: the pod's address; tells which family of addresses the cluster uses.
+            port: 0: any free one.
+
+        Raises:
+            OSError: the port is taken.
+        """
+
+        class Server(ThreadingHTTPServer):
+            address_family = AF_INET6 if ":" in pod_ip else AF_INET
+            daemon_threads = True
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = _IDLE_S
+
+            def do_GET(self) -> None:  # the base class's name
+                status, text = answer(self.path, standing)
+                body = text.encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:  # noqa: A002  # the base class's name
+                """Nothing: probes come every two seconds."""
+
+        self._server = Server(("::" if ":" in pod_ip else "0.0.0.0", port), Handler)  # the kubelet asks
+        self.port: int = self._server.server_address[1]
+        """Where it listens."""
+        threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def answer(path: str, standing: Standing) -> tuple[HTTPStatus, str]:
+    """What to answer to a GET."""
+    match path.partition("?")[0]:
+        case "/livez":
+            return _verdict(standing.is_live, "the supervisor has not looked around for a minute")
+        case "/readyz":
+            why = "leaving" if standing.is_leaving else "Ray has not joined the head"
+            return _verdict(standing.is_joined and not standing.is_leaving, why)
+        case "/metrics":
+            return HTTPStatus.OK, "".join(_metrics(standing))
+        case _:
+            return HTTPStatus.NOT_FOUND, "there are /livez, /readyz and /metrics\n"
+
+
+def _verdict(is_good: bool, why_not: str) -> tuple[HTTPStatus, str]:
+    return (HTTPStatus.OK, "ok\n") if is_good else (HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n")
+
+
+def _metrics(standing: Standing) -> Iterator[str]:
+    for name, kind, words, value in (
+        ("joined", "gauge", "Whether the pod's Ray is a member of the head's cluster.", int(standing.is_joined)),
+        ("joins_total", "counter", "How often the pod's Ray has joined a head.", standing.joins),
+    ):
+        full = f"cormorant_worker_{name}"
+        yield f"# HELP {full} {words}\n# TYPE {full} {kind}\n{full} {value}\n"

@@ -1,0 +1,127 @@
+"""Child processes of a process 1: none is left as a zombie, and none survives."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+import psutil
+
+_PR_SET_CHILD_SUBREAPER = 36
+_KILL_S = 10.0
+_TAIL_LINES = 100
+
+
+class Child:
+    """A process whose output is read as it comes; its last lines are kept."""
+
+    def __init__(self, command: Sequence[str], environment: Mapping[str, str], *, watch_for: str) -> None:
+        """Start it.
+
+        Args:
+            command: the argument vector.
+            environment: all of it.
+            watch_for: `has_said` becomes true when a line of its output contains this.
+        """
+        self.has_said = False
+        self.started = time.monotonic()
+        self._watch_for = watch_for
+        self._tail: deque[str] = deque(maxlen=_TAIL_LINES)
+        self._process = subprocess.Popen(
+            list(command),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        self._reader = threading.Thread(target=self._read, name="ray-output", daemon=True)
+        self._reader.start()
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Its exit code, 128 + n after signal n; None while it runs."""
+        return exit_code(self._process.poll())
+
+    def lived_s(self) -> float:
+        """Seconds since it was started."""
+        return time.monotonic() - self.started
+
+    def last_words(self) -> str:
+        """The end of its output; once it has ended, all of its end."""
+        if self._process.poll() is not None:
+            self._reader.join(1.0)  # what it started may hold the pipe open for longer
+        return "\n".join(tuple(self._tail))
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if self._watch_for in line:
+                self.has_said = True
+            if line.strip():
+                self._tail.append(line.rstrip())
+
+
+def exit_code(code: int | None) -> int | None:
+    """A subprocess's return code as shells and Kubernetes write it."""
+    return code if code is None or code >= 0 else 128 - code
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever a child leaves behind, as process 1 is anyway: Linux only."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def reap(known: Sequence[int]) -> None:
+    """Collect ended children that nobody waits for.
+
+    Args:
+        known: process ids whose owners wait for them.
+    """
+    for pid in _ended_children():
+        if pid not in known:
+            with suppress(ChildProcessError):
+                os.waitpid(pid, os.WNOHANG)
+
+
+def kill_all(known: Sequence[int]) -> bool:
+    """End every process below this one at once, whatever it is. False: some were left after ten seconds."""
+    deadline = time.monotonic() + _KILL_S
+    while time.monotonic() < deadline:
+        reap(known)
+        left = [process for process in descendants() if process.pid not in known or not _is_zombie(process)]
+        if not left:
+            return True
+        for process in left:
+            with suppress(psutil.Error):
+                process.send_signal(signal.SIGKILL)
+        time.sleep(0.02)
+    return False
+
+
+def descendants() -> list[psutil.Process]:
+    """Every process below this one."""
+    return psutil.Process().children(recursive=True)
+
+
+def _ended_children() -> list[int]:
+    """Children that are zombies. `waitid` shows only one at a time, and always the same while nobody collects it."""
+    return [process.pid for process in psutil.Process().children() if _is_zombie(process)]
+
+
+def _is_zombie(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() == psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return True

@@ -1,0 +1,31 @@
+"""SIGTERM and SIGINT: noted where they come in, acted on where the supervisor looks next."""
+
+import signal
+from types import FrameType
+
+SIGNAL_BASE = 128
+"""A process that signal n ended has the exit code 128 + n."""
+
+
+class Signals:
+    """What has come in, in order."""
+
+    def __init__(self) -> None:
+        self.received: list[int] = []
+
+    def install(self) -> None:
+        """Note both from now on. Main thread only."""
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._note)
+
+    @property
+    def exit_code(self) -> int:
+        """Of a process that ends because of the first one."""
+        return SIGNAL_BASE + self.received[0]
+
+    def __bool__(self) -> bool:
+        """True when somebody wants this process to end."""
+        return bool(self.received)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        self.received.append(number)

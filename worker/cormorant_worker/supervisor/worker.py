@@ -1,0 +1,196 @@
+"""The supervisor of a worker's pod: joins whichever head the Service leads to, again and again, until SIGTERM.
+
+knocking -> starting -> joined -> (Ray ended: all that is left of it is killed) -> knocking ...
+any of them -> SIGTERM -> leaving: the actor finishes or hands over its batch -> Ray is killed -> 0
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import structlog
+
+from cormorant_worker.engine.ray.leaving import ACTOR_TITLE
+from cormorant_worker.errors import PodRefused
+from cormorant_worker.supervisor import processes, ray_command
+from cormorant_worker.supervisor.backoff import Backoff
+from cormorant_worker.supervisor.diagnosis import Diagnosis, diagnose
+from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.memory import store_bytes
+from cormorant_worker.supervisor.processes import Child
+from cormorant_worker.supervisor.settings import WorkerSettings
+from cormorant_worker.supervisor.signals import Signals
+from cormorant_worker.supervisor.standing import Standing
+
+log = structlog.get_logger()
+
+_TICK_S = 0.1
+_KNOCK_S = 5.0
+_BETWEEN_KNOCKS_S = 0.5
+"""A connection costs nothing, unlike `ray start`: no back-off."""
+_COMPLAIN_S = 30.0
+"""Between two words about a head that is not there."""
+_JOIN_S = 60.0
+"""From `ray start` to membership; Ray itself gives up a wrong token after about 20 s."""
+_LAST_WORDS = 500
+"""Characters of Ray's last words that are logged."""
+_MOST_REFUSALS = 3
+"""In a row, after which this pod is given up: a new one may have the right token or image."""
+_KILL_MARGIN_S = 5.0
+"""Of the grace period, kept for ending Ray."""
+
+
+class Worker:
+    """One worker's pod, from start to end."""
+
+    def __init__(self, settings: WorkerSettings, signals: Signals, standing: Standing) -> None:
+        self._settings, self._signals, self._standing = settings, signals, standing
+        self._head = f"{settings.head[0]}:{settings.head[1]}"
+        self._leave_file = Path(ray_command.leave_file(settings.ray))
+        self._backoff = Backoff()
+        self._refusals = 0
+        self._ray: Child | None = None
+
+    def run(self) -> None:
+        """Supervise until SIGTERM. Returns when nothing is left of Ray.
+
+        Raises:
+            PodRefused: the head lets this pod in under no circumstances.
+        """
+        processes.adopt_orphans()
+        self._leave_file.unlink(missing_ok=True)
+        try:
+            while not self._signals:
+                self._live_once()
+            self._leave()
+        finally:
+            self._clean_up()
+
+    def _live_once(self) -> None:
+        """Join a head and stay for as long as it does."""
+        if not self._wait_for_head():
+            return
+        store = self._settings.ray.store_bytes or store_bytes()
+        ray = self._ray = Child(
+            ray_command.worker_command(self._settings, store_bytes=store),
+            ray_command.ray_environment(os.environ, self._settings.ray),
+            watch_for=ray_command.STARTED,
+        )
+        self._wait_while(lambda: ray.poll() is None and not ray.has_said and ray.lived_s() < _JOIN_S)
+        joined_at = time.monotonic()
+        if has_joined := ray.has_said and ray.poll() is None:
+            self._note_join(ray)
+            self._wait_while(lambda: ray.poll() is None)
+        if self._signals:
+            return
+        self._standing.is_joined = False
+        found = diagnose(ray.last_words(), code=ray.poll(), head=self._head, has_joined=has_joined)
+        joined_s = time.monotonic() - joined_at if has_joined else 0.0
+        self._clean_up()
+        self._complain(found, last_words=ray.last_words())
+        self._rest(self._backoff.next_s(joined_s=joined_s))
+
+    def _wait_for_head(self) -> bool:
+        """Wait until somebody listens there: for as long as the pod lives. False: SIGTERM came."""
+        began = time.monotonic()
+        told = began - _COMPLAIN_S + _KNOCK_S
+        while not self._signals:
+            if not (why := knock(self._settings.head, limit_s=_KNOCK_S)):
+                return True
+            if (now := time.monotonic()) - told > _COMPLAIN_S:
+                told = now
+                log.warning(
+                    "head_unreachable",
+                    reason=f"nobody answers at the head's {self._head} since {now - began:.0f} s ({why}); this pod "
+                    "waits, and joins when a head is there",
+                )
+            self._rest(_BETWEEN_KNOCKS_S)
+        return False
+
+    def _note_join(self, ray: Child) -> None:
+        self._standing.joins += 1
+        self._standing.is_joined = True
+        self._refusals = 0
+        log.info(
+            "joined", head=self._head, slot=self._settings.slot, joins=self._standing.joins,
+            seconds=round(ray.lived_s(), 1),
+        )  # fmt: skip
+
+    def _complain(self, found: Diagnosis, *, last_words: str) -> None:
+        """Say why Ray ended.
+
+        Raises:
+            PodRefused: it was the last of several refusals.
+        """
+        if found.cause not in ("token", "version"):
+            self._refusals = 0
+            log.warning("ray_ended", cause=found.cause, reason=found.sentence, text=last_words[-_LAST_WORDS:])
+            return
+        self._refusals += 1
+        if self._refusals >= _MOST_REFUSALS:
+            raise PodRefused(f"{found.sentence} (asked {self._refusals} times)")
+        log.error("join_refused", cause=found.cause, reason=found.sentence, tries_left=_MOST_REFUSALS - self._refusals)
+
+    def _leave(self) -> None:
+        """Have the actor finish or hand over its batch, within the grace period."""
+        self._standing.is_leaving = True
+        self._standing.is_joined = False
+        began = time.monotonic()
+        limit_s = max(0.0, self._settings.grace_s - _KILL_MARGIN_S)
+        if self._ray is None or self._ray.poll() is not None or not _has_actor():
+            log.info("left", slot=self._settings.slot, reason="no worker was here")
+            return
+        log.info("leaving", slot=self._settings.slot, limit_s=limit_s)
+        self._leave_file.touch()
+        asked = len(self._signals.received)
+        while _has_actor() and self._ray.poll() is None and len(self._signals.received) == asked:
+            if time.monotonic() - began > limit_s:
+                log.warning(
+                    "left_in_the_middle",
+                    slot=self._settings.slot,
+                    reason=f"the worker did not finish its batch within {limit_s:.0f} s "
+                    "(CORMORANT_GRACE_SECONDS less the time to end Ray); the batch is collected again",
+                )
+                return
+            self._look_around()
+        log.info("left", slot=self._settings.slot, seconds=round(time.monotonic() - began, 1))
+
+    def _rest(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        self._wait_while(lambda: time.monotonic() < deadline)
+
+    def _wait_while(self, condition: Callable[[], bool]) -> None:
+        """Look around until something has changed or SIGTERM came; callers' conditions are bounded, or say so."""
+        while condition() and not self._signals:
+            self._look_around()
+
+    def _look_around(self) -> None:
+        self._standing.tick()
+        processes.reap(self._known())
+        time.sleep(_TICK_S)
+
+    def _known(self) -> list[int]:
+        return [self._ray.pid] if self._ray is not None else []
+
+    def _clean_up(self) -> None:
+        """End whatever Ray has left: its ports and sockets must be free for the next start."""
+        if not processes.kill_all(self._known()):
+            log.error("processes_left", reason="processes of Ray cannot be killed; they wait for the kernel")
+        if self._ray is not None:
+            self._ray.poll()
+            self._ray = None
+        shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
+        self._leave_file.unlink(missing_ok=True)
+
+
+def _has_actor() -> bool:
+    """Whether a worker's actor runs in this pod."""
+    for process in processes.descendants():
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(ACTOR_TITLE):
+                return True
+    return False
