@@ -34,7 +34,6 @@ _SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
 _COMMON: Mapping[str, str] = {
     "HOME": "/tmp",
     "PYTHONPATH": CODE_FOLDER,
-    "PYTHONPYCACHEPREFIX": "/tmp/pyc",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",
     # A lost node is known after 3 s and not after 15; a raylet of an old head ends after 5 s and not after 60.

@@ -49,8 +49,8 @@ def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> 
         head.wait_for("ray_ready")
         refusal = worker.wait_for("join_refused")
         assert refusal["reason"] == (
-            f"the head at 127.0.0.1:{port} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's Secret, "
-            "and RAY_AUTH_MODE must be token in all pods"
+            f"the head at 127.0.0.1:{port} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's "
+            "Secret, and RAY_AUTH_MODE must be token in all pods"
         )
         assert worker.get("/readyz")[0] == 503
         assert worker.wait(120) == 1
@@ -121,7 +121,7 @@ class Job:
 
 
 def attempts(api: Api) -> dict[str, int]:
-    return {worker["name"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
+    return {worker["id"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
 
 
 def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_pod(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ _HEALTHY_S = 10.0
 
 
 class Backoff:
-    """0.2, 0.4, 0.8 ... 5 s; from the beginning again after ten seconds of membership."""
+    """0.4, 0.8, 1.6 ... 5 s; 0.2 s after a membership of ten seconds or more, and from the beginning again."""
 
     def __init__(self) -> None:
         self._failures = 0

@@ -63,7 +63,9 @@ class Head:
                 return False
             if (code := ray.poll()) is not None or ray.lived_s() > _START_S:
                 why = f"it did not start within {_START_S:.0f} s" if code is None else f"it ended with code {code}"
-                log.critical("ray_failed", reason=f"there is no Ray for this head: {why}", text=ray.last_words()[-_LAST_WORDS:])
+                log.critical(
+                    "ray_failed", reason=f"there is no Ray for this head: {why}", text=ray.last_words()[-_LAST_WORDS:]
+                )
                 return False
             self._look_around()
         if why := knock((self._settings.pod_ip, self._settings.gcs_port), limit_s=_LAST_WORDS_S):

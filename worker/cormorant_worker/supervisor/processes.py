@@ -112,7 +112,8 @@ def kill_all(known: Sequence[int]) -> bool:
 
 def descendants() -> list[psutil.Process]:
     """Every process below this one."""
-    return psutil.Process().children(recursive=True)
+    found: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return found
 
 
 def _ended_children() -> list[int]:

@@ -1,0 +1,171 @@
+"""What the supervisor decides, without Ray."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.scripts import environment
+from cormorant_worker.errors import SupervisorRefused
+from cormorant_worker.supervisor import ray_command
+from cormorant_worker.supervisor.backoff import Backoff
+from cormorant_worker.supervisor.diagnosis import diagnose
+from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
+from cormorant_worker.supervisor.probes import answer
+from cormorant_worker.supervisor.settings import read_ray_settings, read_worker_settings
+from cormorant_worker.supervisor.standing import Standing
+
+WORKER = {
+    "CORMORANT_HEAD": "pong-head:6379", "CORMORANT_GROUP": "cpu", "CORMORANT_INDEX": "3", "CORMORANT_ATTEMPT": "2",
+    "CORMORANT_GRACE_SECONDS": "60", "POD_IP": "10.1.2.3",
+}  # fmt: skip
+GIB = 1 << 30
+
+
+def test_worker_starts_ray_with_its_slot_and_ports_that_policies_can_name() -> None:
+    command = ray_command.worker_command(read_worker_settings(WORKER), store_bytes=GIB)
+    assert command[1:6] == ["-m", "ray.scripts.scripts", "start", "--block", "--address=pong-head:6379"]
+    assert '--resources={"slot:cpu-3": 1}' in command
+    assert {"--node-ip-address=10.1.2.3", "--node-manager-port=6380", "--max-worker-port=10050"} <= set(command)
+    assert {"--num-cpus=0", "--num-gpus=0", f"--object-store-memory={GIB}", "--temp-dir=/tmp/ray"} <= set(command)
+    assert not [flag for flag in command if flag.startswith(("--port", "--head"))]
+
+
+def test_head_starts_ray_without_a_place_for_workers() -> None:
+    command = ray_command.head_command(read_ray_settings({"POD_IP": "10.1.2.3"}), store_bytes=GIB)
+    assert {"--head", "--port=6379", "--include-dashboard=false", "--num-cpus=0"} <= set(command)
+    assert not [flag for flag in command if flag.startswith(("--address", "--resources"))]
+
+
+def test_addresses_of_either_family_are_read() -> None:
+    settings = read_worker_settings({**WORKER, "CORMORANT_HEAD": "[fd00::1]:6379"})
+    assert settings.head == ("fd00::1", 6379)
+    assert "--address=[fd00::1]:6379" in ray_command.worker_command(settings, store_bytes=GIB)
+
+
+def test_ray_takes_no_device_from_the_worker_and_knows_where_the_order_to_leave_will_be() -> None:
+    settings = read_ray_settings({})
+    given = ray_command.ray_environment({"RAY_AUTH_TOKEN": "secret"}, settings)
+    assert given["RAY_AUTH_TOKEN"] == "secret"
+    assert given["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] == "0"
+    assert given["CORMORANT_LEAVE_FILE"] == ray_command.leave_file(settings) == "/tmp/ray.leave"
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("CORMORANT_HEAD", "pong-head", "CORMORANT_HEAD is 'pong-head'; it must be host and port, as in \"pong-head"),
+        (
+            "CORMORANT_HEAD",
+            "pong-head:99999",
+            "CORMORANT_HEAD is 'pong-head:99999'; it must be a port, from 0 to 65535",
+        ),
+        ("CORMORANT_GROUP", "", "CORMORANT_GROUP is ''; it must be a worker group's name"),
+        ("CORMORANT_INDEX", "-1", "CORMORANT_INDEX is '-1'; it must be a whole number from 0"),
+        ("CORMORANT_PROBE_PORT", "http", "CORMORANT_PROBE_PORT is 'http'; it must be a port"),
+        ("CORMORANT_RAY_PORTS", "any", 'CORMORANT_RAY_PORTS is \'any\'; it must be "fixed" or "free"'),
+    ],
+)
+def test_what_cannot_be_used_is_refused_with_its_name_and_value(variable: str, value: str, message: str) -> None:
+    with pytest.raises(SupervisorRefused) as refusal:
+        read_worker_settings({**WORKER, variable: value})
+    assert message in str(refusal.value)
+
+
+def test_wrong_use_ends_with_2_and_a_line_of_json() -> None:
+    for arguments in ([], ["head"], ["head", "--"], ["worker", "--fast"], ["worker"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "cormorant_worker.supervisor", *arguments],
+            env=environment(CORMORANT_HEAD=""), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 2
+        assert '"event": "supervisor_refused"' in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("free_shm", "memory_limit", "expected"),
+    [
+        (GIB, 4 * GIB, int(0.8 * GIB)),
+        (64 * GIB, 4 * GIB, int(0.4 * 4 * GIB)),
+        (64 << 20, 4 * GIB, SMALLEST_STORE),
+        (GIB, 128 << 20, SMALLEST_STORE),
+    ],
+)
+def test_the_object_store_takes_the_smaller_share_and_never_too_little(
+    free_shm: int, memory_limit: int, expected: int
+) -> None:
+    assert decide_store_bytes(free_shm=free_shm, memory_limit=memory_limit) == expected
+
+
+def test_back_off_grows_to_five_seconds_and_is_forgotten_after_a_healthy_membership() -> None:
+    backoff = Backoff()
+    assert [backoff.next_s(joined_s=0.0) for _ in range(6)] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+    assert backoff.next_s(joined_s=60.0) == 0.2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "has_joined", "cause"),
+    [
+        ("ray.exceptions.AuthenticationError: InvalidAuthToken: ...", 1, False, "token"),
+        ("RuntimeError: Version mismatch: The cluster was started with:\n  Ray: 2.50.0", 1, False, "version"),
+        ("Unable to connect to GCS at pong-head:6379", 1, False, "unreachable"),
+        ("", None, False, "unreachable"),
+        ("Killed", 137, False, "ended"),
+        ("GCS returned an authentication error", 1, True, "ended"),
+    ],
+)
+def test_an_end_is_explained(words: str, code: int | None, has_joined: bool, cause: str) -> None:
+    found = diagnose(words, code=code, head="pong-head:6379", has_joined=has_joined)
+    assert found.cause == cause
+    assert "pong-head:6379" in found.sentence
+
+
+def test_probes_tell_the_pods_standing() -> None:
+    standing = Standing()
+    assert [answer(path, standing)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
+    standing.is_joined = True
+    assert answer("/readyz", standing) == (200, "ok\n")
+    standing.is_leaving = True
+    assert answer("/readyz", standing) == (503, "leaving\n")
+    standing.ticked -= 61
+    assert answer("/livez", standing)[0] == 503
+
+
+def test_a_door_that_nobody_opens_is_explained_within_the_limit() -> None:
+    began = time.monotonic()
+    assert "refused" in knock(("127.0.0.1", 1), limit_s=5)
+    assert time.monotonic() - began < 5
+
+
+ORPHANS = """
+import subprocess, sys, time
+from cormorant_worker.supervisor import processes
+processes.adopt_orphans()
+child = processes.Child(["sh", "-c", "sleep 600 & (sleep 0.1 &) ; trap '' TERM; echo ready; sleep 600"],
+                        {"PATH": "/usr/bin:/bin"}, watch_for="ready")
+while not child.has_said:
+    time.sleep(0.01)
+time.sleep(0.3)
+processes.reap([child.pid])
+print(sorted(process.name() for process in processes.descendants()))
+print(processes.kill_all([child.pid]), child.poll(), processes.descendants(), child.last_words())
+"""
+
+
+def test_nothing_is_left_as_a_zombie_and_nothing_survives() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHANS], env=environment(), capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "True 137 [] ready"], done.stderr
+
+
+def test_the_supervisor_is_light() -> None:
+    # It lives beside every worker, and starts before anything else does.
+    code = "import cormorant_worker.supervisor.__main__, sys; print(*{n.partition('.')[0] for n in sys.modules})"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment(), cwd=Path(__file__).parent, capture_output=True, text=True
+    )
+    assert not set(done.stdout.split()) & {"torch", "ray", "numpy", "tensordict", "envpool", "pydantic"}
