@@ -53,6 +53,11 @@ def test_what_starts_often_or_on_laptops_starts_without_torch(statement: str) ->
     assert not imported_by(statement) & {"torch", "tensordict", "ray", "envpool", "pyarrow"}
 
 
+def test_one_module_knows_how_ray_is_started() -> None:
+    knowing = [path.name for path in sources() if "--node-manager-port" in path.read_text()]
+    assert [name for name in knowing if not name.startswith("test_")] == ["ray_command.py"]
+
+
 def test_the_contract_needs_pydantic_only() -> None:
     assert not imported_by("import cormorant_contract.job") & {"yaml", "numpy", "gymnasium", "typer", "rich"}
 

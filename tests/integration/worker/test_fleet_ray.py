@@ -267,6 +267,12 @@ def job_with(resources: dict, **group: object) -> object:
         ({"limits": {"cpu": "2", "nvidia.com/gpu": 1}}, {}, False, Demand(num_cpus=2, num_gpus=1)),
         ({"limits": {"cpu": "2"}}, {"num_cpus": 0.5, "num_gpus": 0.25}, False, Demand(num_cpus=0.5, num_gpus=0.25)),
         ({}, {"slot_resources": True}, False, Demand(num_cpus=0, num_gpus=0, resources={"slot:cpu-3": 1.0})),
+        (
+            {"limits": {"cpu": "2", "nvidia.com/gpu": 1}},
+            {"slot_resources": True},
+            False,
+            Demand(num_cpus=0, num_gpus=0, resources={"slot:cpu-3": 1.0}),
+        ),
         ({}, {"resources": {"walrus": 2}}, False, Demand(num_cpus=1, num_gpus=0, resources={"walrus": 2})),
     ],
 )

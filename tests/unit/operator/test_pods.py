@@ -127,6 +127,23 @@ def test_worker_knows_its_slot_and_its_head_and_no_token_but_rays() -> None:
     assert references == ["ray"]
 
 
+def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
+    from cormorant_worker.supervisor.settings import read_worker_settings
+
+    told = {item["name"]: item.get("value", "10.0.0.7") for item in main_container(worker(index=7))["env"]}
+    settings = read_worker_settings(told)
+    assert (settings.head, settings.slot) == (("pong-head", entrypoints.GCS_PORT), "cpu-7")
+    assert (settings.probe_port, settings.ray.gcs_port) == (entrypoints.WORKER_PORT, entrypoints.GCS_PORT)
+    assert (settings.grace_s, settings.ray.pod_ip) == (Site().worker_grace_s, "10.0.0.7")
+    assert main_container(worker())["command"] == ["python", "-m", "cormorant_worker.supervisor", "worker"]
+
+
+def test_pods_use_the_bytecode_that_the_image_brings() -> None:
+    # With a cache prefix Python looks for bytecode there alone.
+    for pod in (head(), worker()):
+        assert "PYTHONPYCACHEPREFIX" not in {item["name"] for item in main_container(pod)["env"]}
+
+
 def test_code_of_a_config_map_is_on_the_path() -> None:
     job = make_job(code={"configMap": "my-policies"})
     pod = worker_pod(job, Site(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
