@@ -5,10 +5,12 @@ Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIG
 """
 
 import argparse
+import json
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -25,6 +27,7 @@ from cormorant_worker.front import load_job, refuse_unknown_task
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cormorant_api.server import HeadServer
     from cormorant_contract.job import CollectorJob
     from cormorant_worker.engine.local import LocalFleet
 
@@ -32,21 +35,39 @@ _SIGNAL_BASE = 128
 _OK, _FAILED, _REFUSED = 0, 1, 2
 
 
+class Interrupted(BaseException):
+    """A signal came while the workers were starting: there is nothing to drain."""
+
+
 class Signals:
     """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once."""
 
     def __init__(self) -> None:
         self.number = 0
+        self._interrupts = False
 
     def install(self) -> None:
         """Handle both from now on. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
+    @contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Inside, the first signal raises `Interrupted`: pods may take an hour to come."""
+        self._interrupts = True
+        try:
+            if self.number:
+                raise Interrupted
+            yield
+        finally:
+            self._interrupts = False
+
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number:
             os._exit(_SIGNAL_BASE + number)
         self.number = number
+        if self._interrupts:
+            raise Interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -75,8 +96,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         make_fleet = _engine(given)
         with HeadServer(job, settings) as server:
-            server.start_fleet(make_fleet, FleetOptions(workers=given.workers))
+            with signals.interrupting():
+                server.start_fleet(make_fleet, FleetOptions(workers=given.workers, device=given.device))
             end = server.wait(lambda: bool(signals.number))
+            _write_last_words(given.last_words, server)
+    except Interrupted:
+        end = "interrupted"
     except (HeadError, ManifestError, EnvError) as error:
         log.critical("head_refused", reason=str(error))
         return _REFUSED
@@ -85,6 +110,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _FAILED
     log.info("head_ended", reason=end)
     return _OK if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
+
+
+def _write_last_words(path: Path | None, server: "HeadServer") -> None:
+    """The count of frames, for whoever starts the next head."""
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps({"frames": server.head.settled_frames}))
+    except OSError as error:
+        structlog.get_logger().warning("last_words_not_written", reason=f"cannot write {path}: {error}")
 
 
 def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":
@@ -135,6 +170,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ray-slot-resources", action="store_true", help='worker cpu-0 goes where the resource "slot:cpu-0" is'
     )
+    parser.add_argument(
+        "--device",
+        default=os.environ.get("CORMORANT_DEVICE", ""),
+        help='torch device of every policy, for tests without a GPU; default: CORMORANT_DEVICE, else "cuda" in gpu '
+        'groups and "cpu" in others',
+    )
     parser.add_argument("--workers", type=int, default=0, help="0: what the manifest says")
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="control requests; 0: any free one")
@@ -146,6 +187,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--epoch", type=_count, default=0, help="which head of the job, from 1; 0: --directory knows")
     parser.add_argument("--floor-frames", type=_count, default=0, help="frames that earlier heads have settled")
+    parser.add_argument("--last-words", type=Path, help="file for the count of frames at the end, as JSON")
     parser.add_argument("--keep-versions", type=_positive, default=5)
     parser.add_argument("--ack-within", type=float, default=60.0, help="seconds to acknowledge a batch")
     parser.add_argument("--drain-seconds", type=float, default=30.0)

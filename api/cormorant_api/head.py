@@ -168,6 +168,17 @@ class Head:
         return self.job.spec.output.queue is not None
 
     @property
+    def settled_frames(self) -> int:
+        """Frames that no later head collects again: acknowledged ones, or those of the dataset; of earlier heads, too.
+
+        Raises:
+            ApiError: there is no fleet yet.
+        """
+        if self.job.spec.output.dataset is not None or not self.has_queue:
+            return self.running.fleet.stats().frames
+        return self.journal.frames + self.running.ledger.counts().acked_frames
+
+    @property
     def is_complete(self) -> bool:
         """Whether all frames are collected, delivered and acknowledged.
 

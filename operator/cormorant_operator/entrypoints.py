@@ -21,6 +21,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+LAST_WORDS_FILE = "/dev/termination-log"
+"""Kubernetes' default for a container's last words."""
+
 API_PORT, DATA_PORT, GCS_PORT, WORKER_PORT = 8000, 8001, 6379, 8000
 EXIT_DONE, EXIT_REFUSED = 0, 2
 
@@ -63,6 +66,7 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int) -> list[str]:
         *("--host", "0.0.0.0", "--port", str(API_PORT), "--data-port", str(DATA_PORT)),
         *("--directory", STATE_FOLDER, "--token-file", TOKEN_FILE),
         *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(drain_s)),
+        *("--last-words", LAST_WORDS_FILE),
     ]
 
 

@@ -204,6 +204,12 @@ class Crew:
         return set(self.members) == set(self.places) and all(map(self.is_serving, self.places))
 
     @property
+    def has_begun(self) -> bool:
+        """True when some place has a worker that may hold tickets, and whoever leaves has left."""
+        stays = all(slot in self.places and not member.is_leaving for slot, member in self.members.items())
+        return stays and any(map(self.is_serving, self.places))
+
+    @property
     def is_idle(self) -> bool:
         """True when no worker holds a ticket."""
         return not any(member.tickets for member in self.members.values())
@@ -508,6 +514,9 @@ class Crew:
     def watch(self, now: float) -> None:
         """Kill workers that make no progress."""
         for slot, member in list(self.members.items()):
+            if self._options.waits_for_places and not member.link.pid:
+                member.last_progress = now
+                continue
             is_building = not member.is_ready or member.link.phase is Phase.BUILDING
             limit = self._options.startup_timeout_s if is_building else self._hang_limit_s
             if (silent := member.silent_for_s(now, is_paused=self.is_paused)) > limit:
@@ -556,7 +565,8 @@ class Crew:
         return sum(self._schedule.lost(out.round.number, slot) for out in member.tickets.values())
 
     def _plan_replacement(self, slot: Slot, member: Member, reason: str) -> None:
-        if self.ready is None:
+        # A pod that ends while its worker starts says nothing of the manifest.
+        if self.ready is None and not self._options.waits_for_places:
             self.error = WorkerFailed(f"worker {member.name} {reason}")
             return
         restarts = self.restarts[slot] = self.restarts.get(slot, 0) + 1

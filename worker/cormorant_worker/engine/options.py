@@ -23,6 +23,10 @@ class FleetOptions:
     """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
     starts_paused: bool = False
     """Workers start and stand still until `resume`: whoever opens the fleet has weights to publish first."""
+    waits_for_places: bool = False
+    """Somebody else brings the places of workers, pods in a cluster: the fleet begins with the first one, at most
+    `runPolicy.startupDeadlineSeconds` after its start, and a worker that has no place yet is waited for without limit
+    and without being counted as lost."""
     first_attempt: int = 0
     """Attempts at every place begin with this one: seeds and trajectory ids of earlier fleets do not come again."""
     startup_timeout_s: float = 300.0

@@ -20,6 +20,8 @@ from cormorant_worker.weights import PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
 
 _POLL_S = 0.2
+_LONGEST_START_S = 86_400.0
+"""Where a manifest sets no limit to the start."""
 
 
 class Standstill:
@@ -163,14 +165,21 @@ class Standstill:
         return True
 
     def await_crew(self, what: str) -> None:
-        """Wait until every place is filled and nobody else is left, or everything is collected.
+        """Wait until every place is filled and nobody else is left, or everything is collected. Where somebody else
+        brings the places, one that is filled is enough.
 
         Raises:
             WorkerFailed, ControlTimeout: workers could not start, or not in time.
         """
-        crew, timeout_s = self._crew, self._options.startup_timeout_s
+        crew, options = self._crew, self._options
+        timeout_s = crew.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
+        timeout_s = timeout_s if options.waits_for_places else options.startup_timeout_s
+
+        def is_there() -> bool:
+            return crew.has_begun if options.waits_for_places else crew.is_complete
+
         in_time = self.wait_until(
-            lambda: crew.error is not None or self._schedule.is_done or crew.is_complete, time.monotonic() + timeout_s
+            lambda: crew.error is not None or self._schedule.is_done or is_there(), time.monotonic() + timeout_s
         )
         crew.raise_error()
         if not in_time:

@@ -15,7 +15,8 @@ class RayFleet(LocalFleet):
     def __init__(
         self, job: CollectorJob, options: FleetOptions | None = None, ray_options: RayOptions | None = None
     ) -> None:
-        """Connect to the cluster or start one, start the workers, and wait for all of them.
+        """Connect to the cluster or start one, start the workers, and wait for all of them; with `slot_resources`, for
+        the first: the others begin as their pods come.
 
         Without `options.workers` there are as many as the manifest says; in a cluster of the fleet's own, at most one
         a processor.
@@ -27,6 +28,8 @@ class RayFleet(LocalFleet):
             DatasetError: the manifest's dataset cannot be opened or belongs to another job.
         """
         options = options or FleetOptions()
+        if ray_options is not None and ray_options.slot_resources:
+            options = replace(options, waits_for_places=True)
         engine = RayEngine(ray_options or RayOptions())
         try:
             if not options.workers:
