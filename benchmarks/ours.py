@@ -57,7 +57,8 @@ def open_ours(workload: Workload, args: argparse.Namespace) -> Iterator[protocol
 
 @contextmanager
 def _in_process(workload: Workload) -> Iterator[protocol.Take]:
-    collector = build_collector(make_job(workload, workers=1), WorkerPlace()).collector
+    job = make_job(workload, workers=1)
+    collector = build_collector(job, WorkerPlace(seed=job.spec.collection.seed)).collector
     blocks = [Block(collector.layout(workload.steps_per_batch)) for _ in range(2)]
 
     def take() -> int:

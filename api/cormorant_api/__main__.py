@@ -18,13 +18,15 @@ import structlog
 
 from cormorant_api.errors import HeadError
 from cormorant_api.settings import DEFAULT_PORT, Settings
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import CormorantError, EnvError, ManifestError
+from cormorant_worker.front import load_job, refuse_unknown_task
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cormorant_contract.job import CollectorJob
     from cormorant_worker.engine.local import LocalFleet
-    from cormorant_worker.engine.options import FleetOptions
 
 _SIGNAL_BASE = 128
 _OK, _FAILED, _REFUSED = 0, 1, 2
@@ -63,17 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log = structlog.get_logger()
     signals = Signals()
     signals.install()
-    # What is slow to import comes after the signals, and after wrong arguments.
-    from cormorant_api.server import HeadServer
-    from cormorant_worker.engine.options import FleetOptions
-    from cormorant_worker.errors import CormorantError, EnvError, ManifestError
-    from cormorant_worker.front import load_job, refuse_unknown_task
-
+    settings = _settings(given)
     try:
+        settings.check()
         job = load_job(given.job, name=given.name)
         refuse_unknown_task(job)
+        # What is slow to import comes after wrong arguments and manifests.
+        from cormorant_api.server import HeadServer
+
         make_fleet = _engine(given)
-        with HeadServer(job, _settings(given)) as server:
+        with HeadServer(job, settings) as server:
             server.start_fleet(make_fleet, FleetOptions(workers=given.workers))
             end = server.wait(lambda: bool(signals.number))
     except (HeadError, ManifestError, EnvError) as error:

@@ -5,10 +5,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.responses import HTMLResponse
 
 from cormorant_api import problems
+from cormorant_api.docs_page import render
 from cormorant_api.head import Head
-from cormorant_api.routes import batches, control, pauses, state, status, weights
+from cormorant_api.routes import batches, control, pauses, seed, state, status, weights
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.problems import Problem
@@ -20,7 +22,7 @@ token: `Authorization: Bearer TOKEN`. Roles: read < write < operator."""
 _TAGS = [
     {"name": "weights", "description": "Publish, fetch, roll back; receipts by worker."},
     {"name": "batches", "description": "Take batches, at least once each, and acknowledge them."},
-    {"name": "lifecycle", "description": "Pause leases, the fleet's state."},
+    {"name": "lifecycle", "description": "Pause leases, the fleet's state, its seed."},
     {"name": "status", "description": "What goes on."},
     {"name": "operator", "description": "Sizes, drain, retirement."},
     {"name": "health", "description": "Probes; open."},
@@ -34,15 +36,17 @@ def make_app(head: Head | None = None) -> FastAPI:
         version="1",
         description=_DESCRIPTION,
         openapi_tags=_TAGS,
+        docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
     )
     app.state.head = head
-    for module in (weights, batches, pauses, state, status, control):
+    for module in (weights, batches, pauses, state, seed, status, control):
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)
+    app.add_api_route("/docs", lambda: HTMLResponse(render(app.openapi())), include_in_schema=False)
     app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
     return app
 

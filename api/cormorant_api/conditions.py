@@ -27,6 +27,26 @@ def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
         raise _failed(f"If-None-Match {if_none[:80]} does not hold", current_etag)
 
 
+def demand_if_match(headers: Mapping[str, str]) -> None:
+    """Refuse a change that does not say what it builds on.
+
+    Raises:
+        ApiError: 428.
+    """
+    if "if-match" not in headers:
+        raise ApiError(
+            428,
+            ProblemType.PRECONDITION_REQUIRED,
+            "a part of the weights builds on the others; send If-Match with the ETag of the version that you know, "
+            "or * for any",
+        )
+
+
+def names_etag(headers: Mapping[str, str], etag: str) -> bool:
+    """Whether If-Match holds for this ETag."""
+    return _matches(headers.get("if-match", ""), etag)
+
+
 def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
     """Whether a GET may be answered with 304."""
     if_none = headers.get("if-none-match")

@@ -25,6 +25,7 @@ class _Document(BaseModel):
     frames: Count
     version: Version
     attempts: dict[str, Count]
+    seed: Count
 
 
 def check_state(data: bytes) -> None:

@@ -49,12 +49,16 @@ class ProblemResponse(Response):
     media_type = PROBLEM_JSON
 
     def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
-        body = json.dumps(problem.document(), ensure_ascii=False).encode("utf-8", "backslashreplace")
-        super().__init__(body, status_code=problem.status, headers=dict(headers or {}))
+        super().__init__(problem_bytes(problem), status_code=problem.status, headers=dict(headers or {}))
         if problem.retry_after_s is not None:
             self.headers["Retry-After"] = str(max(1, math.ceil(problem.retry_after_s)))
         if problem.status == HTTPStatus.UNAUTHORIZED:
             self.headers["WWW-Authenticate"] = 'Bearer realm="cormorant"'
+
+
+def problem_bytes(problem: Problem) -> bytes:
+    """An error's body."""
+    return json.dumps(problem.document(), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def install(app: FastAPI) -> None:

@@ -6,7 +6,11 @@ import asyncio
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from cormorant_api.errors import ApiError
+from cormorant_api.problems import make_problem, problem_bytes
 from cormorant_api.transfer import ABORT_KEY
+from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.problems import ProblemType
 
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_WITHIN_S = 30.0
@@ -23,8 +27,10 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Begin to wait for the first request."""
         super().connection_made(transport)
-        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`.
-        transport.set_write_buffer_limits(high=0)
+        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`. Under TLS
+        # what waits is a copy, and an empty buffer would reach a limit of 0: nothing would ever be sent.
+        is_tls = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -61,6 +67,14 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
         self._forget_timer()
         super().on_headers_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered as every other mistake is, and the connection ends."""
+        error = ApiError(400, ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
+        body = problem_bytes(make_problem(error, ""))
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
 
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self._on_late_head)

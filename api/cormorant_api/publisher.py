@@ -9,15 +9,16 @@ Every refusal comes before anything is visible to a worker or to a reader.
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
 
 import structlog
 
-from cormorant_api.conditions import check_preconditions
+from cormorant_api.conditions import check_preconditions, names_etag
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.event_ring import EventRing
+from cormorant_api.patch import merge
 from cormorant_api.specs import check_specs
 from cormorant_api.updates import Published, UpdateTracker, update_id
 from cormorant_api.uploads import malformed, unsafe_format
@@ -135,6 +136,32 @@ class Publisher:
         self.store.sync(number)
         return update, True
 
+    def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
+        """Publish some tensors of a model over the others of the version that If-Match names.
+
+        Raises:
+            ApiError, CormorantError: as `publish`; 409, the base does not fit or is not kept.
+        """
+        self._verified(upload.blob, wanted.model, is_partial=True)
+        acting = self._fleet.stats().version
+        if acting > self.store.newest:
+            raise ApiError(
+                409,
+                ProblemType.BASE_MISMATCH,
+                f"version {acting} acts, and its bytes are not kept here (a restored state brought it); publish all "
+                "tensors",
+                current_version=acting,
+            )
+        history = self.store.history(wanted.model)
+        base = next((stored for stored in history if names_etag(wanted.headers, stored.etag)), None)
+        if base is None:
+            check_preconditions(wanted.headers, self._current_etag(wanted.model))
+            raise AssertionError("unreachable: a condition that no version fulfils does not hold")
+        blob = merge(base, upload.blob)
+        # The digest is that of the whole: a repetition is known by it, as with `publish`.
+        whole = replace(upload, blob=blob, digest=digest_of([blob.buffer]))
+        return self.publish(whole, wanted)
+
     def rollback(self, model: str, version: int, *, author: str) -> Update:
         """Publish an old version's bytes again, under a new number.
 
@@ -192,7 +219,7 @@ class Publisher:
 
     # -- steps -------------------------------------------------------------------------------------------------
 
-    def _verified(self, blob: WeightsBlob, model: str) -> TensorFile:
+    def _verified(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> TensorFile:
         specs = self._fleet.specs
         try:
             parsed = parse_header(blob.buffer)
@@ -203,7 +230,7 @@ class Publisher:
             raise malformed(error) from error
         except MalformedWeights as error:
             raise malformed(MalformedTensorFile(str(error), offset=error.offset)) from error
-        check_specs(blob.tensors, specs, only=model)
+        check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
         return parsed
 
     def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:

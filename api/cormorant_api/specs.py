@@ -53,13 +53,16 @@ def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
     return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))
 
 
-def check_specs(found: Mapping[str, Mapping[str, TensorEntry]], specs: WeightSpecs, *, only: str) -> None:
+def check_specs(
+    found: Mapping[str, Mapping[str, TensorEntry]], specs: WeightSpecs, *, only: str, is_partial: bool = False
+) -> None:
     """Compare every tensor with what the policy needs.
 
     Args:
         found: entries by model and name.
         specs: the policy's.
         only: the one model that may be there; empty for any of the policy's.
+        is_partial: not every tensor has to be there.
 
     Raises:
         ApiError: 422 with everything that differs.
@@ -71,7 +74,7 @@ def check_specs(found: Mapping[str, Mapping[str, TensorEntry]], specs: WeightSpe
             unexpected += [f"{model}/{name}" for name in tensors]
     for model, needed in wanted.items():
         tensors = found.get(model, {})
-        missing += [f"{model}/{name}" for name in needed if name not in tensors]
+        missing += [f"{model}/{name}" for name in needed if name not in tensors and not is_partial]
         for name, entry in tensors.items():
             spec = needed.get(name)
             if spec is None:
@@ -82,7 +85,7 @@ def check_specs(found: Mapping[str, Mapping[str, TensorEntry]], specs: WeightSpe
                 dtype.append(f"{model}/{name} is {entry.dtype}, not {dtype_of(spec)}")
     lists = {"missing": missing, "unexpected": unexpected, "shape": shape, "dtype": dtype}
     if not any(lists.values()):
-        if wanted:
+        if any(found.get(model) or not needed for model, needed in wanted.items()):
             return
         raise ApiError(
             422, ProblemType.TENSOR_MISMATCH, f"the body holds no tensors; publish one of {', '.join(sorted(specs))}"

@@ -1,6 +1,7 @@
 """Who may do what: three bearer tokens, one a role, each role may do what the ones before it may.
 
-read: everything that GET gives, and taking batches. write: weights, pauses, state. operator: sizes, drain, retirement.
+read: everything that GET gives, and taking batches. write: weights, pauses, state, seed. operator: sizes,
+drain, retirement.
 """
 
 import hmac

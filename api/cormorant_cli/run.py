@@ -1,5 +1,6 @@
-"""`cormorant run MANIFEST`: a CollectorJob on this machine, without Kubernetes; with `--serve`, under the head's REST
-API. The module of the command line that may import the worker and the head, in bodies only.
+"""`cormorant run MANIFEST`: a CollectorJob without Kubernetes, on this machine or (`--fleet ray`) a Ray cluster; with
+`--serve`, under the head's REST API. The module of the command line that may import the worker and the head, in bodies
+only.
 
     reading -> starting -> collecting -> closing -> 0, or 1 when a worker failed for good
        |           |            |           |
@@ -14,10 +15,11 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -51,6 +53,7 @@ _PARTS_OF_WORKER = (
     "psutil",
     "pyarrow",
     "safetensors",
+    "ray",
 )
 _POLL_S = 0.2
 _SERVE_DRAIN_S = 1.5
@@ -67,6 +70,13 @@ class Device(StrEnum):
     CUDA = "cuda"
 
 
+class FleetKind(StrEnum):
+    """What workers are."""
+
+    LOCAL = "local"
+    RAY = "ray"
+
+
 def run(
     manifest: Annotated[
         str, typer.Argument(metavar="MANIFEST", help="A CollectorJob in YAML; - reads standard input.")
@@ -78,6 +88,16 @@ def run(
     device: Annotated[
         Device, typer.Option(help="Where policies run; auto is where the worker groups say.")
     ] = Device.AUTO,
+    fleet: Annotated[
+        FleetKind, typer.Option(help="local: workers are processes of this machine; ray: actors of a Ray cluster.")
+    ] = FleetKind.LOCAL,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            help='Of --fleet ray: "auto" or host:port of a cluster; empty: one of its own.',
+        ),
+    ] = "",
     frames: Annotated[int, typer.Option(min=0, help="Frames to collect instead of totalFrames; 0 keeps those.")] = 0,
     serve: Annotated[
         bool, typer.Option("--serve", help="Serve the REST API: batches go to whoever asks for them over HTTP.")
@@ -89,19 +109,20 @@ def run(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log every detail; show tracebacks.")] = False,
 ) -> None:
-    """Collect what a manifest says on this machine.
+    """Collect what a manifest says, without Kubernetes.
 
     Ctrl-C finishes what is under way and ends within five seconds; a second one stops at once. Ends with 0 when all
     frames are collected, 1 when collecting failed, 2 when the manifest is refused, 130 when interrupted.
     """
     display = choose_display(as_json=as_json)
     serving = Serving(port=port, directory=directory) if serve else None
+    site = Site(fleet=fleet, ray_address=ray_address)
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
             job = _read_job(manifest, name, frames)
             with _translated_errors(), _logged_to(display, debug=debug):
-                session = _Session(job, display, interrupts, serving)
+                session = _Session(job, display, interrupts, site, serving)
                 reason = session.run(workers, "" if device is Device.AUTO else device.value)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -123,6 +144,34 @@ class Serving:
 
     port: int
     directory: Path | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where workers run."""
+
+    fleet: FleetKind
+    ray_address: str
+
+    @property
+    def is_this_machine(self) -> bool:
+        """True where more workers than processors are no use."""
+        return self.fleet is FleetKind.LOCAL or not self.ray_address
+
+    def maker(self) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":
+        """What makes the fleet.
+
+        Raises:
+            ModuleNotFoundError: Ray is asked for and not installed.
+        """
+        if self.fleet is FleetKind.LOCAL:
+            from cormorant_worker.engine.local import LocalFleet
+
+            return LocalFleet
+        from cormorant_worker.engine.ray.fleet import RayFleet
+        from cormorant_worker.engine.ray.options import RayOptions
+
+        return partial(RayFleet, ray_options=RayOptions(address=self.ray_address))
 
 
 class Interrupts:
@@ -184,9 +233,10 @@ class _Session:
     """One run of one job."""
 
     def __init__(
-        self, job: CollectorJob, display: Display, interrupts: Interrupts, serving: Serving | None = None
+        self, job: CollectorJob, display: Display, interrupts: Interrupts, site: Site, serving: Serving | None = None
     ) -> None:
         self._job = job
+        self._site = site
         self._serving = serving
         self._display = display
         self._interrupts = interrupts
@@ -206,7 +256,7 @@ class _Session:
         from cormorant_worker.errors import EnvError
         from cormorant_worker.front import refuse_unknown_task
 
-        workers = workers or default_workers(self._job)
+        workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
         try:
             refuse_unknown_task(self._job)
         except EnvError as error:
@@ -227,10 +277,9 @@ class _Session:
     @contextmanager
     def _opened(self, options: "FleetOptions") -> "Iterator[tuple[LocalFleet, HeadServer | None]]":
         """The running fleet, under a head with `--serve`; closed at the end."""
-        from cormorant_worker.engine.local import LocalFleet
-
+        make_fleet = self._site.maker()
         if self._serving is None:
-            with LocalFleet(self._job, options) as fleet:
+            with make_fleet(self._job, options) as fleet:
                 yield fleet, None
             return
         from cormorant_api.errors import HeadError
@@ -245,7 +294,7 @@ class _Session:
         except HeadError as error:
             raise BadInput(str(error)) from error
         with server:
-            yield server.start_fleet(LocalFleet, options), server
+            yield server.start_fleet(make_fleet, options), server
 
     def _collect(self, fleet: "LocalFleet", server: "HeadServer | None") -> Reason:
         """Be the consumer of the queue, if there is one and nobody serves it, and show what goes on, until all is done
@@ -355,7 +404,8 @@ def _translated_errors() -> Iterator[None]:
 
 
 def _not_installed(error: ModuleNotFoundError) -> str:
-    return f"cormorant run needs {error.name}, which is not installed: pip install 'cormorant[worker]'"
+    extra = "ray" if error.name == "ray" else "worker"
+    return f"cormorant run needs {error.name}, which is not installed: pip install 'cormorant[{extra}]'"
 
 
 @contextmanager

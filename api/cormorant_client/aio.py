@@ -21,6 +21,7 @@ from cormorant_client.updates import Update
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.models import Models, Versions
 from cormorant_contract.rest.pauses import Pauses
+from cormorant_contract.rest.seed import Seeded
 from cormorant_contract.rest.status import Status, Workers
 
 P = ParamSpec("P")
@@ -48,6 +49,12 @@ class AsyncClient:
         body = make_body(weights, model=model).copied()
         send = self._client._publish
         return AsyncUpdate(await self._call(send, body, version=version, wait=wait), self._call)
+
+    async def patch(
+        self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0
+    ) -> "AsyncUpdate":
+        """Publish some tensors of one model. They must stay as they are until this returns."""
+        return AsyncUpdate(await self._call(self._client.patch, weights, base=base, model=model, wait=wait), self._call)
 
     async def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
         """Fetch weights."""
@@ -84,6 +91,10 @@ class AsyncClient:
     async def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
         """Go on from a saved state."""
         await self._call(self._client.load_state, state)
+
+    async def seed(self, seed: int) -> Seeded:
+        """Begin anew with this seed."""
+        return await self._call(self._client.seed, seed)
 
     async def status(self) -> Status:
         """The whole job at one moment."""

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from cormorant_client.address import parse_address
 from cormorant_client.batches import Batches, MemoryUse, Wanted
-from cormorant_client.errors import BadAddress, Conflict, HeadFailed, UpdateFailed
+from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
 from cormorant_client.events import read_events
 from cormorant_client.head import Head, quoted
 from cormorant_client.pauses import Pause, default_owner
@@ -29,9 +29,11 @@ from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.seed import Reseed, Seeded
 from cormorant_contract.rest.status import Status, Workers
 
 _STATE_WAIT_S = 300.0
+_SEED_WAIT_S = 400.0
 _CONFLICTS = 20
 
 
@@ -118,6 +120,27 @@ class Client:
             HeadUnreachable: the head stayed away for longer than `reconnect_s`.
         """
         return self._publish(make_body(weights, model=model), version=version, wait=wait)
+
+    def patch(self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0) -> Update:
+        """Publish some tensors of one model; the others stay as they are published. A new version like any other.
+
+        Args:
+            weights: a state dict with a part of the model's tensors, or a safetensors file with them.
+            base: the ETag that the others must have (`Update.etag`, `PulledWeights.etag`); by default whatever is
+                newest when the head gets this.
+            model: whose tensors they are.
+            wait: as `publish`.
+
+        Raises:
+            BadTensors: there is something in it that is no tensor, or tensors of several models.
+            TensorMismatch: names, shapes or dtypes are not the policy's.
+            Conflict: `base` is not the newest, or nothing was published yet.
+            UpdateFailed, HeadUnreachable: as `publish`.
+        """
+        body = make_body(weights, model=model)
+        if not body.model:
+            raise BadTensors("a patch is of one model; call patch once for each, or publish all of them together")
+        return self._publish(body, wait=wait, base=base or "*")
 
     def publisher(self, *, model: str = MAIN_MODEL) -> Publisher:
         """A thread that publishes in the background; of several publishes in a hurry, the newest is sent."""
@@ -243,6 +266,19 @@ class Client:
         kind = {"Content-Type": headers.SAFETENSORS}
         self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
 
+    def seed(self, seed: int) -> Seeded:
+        """Let every worker begin anew at its next batch boundary, with environments and random streams of this seed.
+
+        Returns when all have. Weights, versions and the count of frames stay; open trajectories end. Not repeated when
+        the connection breaks.
+
+        Raises:
+            ValueError: the seed is negative, or above 2**53 - 1.
+            StreamEnded: all frames are collected.
+        """
+        reply = self._head.post("/v1/seed", Reseed(seed=seed), wait_s=_SEED_WAIT_S, is_safe=False)
+        return self._head.parse(Seeded, reply)
+
     def status(self) -> Status:
         """The whole job at one moment."""
         return self._head.status()
@@ -271,15 +307,19 @@ class Client:
         """Close."""
         self.close()
 
-    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0) -> Update:
+    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:
+        """PUT a whole, or with a base PATCH a part."""
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
+        method = "PATCH" if base else "PUT"
+        if base:
+            kind["If-Match"] = base
         for attempt in range(_CONFLICTS):
             # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
             number = self._next_version() if version is None else version
             try:
                 reply = self._head.send(
-                    "PUT", path, params={"version": number}, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
+                    method, path, params={"version": number}, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
                 )
             except Conflict as error:
                 current = error.problem.current_version

@@ -1,7 +1,7 @@
 """What can go wrong for a client. Every message is a sentence with values and what to do.
 
 ClientError
-  BadAddress          the URL or the token cannot be used
+  BadAddress          the URL, the token or the certificate cannot be used
   HeadUnreachable     no answer in the time allowed
   BadTensors          what was given to publish is not a set of tensors
   BadBatch            bytes of a batch contradict themselves
@@ -29,7 +29,7 @@ class ClientError(Exception):
 
 
 class BadAddress(ClientError):
-    """The URL or the token cannot be used."""
+    """The URL, the token or the certificate cannot be used."""
 
 
 class HeadUnreachable(ClientError):

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from cormorant_client.address import Address
-from cormorant_client.errors import HeadUnreachable
+from cormorant_client.errors import BadAddress, HeadUnreachable
 
 Bytes = bytes | bytearray | memoryview
 
@@ -202,6 +202,13 @@ class Transport:
         try:
             made.connect()
             made.sock.settimeout(self.timeout_s)
+        except ssl.SSLCertVerificationError as error:
+            made.close()
+            # Waiting does not make it better, as it does with a head that is away.
+            raise BadAddress(
+                f"the certificate of {address} is refused: {error.verify_message}; have it renewed, or give the one to "
+                "trust as ca_file"
+            ) from error
         except OSError as error:
             made.close()
             raise Broken(_reason(error)) from error

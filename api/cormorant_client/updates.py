@@ -23,6 +23,11 @@ class Update:
         return self.answer.version
 
     @property
+    def etag(self) -> str:
+        """Names this version, as the base of a `patch`."""
+        return self.answer.etag
+
+    @property
     def state(self) -> rest.UpdateState:
         """The last word: staged -> applying -> applied | partially_applied | failed | superseded."""
         return self.answer.state

@@ -52,7 +52,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace) -> Built:
         EnvError, PolicyError, WeightsError: what the parts say.
     """
     device = find_device(place.device)
-    spec, seeds = job.spec, place.seeds(job.spec.collection.seed)
+    spec, seeds = job.spec, place.seeds
     envs, num_threads = build_envs(job, place)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
@@ -84,10 +84,28 @@ def build_collector(job: CollectorJob, place: WorkerPlace) -> Built:
     return Built(collector=collector, num_threads=num_threads)
 
 
+def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace) -> None:
+    """Give a collector new environments and streams, between two batches. Its policy and its weights stay.
+
+    The old environments are closed first: they may hold what only one process can have.
+
+    Raises:
+        ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
+    """
+    collector.close()
+    envs, _ = build_envs(job, place)
+    try:
+        collector.begin_anew(envs, seeds=place.seeds)
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+
+
 def build_envs(job: CollectorJob, place: WorkerPlace) -> tuple[Sequence[VectorEnv], int]:
     """Build the environments, one VectorEnv a lane. Returns them and EnvPool's number of threads."""
     env = job.spec.env
-    seeds = place.seeds(job.spec.collection.seed).env_seeds(env.num_envs)
+    seeds = place.seeds.env_seeds(env.num_envs)
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
     if env.gymnasium is not None:

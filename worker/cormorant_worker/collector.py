@@ -94,25 +94,56 @@ class Collector:
         self._config = config
         self.warmup_left = config.init_random_frames
         self._envs = tuple(envs)
+        self._gone_restarts = 0
+        """Restarts of environments that others took the place of."""
         self._observation, self._action = _same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
         self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds))
-        check = ActionCheck(self._action)
         self.lanes: list[Lane] = []
+        self.is_first_batch = True
+        """The environments stand where `start` left them: there is nothing to reset yet."""
+        self._start_lanes()
+
+    def _start_lanes(self) -> None:
+        check = ActionCheck(self._action)
+        self.lanes = []
         first = 0
-        for env in envs:
+        for env in self._envs:
             columns = Columns(first=first, stop=first + env.num_envs)
             if env.lockstep:
-                limit = config.max_frames_per_trajectory
+                limit = self._config.max_frames_per_trajectory
                 self.lanes.append(LockstepLane(env, columns, self.trajectories, check, max_frames=limit))
             else:
                 self.lanes.append(ArrivalLane(env, columns, self.trajectories, check))
             first = columns.stop
         for lane in self.lanes:
-            lane.start(actor.initial_states, self.layout(1))
+            lane.start(self._actor.initial_states, self.layout(1))
         self.is_first_batch = True
-        """The environments stand where `start` left them: there is nothing to reset yet."""
+
+    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath) -> None:
+        """Go on with other environments of the same kind and with new streams, between two batches.
+
+        Open trajectories end where their last batch did, and new ones begin under new ids; what environments that are
+        not in lockstep were ahead is dropped. Weights, the count of frames and what is left of the warm-up stay.
+
+        Args:
+            envs: as many lanes and columns as before. The old ones are closed already.
+            seeds: of the new streams.
+
+        Raises:
+            EnvBuildError: they are not of the same kind.
+        """
+        _same_spaces((*self._envs, *envs))
+        before, now = ([env.num_envs for env in several] for several in (self._envs, envs))
+        if now != before:
+            raise EnvBuildError(f"new environments come as {now} a lane, old ones as {before}; use the same manifest")
+        self._gone_restarts = self.env_restarts
+        self._envs = tuple(envs)
+        self.rng = TorchStream(seeds.seed("policy"), self._actor.device)
+        self.warmup.reseed(seeds.seed("actions"))
+        self.trajectories.open(slice(None))
+        self._start_lanes()
 
     @property
     def spaces(self) -> tuple[Space, Space]:
@@ -122,7 +153,7 @@ class Collector:
     @property
     def env_restarts(self) -> int:
         """Environments that were restarted after a crash or a hang, so far."""
-        return sum(env.restarts for env in self._envs)
+        return self._gone_restarts + sum(env.restarts for env in self._envs)
 
     def layout(self, num_rows: int) -> Layout:
         """What a block for this collector holds, with T = `num_rows`."""

@@ -126,7 +126,7 @@ def make_collector(manifest: Manifest, *, name: str = "", device: str = "cpu") -
         task.check()
         # Some arguments end the process that uses them, and this one is the caller's.
         probe(task)
-    return build_collector(job, WorkerPlace(device=device)).collector
+    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed)).collector
 
 
 def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:

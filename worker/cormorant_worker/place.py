@@ -25,16 +25,19 @@ class WorkerPlace:
     """EnvPool threads that a predecessor's calibration found; 0 = calibrate."""
     device: str = "cpu"
     """Torch device of the policy."""
+    seed: int = 0
+    """What the streams of all workers are derived from: the manifest's seed, or the one that took its place."""
 
     @property
     def part(self) -> str:
         """Name of this worker attempt, e.g. `cpu-0-1`: its folder in a dataset."""
         return f"{self.group}-{self.index}-{self.attempt}"
 
-    def seeds(self, job_seed: int) -> SeedPath:
+    @property
+    def seeds(self) -> SeedPath:
         """The streams of this worker."""
         return SeedPath(
-            job_seed=job_seed,
+            job_seed=self.seed,
             index=self.index,
             attempt=self.attempt,
             group_number=self.group_number,

@@ -35,6 +35,10 @@ class RandomActor:
         start, self._used = self._used, self._used + n
         return Acted(tuple(leaf[start : self._used] for leaf in self._chunk))
 
+    def reseed(self, seed: int) -> None:
+        """Go on as a new one with this seed would begin."""
+        self.restore(dict(np.random.default_rng(seed).bit_generator.state))
+
     def state(self) -> dict[str, Any]:
         """The generator's state as plain JSON values. What was drawn ahead is dropped."""
         self._chunk, self._used = (), 0

@@ -42,6 +42,19 @@ def by_model(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tens
     return weights
 
 
+def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
+    """A state dict, or state dicts by model name, by model name.
+
+    Raises:
+        WeightsError: it is a mixture of both, or neither.
+    """
+    if all(isinstance(value, torch.Tensor) for value in weights.values()):
+        return by_model(weights)  # type: ignore[arg-type]  # every value was just seen to be a tensor
+    if not all(isinstance(value, Mapping) for value in weights.values()):
+        raise WeightsError("weights are a state dict (tensors by name), or state dicts by model name")
+    return weights  # type: ignore[return-value]  # every value was just seen to be a mapping
+
+
 def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:
     """Read a safetensors file from a path or any fsspec URI.
 

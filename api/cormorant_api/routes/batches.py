@@ -48,6 +48,7 @@ Staleness = Annotated[
         ge=0, le=2**31, description="Throw batches away that are more versions old than this; they count as dropped."
     ),
 ]
+Acks = Query(pattern="^(auto|manual)$")
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 
 
@@ -76,9 +77,14 @@ async def next_batch(
     request: Request,
     consumer: Consumer = "anonymous",
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for one.")] = 10.0,
+    ack: Annotated[str, Acks] = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
-    """The next batch. `Accept: application/vnd.cormorant.memory+json`: where it lies in this machine's memory."""
+    """The next batch. `Accept: application/vnd.cormorant.memory+json`: where it lies in this machine's memory.
+
+    `ack=auto` acknowledges it once its last byte is sent, for shells: at most once. What lies in memory is never
+    acknowledged so.
+    """
     head = _with_queue(request)
     running = head.running
     oldest = await oldest_wanted(head, max_staleness)
@@ -112,6 +118,8 @@ async def next_batch(
         ledger.sent(lent.id)
         if not is_whole:
             ledger.release(lent.id)
+        elif ack == "auto":
+            ledger.ack(lent.id)
 
     return BufferResponse(
         [memoryview(batch.header), *batch.buffers],
@@ -141,7 +149,7 @@ async def next_batch(
 async def stream_batches(
     request: Request,
     consumer: Consumer = "anonymous",
-    ack: Annotated[str, Query(pattern="^(auto|manual)$")] = "manual",
+    ack: Annotated[str, Acks] = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
     """Batches without end on one connection. `ack=auto` acknowledges each when the next one begins to be sent."""

@@ -91,6 +91,19 @@ async def healthz() -> Response:
 
 
 @health.get(
+    "/startupz",
+    operation_id="startupz",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 503: {"description": "No worker has started yet."}},
+)
+async def startupz(request: Request) -> Response:
+    """The first worker has started: from here on `/livez` and `/readyz` say what there is to say."""
+    if head_of(request).is_running:
+        return Response("ok\n", media_type="text/plain")
+    return Response("the first worker has not started yet\n", status_code=503, media_type="text/plain")
+
+
+@health.get(
     "/readyz",
     operation_id="readyz",
     response_model=Readiness,

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from cormorant_api.conditions import is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.conditions import demand_if_match, is_unchanged, preferred_wait_s, wanted_range
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.publisher import ALL_MODELS, Upload, Wanted
-from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, needs, running_of
+from cormorant_api.routing import Answers, GuardedRoute, answers, author_of, head_of, needs, running_of
 from cormorant_api.specs import limit_bytes, shapes_of
 from cormorant_api.tokens import Role
 from cormorant_api.transfer import BufferResponse
@@ -41,7 +41,7 @@ _PUBLISH_HEADERS: list[dict[str, Any]] = [
         ("Prefer", "`wait=S`: answer when every worker acts with the weights, or after S seconds."),
     )
 ]
-_PUBLISH_ANSWERS = answers(
+_PUBLISH_PROBLEMS = (
     ProblemType.MALFORMED_SAFETENSORS,
     ProblemType.UNKNOWN_MODEL,
     ProblemType.UPLOAD_STALLED,
@@ -55,10 +55,21 @@ _PUBLISH_ANSWERS = answers(
     ProblemType.BUSY,
     ProblemType.STORE_FAILED,
     ProblemType.APPLY_TIMEOUT,
-    also={
-        200: {"description": "Applied by every worker (`Prefer: wait`), or published before by the same request."},
-        202: {"model": Update, "description": "Staged. `Location` tells where to look."},
-    },
+)
+_PUBLISHED: Answers = {
+    200: {"description": "Applied by every worker (`Prefer: wait`), or published before by the same request."},
+    202: {"model": Update, "description": "Staged. `Location` tells where to look."},
+}
+_PUBLISH_ANSWERS = answers(*_PUBLISH_PROBLEMS, also=_PUBLISHED)
+_PATCH_HEADERS = [
+    header | {"required": True, "description": "The ETag of the version that the tensors build on; `*`: any."}
+    if header["name"] == "If-Match"
+    else header
+    for header in _PUBLISH_HEADERS
+    if header["name"] != "If-None-Match"
+]
+_PATCH_ANSWERS = answers(
+    *_PUBLISH_PROBLEMS, ProblemType.BASE_MISMATCH, ProblemType.PRECONDITION_REQUIRED, also=_PUBLISHED
 )
 _FILE_ANSWERS = answers(
     ProblemType.UNKNOWN_MODEL,
@@ -114,6 +125,22 @@ async def get_model(request: Request, model: str) -> Model:
 async def publish_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
     """Replace all weights of one model. Every worker applies them at its next batch boundary, all or none."""
     return await _publish(request, _known(head_of(request), model), version)
+
+
+@router.patch(
+    "/v1/models/{model}/weights",
+    operation_id="patch_weights",
+    response_model=Update,
+    responses=_PATCH_ANSWERS,
+    openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PATCH_HEADERS},
+)
+async def patch_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
+    """Replace some tensors of one model; the others stay those of the version that `If-Match` names, which must be the
+    newest. A new version like any other: GET gives the whole, and the digest is that of the whole.
+    """
+    known = _known(head_of(request), model)
+    demand_if_match(request.headers)
+    return await _publish(request, known, version, is_partial=True)
 
 
 @router.put(
@@ -230,7 +257,7 @@ async def get_update(
     return await _after_wait(head, found, wait)
 
 
-async def _publish(request: Request, model: str, version: int | None) -> Response:
+async def _publish(request: Request, model: str, version: int | None, *, is_partial: bool = False) -> Response:
     head = head_of(request)
     running = running_of(request)
     head.refuse_changes_while_draining()
@@ -253,7 +280,8 @@ async def _publish(request: Request, model: str, version: int | None) -> Respons
     head.refuse_changes_while_draining()
     upload = Upload(blob=blob[0], digest=received.digest, received=received.finished, receive_ms=received.receive_ms)
     wanted = Wanted(model=model, version=version, headers=request.headers, author=author_of(request))
-    update, is_new = await head.bulk(running.publisher.publish, upload, wanted)
+    publish = running.publisher.patch if is_partial else running.publisher.publish
+    update, is_new = await head.bulk(publish, upload, wanted)
     wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":

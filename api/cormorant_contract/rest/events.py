@@ -14,6 +14,7 @@ EventKind = Literal[
     "dropped",
     "paused",
     "resumed",
+    "seeded",
     "draining",
     "failed",
     "ended",

@@ -100,6 +100,20 @@ def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
     assert endless.data.post("/v1/batches/nope-1/ack").kind == "unknown-batch"
 
 
+def test_a_batch_can_be_acknowledged_with_its_last_byte(endless: Served) -> None:
+    acked = endless.reader.get("/v1/status").json["queue"]["acked"]
+    reply = endless.data.get("/v1/batches/next?wait=30&ack=auto")
+    assert reply.status == 200
+    deadline = time.monotonic() + 10
+    while endless.reader.get("/v1/status").json["queue"]["acked"] == acked:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    # To be given back, it would have to be with a consumer still.
+    assert endless.data.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/release").status == 204
+    following = endless.data.get("/v1/batches/next?wait=30&ack=auto")
+    assert number_of(following) > number_of(reply)
+
+
 def test_an_answer_names_frames_versions_and_time_to_acknowledge(endless: Served) -> None:
     reply = endless.reader.get("/v1/batches/next?wait=30")
     batch = decode(memoryview(reply.body))

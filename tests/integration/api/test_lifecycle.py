@@ -1,11 +1,14 @@
 """Pauses, state, events, sizes, roles and health over HTTP."""
 
+import html
 import http.client
 import json
+import re
 import threading
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import safetensors.numpy
 
@@ -122,6 +125,38 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
         assert collect(5) == first
 
 
+@pytest.mark.slow
+def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync"}, queue={})
+    weights = safetensors.numpy.save({"weight": np.full(1, 5, np.float32)})
+
+    def collect(served: Served, count: int) -> list[dict[str, bytes]]:
+        served.writer.post("/v1/resume")
+        bodies = [safetensors.numpy.load(take(served).body) for _ in range(count)]
+        return [{name: array.tobytes() for name, array in body.items()} for body in bodies]
+
+    with serve(job, directory=folder / "one", workers=2) as served:
+        published = served.writer.put("/v1/models/policy/weights?version=4", weights, Prefer="wait=60")
+        assert published.status == 200
+        take(served)
+        served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
+        saved = served.reader.get("/v1/state").body
+        counted = served.reader.get("/v1/status").json["frames"]["stepped"]
+        while take(served, wait=0.5).status == 200:
+            pass
+        expected = collect(served, 5)
+    with serve(job, directory=folder / "two", workers=2) as served:
+        take(served)
+        served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
+        restored = served.writer.put("/v1/state", saved)
+        assert restored.status == 200, restored.body
+        assert (restored.json["weights"]["version"], restored.json["frames"]["collected"]) == (4, counted)
+        assert safetensors.numpy.load(served.reader.get("/v1/models/policy/weights").body)["policy/weight"] == [5]
+        # What this head had collected on its own is dropped, and counted so.
+        assert set(restored.json["frames"]["dropped"]) <= {"restore"}
+        assert collect(served, 5) == expected
+
+
 def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
     state = endless.reader.get("/v1/state").body
     assert endless.writer.put("/v1/state", state).kind == "not-paused"
@@ -136,6 +171,35 @@ def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
     finally:
         endless.writer.post("/v1/resume")
     assert take(endless).status == 200
+
+
+@pytest.mark.slow
+def test_a_seed_is_an_event_and_decides_what_is_collected(folder: Path) -> None:
+    found = []
+    for first in (1, 2):
+        job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync", "seed": first})
+        with serve(job, directory=folder / str(first), workers=2) as served:
+            served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
+            before = served.reader.get("/v1/status").json["frames"]["stepped"]
+            seeded = served.writer.post("/v1/seed", {"seed": 9})
+            assert (seeded.status, seeded.json) == (200, {"seed": 9, "workers": ["cpu-0", "cpu-1"]})
+            assert served.reader.get("/v1/pauses").json["state"] == "paused"
+            assert served.reader.get("/v1/status").json["frames"]["stepped"] >= before
+            while take(served, wait=0.5).status == 200:
+                pass  # collected before the pause: by the old seed
+            served.writer.post("/v1/resume")
+            bodies = [safetensors.numpy.load(take(served).body) for _ in range(3)]
+            found.append([{name: a.tobytes() for name, a in b.items() if "traj_ids" not in name} for b in bodies])
+            events = Events(served.reader, limit=served.server.head.events.end, Last_Event_ID="x-0")
+            events.join(60)
+            assert [json.loads(e["data"])["reason"] for e in events.found if e["event"] == "seeded"] == ["seed 9"]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("body", [{}, {"seed": -1}, {"seed": 1.5}, {"seed": 2**53}, {"seed": 1, "x": 1}])
+def test_seeds_that_cannot_be_meant_are_refused(endless: Served, body: dict[str, object]) -> None:
+    reply = endless.writer.post("/v1/seed", body)
+    assert (reply.status, reply.kind) == (422, "invalid-request")
 
 
 ROLES = [
@@ -156,6 +220,7 @@ ROLES = [
     ("POST", "/v1/batches/x-1/ack", "read"),
     ("POST", "/v1/batches/x-1/release", "read"),
     ("PUT", "/v1/models/policy/weights", "write"),
+    ("PATCH", "/v1/models/policy/weights", "write"),
     ("PUT", "/v1/weights", "write"),
     ("POST", "/v1/models/policy:rollback", "write"),
     ("POST", "/v1/pauses", "write"),
@@ -163,6 +228,7 @@ ROLES = [
     ("POST", "/v1/pause", "write"),
     ("POST", "/v1/resume", "write"),
     ("PUT", "/v1/state", "write"),
+    ("POST", "/v1/seed", "write"),
     ("PUT", "/v1/desired", "operator"),
     ("POST", "/v1/drain", "operator"),
     ("POST", "/v1/workers/cpu-0:retire", "operator"),
@@ -178,7 +244,7 @@ def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
     }
     # HEAD is GET's; the paths of the table have their parameters filled in.
     assert len([entry for entry in found if entry[2] and entry[0] != "HEAD"]) == len(ROLES)
-    assert {path for _, path, role in found if not role} == {"/livez", "/readyz", "/version"}
+    assert {path for _, path, role in found if not role} == {"/livez", "/startupz", "/readyz", "/version"}
 
 
 @pytest.mark.parametrize(("method", "path", "role"), ROLES)
@@ -210,13 +276,16 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
 def test_heads_of_requests_are_bounded(endless: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
     connection.request("GET", "/livez", headers={"X-Long": "x" * 100_000})
-    assert connection.getresponse().status == 400
+    answer = connection.getresponse()
+    assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
+    assert json.loads(answer.read())["type"].endswith("/malformed-request")
     connection.close()
     assert endless.nobody.get("/livez").status == 200
 
 
 def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
-    assert endless.nobody.get("/livez").body == b"ok\n"
+    for path in ("/livez", "/healthz", "/startupz"):
+        assert endless.nobody.get(path).body == b"ok\n"
     assert endless.nobody.get("/readyz").json == {"ready": True, "checks": []}
     assert [check["name"] for check in endless.nobody.get("/readyz?verbose").json["checks"]] == [
         "workers",
@@ -224,7 +293,19 @@ def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
         "fleet",
     ]
     assert endless.nobody.get("/version").json["api"] == "v1"
-    assert endless.nobody.get("/docs").status == 200
+
+
+def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served) -> None:
+    document = endless.nobody.get("/openapi.json").json
+    page = endless.nobody.get("/docs")
+    assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    text = page.body.decode()
+    assert "<script" not in text
+    assert "src=" not in text
+    assert set(re.findall(r"href=([^ >]+)", text)) == {"/openapi.json"}
+    for path, operations in document["paths"].items():
+        for method in operations:
+            assert f"<code>{method.upper()} {html.escape(path)}</code>" in text
 
 
 class Events(threading.Thread):

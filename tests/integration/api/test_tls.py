@@ -1,18 +1,25 @@
 """TLS: served with a certificate that is valid now, refused with a sentence otherwise."""
 
+import contextlib
 import http.client
 import shutil
+import socket
 import ssl
 import subprocess
+import threading
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cormorant_api.errors import TlsError
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import Settings
 from cormorant_api.tls import check_tls
-from cormorant_testing.collecting import make_job
+from cormorant_client import BadAddress, ClientError, connect
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.serving import serve
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
 
@@ -20,9 +27,11 @@ pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes c
 def make_certificate(folder: Path, *, days: int) -> tuple[Path, Path]:
     """A certificate that signs itself; with days < 0, one that was over before it began."""
     cert, key, request = (folder / f"{name}{days}.pem" for name in ("cert", "key", "request"))
+    names = folder / "names"
+    names.write_text("subjectAltName = IP:127.0.0.1\nbasicConstraints = critical, CA:TRUE\n")
     made = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=localhost"
     openssl(*made.split(), "-keyout", str(key), "-out", str(request))
-    signed = f"x509 -req -in {request} -signkey {key} -days {days} -out {cert}"
+    signed = f"x509 -req -in {request} -signkey {key} -days {days} -out {cert} -extfile {names}"
     openssl(*signed.split())
     return cert, key
 
@@ -48,19 +57,59 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
         check_tls(cert, tmp_path / "nowhere.pem")
 
 
-def test_requests_are_served_over_tls_and_before_there_is_a_fleet(tmp_path: Path) -> None:
+def test_probes_are_answered_over_tls_before_there_is_a_fleet(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, days=2)
     with HeadServer(make_job(), Settings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)) as server:
         scheme, _, port = server.url.rpartition(":")
         context = ssl.create_default_context(cafile=str(cert))
-        context.check_hostname = False
-        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        connection = http.client.HTTPSConnection("127.0.0.1", int(port), context=context, timeout=30)
         answers = []
-        for path in ("/livez", "/readyz"):
-            connection.request("GET", path)
-            response = connection.getresponse()
-            response.read()
-            answers.append(response.status)
-        connection.close()
-    assert (scheme, answers) == ("https://127.0.0.1", [200, 503])
+        with contextlib.closing(http.client.HTTPSConnection("127.0.0.1", int(port), context=context, timeout=30)) as to:
+            for path in ("/livez", "/healthz", "/startupz", "/readyz"):
+                to.request("GET", path)
+                response = to.getresponse()
+                response.read()
+                answers.append(response.status)
+    assert (scheme, answers) == ("https://127.0.0.1", [200, 200, 503, 503])
+
+
+def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
+    cert, key = make_certificate(tmp_path, days=2)
+    # Batches of 1 MB, which no socket takes at once.
+    job = make_job(
+        num_envs=8, policy="versioned", action="box", lengths=(3, 8), collection={"framesPerBatch": 8 * 2000}
+    )  # fmt: skip
+    judge = make_checker(8, action="box", gaps=True, acts_by_version=True, lengths=(3, 8))
+    with serve(job, directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served:
+        with connect(served.server.url, token=served.writer.token, ca_file=cert, reconnect_s=5) as client:
+            weights = {"number": np.array(1, np.float32), "bias": np.zeros(3, np.float32)}
+            assert client.publish(weights, wait=30).state == "applied"
+            with client.batches(3 * 16_000, memory="never") as batches:
+                assert sum(judge.take(batch.tensordict()) for batch in batches) == 3 * 16_000
+            assert client.weights().numpy()["number"] == 1
+        with (
+            connect(served.server.url, token=served.writer.token, reconnect_s=1) as stranger,
+            pytest.raises(ClientError, match="certificate"),
+        ):
+            stranger.status()
+
+
+def test_a_client_refuses_a_certificate_that_is_over_and_does_not_wait_for_a_better_one(tmp_path: Path) -> None:
+    # No head starts with one: this is what a client sees when it runs out in the meantime.
+    cert, key = make_certificate(tmp_path, days=-1)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(cert, key)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            with contextlib.suppress(OSError), context.wrap_socket(server.accept()[0], server_side=True):
+                pass
+
+        thread = threading.Thread(target=greet)
+        thread.start()
+        url = f"https://127.0.0.1:{server.getsockname()[1]}"
+        with connect(url, token="x" * 20, ca_file=cert) as client:
+            began = time.monotonic()
+            with pytest.raises(BadAddress, match=r"is refused: .*expired; have it renewed"):
+                client.status()
+            assert time.monotonic() - began < 20
+        thread.join(30)

@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from cormorant_testing.serving import Api, Served, weights_file
+from cormorant_testing.policies import numbered
+from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, weights_file
 
 PATH = "/v1/models/policy/weights"
 
@@ -102,6 +103,91 @@ def test_conditions_are_checked_before_anything_changes(endless: Served) -> None
     assert (exists.status, exists.kind) == (412, "precondition-failed")
     assert current(endless) == before
     assert endless.writer.put(PATH, weights_file(1), If_Match=etag).json["version"] == before + 1
+
+
+def part_file(**arrays: object) -> bytes:
+    """Some of the tensors of `policies:versioned`."""
+    return bytes(safetensors.numpy.save({name: np.asarray(array, np.float32) for name, array in arrays.items()}))
+
+
+def patch(served: Served, body: bytes, query: str = "", **headers: str) -> Reply:
+    return served.writer.call("PATCH", PATH + query, body, **{"Content_Type": SAFETENSORS, **headers})
+
+
+def test_a_part_of_the_weights_is_published_over_the_rest(endless: Served) -> None:
+    base = endless.writer.put(PATH, weights_file(51, bias=np.full(3, 5, np.float32)), Prefer="wait=60")
+    reply = patch(endless, part_file(number=52), If_Match=base.headers["etag"], Prefer="wait=60")
+    assert (reply.status, reply.json["state"], reply.json["version"]) == (200, "applied", base.json["version"] + 1)
+    found = endless.reader.get(PATH)
+    assert found.headers["etag"] == reply.headers["etag"]
+    arrays = safetensors.numpy.load(found.body)
+    assert (arrays["number"], arrays["bias"].tolist()) == (52, [5, 5, 5])
+    # The number decides the first action: workers act with the part, too.
+    for _ in range(10):
+        batch = endless.data.get("/v1/batches/next?wait=30")
+        endless.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+        if int(batch.headers["cormorant-min-version"]) == reply.json["version"]:
+            assert (safetensors.numpy.load(batch.body)["0/action"][..., 0] == 52).all()
+            break
+    else:
+        pytest.fail("the part never acted")
+
+
+def test_a_part_needs_the_base_that_it_was_made_for(endless: Served) -> None:
+    base = endless.writer.put(PATH, weights_file(61))
+    unconditional = patch(endless, part_file(number=1))
+    assert (unconditional.status, unconditional.kind) == (428, "precondition-required")
+    newer = endless.writer.put(PATH, weights_file(62))
+    stale = patch(endless, part_file(number=1), If_Match=base.headers["etag"])
+    assert (stale.status, stale.kind, stale.json["current_etag"]) == (
+        412, "precondition-failed", newer.headers["etag"],
+    )  # fmt: skip
+    unknown = patch(endless, part_file(number=1), If_Match='"1:xxh3:00"')
+    assert (unknown.status, unknown.kind, unknown.json["current_etag"]) == (
+        412, "precondition-failed", newer.headers["etag"],
+    )  # fmt: skip
+    assert endless.reader.get(PATH).body == weights_file(62)
+    assert current(endless) == newer.json["version"]
+
+
+def test_a_part_that_is_sent_twice_is_published_once(endless: Served) -> None:
+    base = endless.writer.put(PATH, weights_file(71))
+    query = f"?version={base.json['version'] + 5}"
+    first = patch(endless, part_file(number=72), query, If_Match=base.headers["etag"])
+    again = patch(endless, part_file(number=72), query, If_Match=base.headers["etag"])
+    assert (first.status, again.status) == (202, 200)
+    assert first.json["update_id"] == again.json["update_id"]
+    other = patch(endless, part_file(number=73), query, If_Match="*")
+    assert (other.status, other.kind) == (409, "version-conflict")
+    assert patch(endless, part_file(number=73), If_Match="*").json["version"] == first.json["version"] + 1
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (part_file(nummer=1), "tensor-mismatch"),
+        (part_file(number=[1, 2]), "tensor-mismatch"),
+        (bytes(safetensors.numpy.save({"number": np.asarray(1.0)})), "tensor-mismatch"),
+        (bytes(safetensors.numpy.save({"critic/number": np.asarray(1.0, np.float32)})), "tensor-mismatch"),
+        (part_file(), "tensor-mismatch"),
+        (part_file(number=1)[:-1], "malformed-safetensors"),
+    ],
+)
+def test_a_part_that_does_not_fit_changes_nothing(endless: Served, body: bytes, kind: str) -> None:
+    before = endless.writer.put(PATH, weights_file(81)).json["version"]
+    refused = patch(endless, body, If_Match="*")
+    assert (refused.kind, current(endless)) == (kind, before)
+    assert endless.reader.get(PATH).body == weights_file(81)
+
+
+def test_a_part_over_bytes_that_are_not_kept_is_refused(endless: Served) -> None:
+    endless.writer.put(PATH, weights_file(91))
+    # As when the disk did not take what a restored state brought.
+    acting = endless.fleet.publish(numbered(92), wait_s=60).version
+    refused = patch(endless, part_file(number=1), If_Match="*")
+    assert (refused.status, refused.kind, refused.json["current_version"]) == (409, "base-mismatch", acting)
+    assert endless.writer.put(PATH, weights_file(93)).status == 202
+    assert patch(endless, part_file(number=94), If_Match="*").status == 202
 
 
 def test_several_models_are_told_apart_by_prefix(endless: Served) -> None:

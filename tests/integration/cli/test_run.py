@@ -108,6 +108,7 @@ def test_sigterm_while_workers_start_leaves_no_process_behind(start: Started, wr
     assert command.orphans() == []
 
 
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     write(env={"gymnasium": {"entrypoint": "sleeper:Sleeper", "numEnvs": 2}}, policy={"random": {}})
@@ -126,6 +127,7 @@ def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path:
     assert command.orphans() == []
 
 
+@pytest.mark.slow
 def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Written, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "def make(observation_space, action_space):\n    raise RuntimeError('no such net')\n"

@@ -15,6 +15,7 @@ from torch import nn
 from cormorant_cli import __main__ as entry
 from cormorant_client import (
     AsyncClient,
+    BadTensors,
     Batch,
     BatchGone,
     Client,
@@ -345,3 +346,24 @@ def test_bad_tokens_by_command(command: Any) -> None:
     assert code == 1
     assert len(err.splitlines()) == 1
     assert command("status", "--token-file", "/nowhere")[0] == 2
+
+
+def test_a_part_of_the_weights_is_published(client: Client) -> None:
+    whole = client.publish(numbered(41), wait=30)
+    part = client.patch({"bias": torch.zeros(3)}, base=whole.etag, wait=30)
+    assert (part.version, part.state) == (whole.version + 1, "applied")
+    found = client.weights().numpy()
+    assert (found["number"], found["bias"].tolist()) == (41, [0, 0, 0])
+    with pytest.raises(Conflict, match="does not hold"):
+        client.patch({"bias": torch.ones(3)}, base=whole.etag)
+    assert client.patch({"bias": torch.ones(3)}).version == part.version + 1
+    with pytest.raises(BadTensors, match="a patch is of one model"):
+        client.patch({"policy": {"bias": torch.ones(3)}})
+
+
+def test_a_seed_is_given_to_every_worker(client: Client) -> None:
+    # The last one: what `checker` knows of the streams is over.
+    with client.pause():
+        assert client.seed(9).workers == ("cpu-0",)
+    with pytest.raises(ValueError, match="greater than or equal to 0"):
+        client.seed(-1)

@@ -43,6 +43,7 @@ def learn(script: str, *arguments: str, timeout_s: float) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(4 * START_S)
 def test_the_cartpole_learner_runs(start: Started, tmp_path: Path) -> None:
     with served("cartpole-ppo.yaml", start, tmp_path) as head:

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_worker import FleetOptions, LocalFleet, make_collector
+from cormorant_worker import FleetOptions, LocalFleet, make_collector, open_fleet
+from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.front import load_job
 from cormorant_worker.staging import Staging
 
@@ -75,4 +76,17 @@ def test_a_gpu_group_acts_on_cuda_takes_weights_and_hands_batches_to_the_storing
             if frames == 128:
                 weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
                 assert fleet.publish(weights, wait_s=20).applied == ("main-0",)
+    assert frames == 640
+
+
+@pytest.mark.slow
+def test_workers_of_a_gpu_group_share_one_gpu_of_a_ray_cluster_and_act_on_it() -> None:
+    options = RayOptions(num_gpus=0.5)
+    with open_fleet(job(device="gpu"), workers=2, engine="ray", ray=options) as fleet:
+        frames = 0
+        for batch in fleet.batches():
+            frames += batch.numel()
+            if frames == 128:
+                weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
+                assert fleet.publish(weights, wait_s=20).applied == ("main-0", "main-1")
     assert frames == 640

@@ -168,6 +168,7 @@ def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> N
 
 
 @on_both_engines_slowly
+@pytest.mark.slow
 def test_resizing_under_load_loses_and_repeats_nothing() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002)
     checker = make_checker(2, lengths=(3, 8))
@@ -329,6 +330,7 @@ def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> Non
         assert len(gone) == 2
 
 
+@pytest.mark.slow
 def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
     job = make_job(
         num_envs=2, policy="cormorant_worker.policies:mlp", lengths=(3, 8), collection={"framesPerBatch": 200}

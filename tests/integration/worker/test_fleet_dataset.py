@@ -5,6 +5,7 @@ import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -101,6 +102,7 @@ def test_durable_frames_are_exact_and_a_rerun_goes_on_where_it_stopped(tmp_path:
         LocalFleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
 def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode: str) -> None:
     uri, chance = str(tmp_path / "data"), random.Random(5)
@@ -127,3 +129,42 @@ def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode
     # A dead worker's frames are durable up to its last sealed shard; all others were collected again.
     checker = check_all(uri, gaps=True, **OPTIONS)
     assert checker.frames == 3000
+
+
+def stored(folder: Path) -> dict[str, np.ndarray]:
+    """Every frame of a dataset, part by part."""
+    found = list(iter_frames(read_dataset(str(folder))))
+    columns = {name: [getattr(frames, name) for frames in found] for name in ("env", "traj_id", "reward", "truncated")}
+    columns["observation"] = [frames.observation[0] for frames in found]
+    columns["action"] = [frames.action[0] for frames in found]
+    columns["count"] = [frames.states[0] for frames in found]
+    return {name: np.concatenate(arrays) for name, arrays in columns.items()}
+
+
+@pytest.mark.slow
+def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
+    def job(name: str) -> Any:
+        return make_job(
+            num_envs=2, policy="counter", queue={}, dataset=str(tmp_path / name), collection={"totalFrames": 400},
+            **OPTIONS,
+        )  # fmt: skip
+
+    with LocalFleet(job("whole"), FleetOptions(workers=1)) as fleet:
+        assert sum(batch.numel() for batch in fleet.batches()) == 400
+        assert fleet.wait_until_done(30)
+    with LocalFleet(job("halves"), FleetOptions(workers=1)) as fleet:
+        for _ in range(3):
+            fleet.take()
+        fleet.pause()
+        saved, collected = fleet.state(), fleet.stats().stepped_frames
+    assert collected < 400
+    with LocalFleet(job("halves"), FleetOptions(workers=1, starts_paused=True)) as fleet:
+        assert fleet.found_frames == collected
+        fleet.restore(saved)
+        fleet.resume()
+        assert sum(batch.numel() for batch in fleet.batches()) == 400 - collected
+        assert fleet.wait_until_done(30)
+    assert read_dataset(str(tmp_path / "halves")).part_names() == ("cpu-0-0", "cpu-0-1")
+    whole, halves = stored(tmp_path / "whole"), stored(tmp_path / "halves")
+    for name, values in whole.items():
+        np.testing.assert_array_equal(halves[name], values, err_msg=name)

@@ -18,6 +18,7 @@ def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow
 def test_a_retired_worker_finishes_and_its_place_stays_empty_until_the_group_grows() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, collection={"mode": "sync"})
     checker = make_checker(2, lengths=(3, 8))

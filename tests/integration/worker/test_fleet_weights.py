@@ -74,6 +74,7 @@ def test_after_applied_no_frame_is_collected_with_older_weights_and_the_newest_w
     assert checked > 100
 
 
+@pytest.mark.slow
 def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
     job = make_job(num_envs=2, policy="pair", action="box", lengths=5, step_s=0.001)
     with LocalFleet(job, FleetOptions(workers=1)) as fleet:

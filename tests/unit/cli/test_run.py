@@ -61,7 +61,7 @@ def test_debug_shows_where_a_refusal_comes_from(tmp_path: Path, capsys: pytest.C
     assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("option", ["--workers=-1", "--frames=-1", "--device=tpu"])
+@pytest.mark.parametrize("option", ["--workers=-1", "--frames=-1", "--device=tpu", "--fleet=swarm"])
 def test_bad_options_end_with_two(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.run(["run", "job.yaml", option]) == 2
     assert "Invalid value" in capsys.readouterr().err

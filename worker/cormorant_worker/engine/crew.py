@@ -28,10 +28,12 @@ from cormorant_worker.engine.messages import (
     Ready,
     Reply,
     Request,
+    Reseed,
     Sealed,
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
@@ -85,6 +87,8 @@ class Crew:
         self.version = INITIAL_VERSION
         self.requests: dict[int, Reply | None] = {}
         """Requests under way, and their replies once they came."""
+        self.seed = job.spec.collection.seed
+        """What workers that start from now on derive their streams from."""
         self.restarts: dict[Slot, int] = {}
         self.found_frames = 0
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
@@ -105,6 +109,11 @@ class Crew:
         """The last attempt at each place, of this fleet or of the one whose state was restored."""
         self._num_threads = 0
         self._numbers = 0
+
+    def raise_error(self) -> None:
+        """Raise why the fleet cannot go on, if it cannot."""
+        if self.error is not None:
+            raise self.error
 
     # -- places ------------------------------------------------------------------------------------------------
 
@@ -212,7 +221,11 @@ class Crew:
         for slot in self.places:
             if slot not in self.members and now >= self._respawn_at.get(slot, 0.0):
                 self._respawn_at.pop(slot, None)
-                self._spawn(slot)
+                try:
+                    self._spawn(slot)
+                except CormorantError as error:
+                    self.error = error
+                    return
 
     def _spawn(self, slot: Slot) -> None:
         group, index = slot
@@ -229,6 +242,7 @@ class Crew:
             max_threads=self.engine.cpus_for(len(self.places)),
             num_threads=self._num_threads,
             device=self._options.device or _device_of(self.job, group),
+            seed=self.seed,
         )
         num_rows = -(-self._schedule.frames_per_batch // self.job.spec.env.num_envs)
         self.members[slot] = new_member(self.engine.start(self.job, place, num_rows=num_rows))
@@ -373,6 +387,26 @@ class Crew:
             payload.close()
         return number
 
+    def reseed(self, seed: int) -> dict[int, Member]:
+        """Have every worker, and those that come later, begin anew from a seed. None may hold a ticket.
+
+        Returns:
+            Who was asked, by the number under which the reply will be in `requests`.
+        """
+        self.seed = seed
+        self._events.note("seeded", reason=f"seed {seed}")
+        asked = {self._next_number(): member for member in self.members.values() if member.is_ready}
+        for number, member in asked.items():
+            self.requests[number] = None
+            member.send(Reseed(number=number, seed=seed))
+        return asked
+
+    def drop_frames_ahead(self, member: Member) -> None:
+        """A worker has begun anew: what its environments were ahead of its last batch will not be delivered."""
+        ahead = max(0, member.stepped_frames - member.landed_frames - member.dropped_frames)
+        member.dropped_frames += ahead
+        self._deliveries.count_dropped("seed", ahead)
+
     def publish(self, blob: WeightsBlob, version: PolicyVersion) -> None:
         """Offer new weights to every worker, one copy in memory for all; workers that come later get them, too."""
         published = Published(version, blob, self.engine.share(blob.memory))
@@ -470,7 +504,8 @@ class Crew:
     def watch(self, now: float) -> None:
         """Kill workers that make no progress."""
         for slot, member in list(self.members.items()):
-            limit = self._hang_limit_s if member.is_ready else self._options.startup_timeout_s
+            is_building = not member.is_ready or member.link.phase is Phase.BUILDING
+            limit = self._options.startup_timeout_s if is_building else self._hang_limit_s
             if (silent := member.silent_for_s(now, is_paused=self.is_paused)) > limit:
                 log.warning("worker_hung", worker=member.name, seconds=round(silent, 1))
                 doing = member.link.describe_doing()
@@ -497,7 +532,7 @@ class Crew:
         lost = self._take_back(slot, member)
         not_durable = member.landed_frames - member.durable_frames if self.store is not None else 0
         self._schedule.take_back(not_durable)
-        unfinished = max(0, stepped - member.landed_frames)
+        unfinished = max(0, stepped - member.landed_frames - member.dropped_frames)
         self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
         member.link.close()
         is_filled_again = slot in self.places and not self.is_closing and not self._schedule.is_draining

@@ -11,7 +11,7 @@ import safetensors.numpy
 from cormorant_worker.errors import StateError
 from cormorant_worker.weights import PolicyVersion
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +24,8 @@ class FleetState:
     """Safetensors of every model's newest weights; empty when nothing was published."""
     attempts: Mapping[str, int]
     """Processes that each place has seen, by worker name: their seeds and trajectory ids must not come again."""
+    seed: int
+    """What replacements of its workers derive their streams from."""
     workers: Mapping[str, bytes]
     """`state.py`'s bytes by worker name."""
 
@@ -36,6 +38,7 @@ class FleetState:
             "frames": self.frames,
             "version": self.version,
             "attempts": dict(self.attempts),
+            "seed": self.seed,
         }
         data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
         return data
@@ -60,6 +63,7 @@ class FleetState:
             frames=metadata["frames"],
             version=PolicyVersion(metadata["version"]),
             attempts=metadata["attempts"],
+            seed=metadata["seed"],
             weights=b"" if weights is None else weights.tobytes(),
             workers={name.removeprefix("worker/"): array.tobytes() for name, array in arrays.items()},
         )

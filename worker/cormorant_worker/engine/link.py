@@ -64,7 +64,7 @@ class Link(Protocol):
         ...
 
     def send(self, message: object) -> None:
-        """Send Start, Begin or Finish.
+        """Send Start, Begin, Reseed or Finish.
 
         Raises:
             LinkClosed: the worker is gone.

@@ -11,7 +11,6 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
@@ -29,16 +28,16 @@ from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.loan import Loan, LoanPart
 from cormorant_worker.engine.local_engine import LocalEngine
-from cormorant_worker.engine.member import Member
-from cormorant_worker.engine.messages import Ready, Reply
+from cormorant_worker.engine.messages import Ready
 from cormorant_worker.engine.options import FleetOptions, default_workers
 from cormorant_worker.engine.protocol import FleetStats, Receipt
-from cormorant_worker.engine.schedule import Schedule, Slot
-from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, StateError, WeightsError
+from cormorant_worker.engine.schedule import Schedule
+from cormorant_worker.engine.standstill import Standstill
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
 from cormorant_worker.weights_blob import WeightsBlob
-from cormorant_worker.weights_file import by_model
+from cormorant_worker.weights_file import in_models
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -95,7 +94,9 @@ class LocalFleet:
         self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries, self._events)
         self._taken: Loan | None = None
         """What `take` gave out last."""
-        self._quiesced = 0
+        self._standstill = Standstill(
+            self._changed, self._crew, self._schedule, self._deliveries, self.options, wake=self._wake
+        )
         self._has_told_failure = False
         self._is_done = False
         self._is_closed = False
@@ -105,7 +106,8 @@ class LocalFleet:
         self._crew.resize(self.options.workers or default_workers(job))
         self._thread.start()
         try:
-            self._await_crew("to start")
+            with self._changed:
+                self._standstill.await_crew("to start")
         except BaseException:
             self.close()
             raise
@@ -126,9 +128,9 @@ class LocalFleet:
             crew.open_gates()
             crew.kill_starting()
             self._wake()
-            if not self._wait_until(lambda: crew.is_idle, began + self.options.drain_timeout_s * 0.5):
+            if not self._standstill.wait_until(lambda: crew.is_idle, began + self.options.drain_timeout_s * 0.5):
                 crew.stop_stepping()
-            self._wait_until(lambda: not crew.members, began + self.options.drain_timeout_s * 0.9)
+            self._standstill.wait_until(lambda: not crew.members, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
             self._wake()
             self._changed.notify_all()
@@ -236,7 +238,7 @@ class LocalFleet:
         bound = self._schedule.max_staleness
         with self._changed:
             while True:
-                self._raise_error()
+                self._crew.raise_error()
                 waiting = self._deliveries.num_waiting
                 delivery = self._deliveries.take(min_version=None if bound is None else self._crew.version - bound)
                 # Only for news: the fleet's thread notifies this one at every turn.
@@ -304,10 +306,10 @@ class LocalFleet:
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
             StaleWeights: the version is not higher than the published one.
         """
-        blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(_by_model(weights))
+        blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
         crew = self._crew
         with self._changed:
-            self._raise_error()
+            self._crew.raise_error()
             verify(blob.specs, self._known.specs)
             number = PolicyVersion(crew.version + 1 if version is None else version)
             if number <= crew.version:
@@ -315,7 +317,7 @@ class LocalFleet:
             crew.publish(blob, number)
             self._wake()
             if wait_s > 0:
-                self._wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
+                self._standstill.wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
             return self._receipt(number)
 
     def _blob_of(self, weights: Weights) -> WeightsBlob:
@@ -335,13 +337,14 @@ class LocalFleet:
             ControlTimeout: a worker did not stop in time; the others stay paused.
         """
         with self._changed:
-            self._raise_error()
+            self._crew.raise_error()
             if not self._crew.is_paused:
                 self._events.note("paused")
             self._crew.is_paused = True
             self._wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
-            self._await_replies(self._ask_all("pause"), "pause")
+            still = self._standstill
+            still.answers(still.ask_all("pause"), "pause", timeout_s=self.options.control_timeout_s)
 
     def resume(self) -> None:
         """Go on after `pause`. Does nothing when the fleet runs."""
@@ -360,7 +363,7 @@ class LocalFleet:
         then None; workers end. A paused fleet goes on to finish its batches. Returns at once.
         """
         with self._changed:
-            self._raise_error()
+            self._crew.raise_error()
             self._deliveries.complete(self._schedule.drain())
             self._resume()
 
@@ -381,16 +384,8 @@ class LocalFleet:
         Raises:
             ControlTimeout: batches under way did not end in time.
         """
-        with self._changed, self._between_batches():
-            replies = self._await_all(self._ask_all("save"), "save its state")
-            crew = self._crew
-            return FleetState(
-                frames=self._schedule.landed_frames,
-                attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
-                version=self._crew.version,
-                weights=crew.weights_bytes(),
-                workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
-            ).to_bytes()
+        with self._changed, self._standstill.between_batches():
+            return self._standstill.save().to_bytes()
 
     def restore(self, state: bytes) -> None:
         """Go on from a `state()` of a fleet of the same job and as many workers.
@@ -402,28 +397,30 @@ class LocalFleet:
             StateError: it does not fit; nothing is changed unless a worker refuses, which its message names.
         """
         saved = FleetState.from_bytes(state)
-        crew = self._crew
-        with self._changed, self._between_batches():
-            names = {f"{group}-{index}": (group, index) for group, index in crew.places}
-            if set(saved.workers) != set(names):
-                raise StateError(
-                    f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
-                    "use the same job and number of workers"
-                )
-            if not crew.is_complete:
-                raise StateError("this fleet has collected all its frames; restore the state into a new one")
-            collected = self._schedule.landed_frames
-            self._deliveries.discard("restore")
-            for name, slot in names.items():
-                crew.attempts[slot] = max(crew.attempts[slot], saved.attempts[name])
-            if saved.weights and saved.version > crew.version:
-                self.publish(WeightsBlob.from_bytes(saved.weights), version=saved.version)
-            numbers = {
-                crew.request(crew.members[slot], "restore", state=saved.workers[name]): crew.members[slot]
-                for name, slot in names.items()
-            }
-            self._await_all(numbers, "restore its state")
-            self._schedule.accepted_frames = saved.frames if crew.store is None else collected
+        with self._changed, self._standstill.between_batches():
+            self._standstill.restore(saved, publish=lambda blob, version: self.publish(blob, version=version))
+
+    def seed(self, seed: int) -> tuple[str, ...]:
+        """Have every worker begin anew from another seed, at a batch boundary: with new environments and streams, as a
+        new fleet with this seed would, and so will their replacements. Batches under way are finished first, even in
+        a paused fleet.
+
+        Open trajectories end where their last batch did, under ids that do not come again; what asynchronous
+        environments were ahead of it is dropped. The policy, its weights and versions and the count of frames stay.
+
+        Returns:
+            The workers that have begun anew.
+
+        Raises:
+            FleetError: a negative seed, or everything is collected.
+            WorkerFailed: environments cannot be built again.
+            ControlTimeout: batches under way did not end in time, or environments were not built in
+                `startup_timeout_s`; the seed holds nevertheless.
+        """
+        if seed < 0:
+            raise FleetError(f"seeds begin at 0, found {seed}; give another")
+        with self._changed, self._standstill.between_batches():
+            return self._standstill.reseed(seed)
 
     def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
@@ -437,11 +434,11 @@ class LocalFleet:
             WorkerFailed, ControlTimeout: new workers did not start.
         """
         with self._changed:
-            self._raise_error()
+            self._crew.raise_error()
             self._crew.resize(workers)
             self._wake()
             if wait:
-                self._await_crew("to start or retire")
+                self._standstill.await_crew("to start or retire")
 
     def retire(self, name: str) -> None:
         """Let a worker finish what it holds and end; its place stays empty until its group's size is raised. Returns
@@ -451,7 +448,7 @@ class LocalFleet:
             FleetError: no such worker, or it is the last one.
         """
         with self._changed:
-            self._raise_error()
+            self._crew.raise_error()
             self._crew.retire(name)
             self._wake()
 
@@ -483,7 +480,7 @@ class LocalFleet:
             WorkerFailed: a worker failed for good.
         """
         with self._changed:
-            self._raise_error()
+            self._crew.raise_error()
             return self._is_done
 
     def wait_until_done(self, timeout_s: float) -> bool:
@@ -493,8 +490,10 @@ class LocalFleet:
             WorkerFailed: a worker failed for good.
         """
         with self._changed:
-            self._wait_until(lambda: self._is_done or self._crew.error is not None, time.monotonic() + timeout_s)
-            self._raise_error()
+            self._standstill.wait_until(
+                lambda: self._is_done or self._crew.error is not None, time.monotonic() + timeout_s
+            )
+            self._crew.raise_error()
             return self._is_done
 
     @property
@@ -564,7 +563,7 @@ class LocalFleet:
 
     def _grant(self) -> None:
         crew = self._crew
-        if crew.is_paused or crew.is_closing or self._quiesced or crew.error is not None:
+        if crew.is_paused or crew.is_closing or self._standstill.is_wanted or crew.error is not None:
             return
         grants = self._schedule.grants(
             crew.may_collect(),
@@ -583,98 +582,11 @@ class LocalFleet:
             raise FleetError("no worker has started yet")
         return self._crew.ready
 
-    def _raise_error(self) -> None:
-        if self._crew.error is not None:
-            raise self._crew.error
-
     def _wake(self) -> None:
         try:
             self._wake_write.send_bytes(b"x")
         except OSError:
             return  # closed
-
-    def _wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
-        while not predicate():
-            left = deadline - time.monotonic()
-            if left <= 0:
-                return False
-            self._changed.wait(min(left, _POLL_S))
-        return True
-
-    def _await_crew(self, what: str) -> None:
-        """Wait until every place is filled and nobody else is left."""
-        crew, timeout_s = self._crew, self.options.startup_timeout_s
-
-        def is_complete() -> bool:
-            return crew.error is not None or self._is_done or self._schedule.is_done or crew.is_complete
-
-        with self._changed:
-            in_time = self._wait_until(is_complete, time.monotonic() + timeout_s)
-            self._raise_error()
-            if not in_time:
-                late = ", ".join(
-                    f"{group}-{index}" for group, index in crew.places if not crew.is_serving((group, index))
-                )
-                raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {crew.describe()}")
-
-    def _ask_all(self, action: str) -> dict[int, Member]:
-        return {self._crew.request(m, action): m for m in self._crew.members.values() if m.is_ready}
-
-    def _await_all(self, numbers: dict[int, Member], what: str) -> dict[Slot, Reply]:
-        """As `_await_replies`, when none may be missing."""
-        replies = self._await_replies(numbers, what)
-        if lost := [member.name for member in numbers.values() if member.place not in replies]:
-            raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
-        return replies
-
-    def _await_replies(self, numbers: dict[int, Member], what: str) -> dict[Slot, Reply]:
-        """Wait for every worker's answer; a worker that died meanwhile needs none, nor does its replacement."""
-        crew, timeout_s = self._crew, self.options.control_timeout_s
-
-        def late() -> list[str]:
-            return [m.name for n, m in numbers.items() if crew.requests[n] is None and crew.members.get(m.place) is m]
-
-        self._wait_until(lambda: not late(), time.monotonic() + timeout_s)
-        names = ", ".join(late())
-        replies = {m.place: reply for n, m in numbers.items() if (reply := crew.requests.pop(n)) is not None}
-        if names:
-            raise ControlTimeout(
-                f"{names} did not {what} within {timeout_s:.0f} s (control_timeout_s); {crew.describe()}"
-            )
-        if errors := [f"{group}-{index}: {reply.error}" for (group, index), reply in replies.items() if reply.error]:
-            raise StateError(f"workers could not {what}: {'; '.join(errors)}")
-        return replies
-
-    @contextmanager
-    def _between_batches(self) -> Iterator[None]:
-        """Inside, every place is filled and no worker holds a ticket: batches under way are finished first, even in a
-        paused fleet.
-        """
-        self._raise_error()
-        self._quiesced += 1
-        try:
-            if self._crew.is_paused:
-                self._crew.open_gates()
-            timeout_s = self.options.control_timeout_s
-            is_still = self._wait_until(
-                lambda: (
-                    self._crew.error is not None
-                    or (self._crew.is_idle and (self._crew.is_complete or self._schedule.is_done))
-                ),
-                time.monotonic() + timeout_s,
-            )
-            self._raise_error()
-            if not is_still:
-                raise ControlTimeout(
-                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); "
-                    f"{self._crew.describe()}"
-                )
-            yield
-        finally:
-            self._quiesced -= 1
-            if self._crew.is_paused:
-                self._crew.shut_gates()
-            self._wake()
 
     def _receipt(self, version: PolicyVersion) -> Receipt:
         serving = sorted(self._crew.serving(), key=lambda member: member.name)
@@ -685,11 +597,3 @@ class LocalFleet:
             waiting=tuple(m.name for m in behind if m.refusal[0] != version),
             refused={m.name: m.refusal[1] for m in behind if m.refusal[0] == version},
         )
-
-
-def _by_model(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
-    if all(isinstance(value, torch.Tensor) for value in weights.values()):
-        return by_model(weights)  # type: ignore[arg-type]  # every value was just seen to be a tensor
-    if not all(isinstance(value, Mapping) for value in weights.values()):
-        raise WeightsError("weights are a state dict (tensors by name), or state dicts by model name")
-    return weights  # type: ignore[return-value]  # every value was just seen to be a mapping

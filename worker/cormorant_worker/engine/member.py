@@ -47,6 +47,8 @@ class Member:
     version: PolicyVersion = INITIAL_VERSION
     """The version that acts."""
     landed_frames: int = 0
+    dropped_frames: int = 0
+    """Stepped by this attempt, and dropped when it began anew."""
     durable_frames: int = 0
     env_restarts: int = 0
     last_pulse: int = -1
@@ -73,7 +75,7 @@ class Member:
         return self.link.frames
 
     def send(self, message: object) -> None:
-        """Send Begin or Finish. A worker that is dying hears nothing: its link tells the fleet."""
+        """Send Begin, Reseed or Finish. A worker that is dying hears nothing: its link tells the fleet."""
         with suppress(LinkClosed):
             self.link.send(message)
 

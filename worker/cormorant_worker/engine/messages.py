@@ -2,8 +2,8 @@
 
 Two sockets a worker, so that control never waits behind data:
 
-    data     Start -> Ready -> Begin -> (Ticket -> Sealed)* -> Finish -> Finished        (or Failed, then the end)
-    control  (Request -> Reply)*, and Applied whenever new weights begin to act
+    data     Start -> Ready -> Begin -> (Ticket -> Sealed | Reseed)* -> Finish -> Finished   (or Failed, then the end)
+    control  (Request -> Reply)*, and Applied whenever new weights begin to act; the Reply to Reseed, too
 """
 
 from dataclasses import dataclass, field
@@ -73,6 +73,17 @@ class Sealed:
     durable_frames: int
     """Frames of this attempt that the dataset has made durable so far."""
     env_restarts: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reseed:
+    """Fleet -> worker: begin anew with environments and streams of another seed. On the data socket, because the
+    thread that steps them builds them.
+    """
+
+    number: int
+    """Of the reply."""
+    seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

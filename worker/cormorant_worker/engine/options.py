@@ -44,7 +44,9 @@ class FleetOptions:
         return max(_HANG_FLOOR_S, limit)
 
 
-def default_workers(job: CollectorJob) -> int:
-    """As many workers as the manifest says, at most one a processor and at least one."""
+def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:
+    """As many workers as the manifest says, at least one; where all of them share this machine, at most one a
+    processor.
+    """
     wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups)
-    return max(1, min(wanted, available_cpus()))
+    return max(1, min(wanted, available_cpus()) if is_this_machine else wanted)

@@ -65,7 +65,7 @@ class FleetStats:
     version: PolicyVersion
     """The newest published version."""
     dropped: Mapping[str, int]
-    """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore."""
+    """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
     restarts: int
     """Workers replaced so far."""
     queued_batches: int
@@ -143,6 +143,10 @@ class Fleet(Protocol):
 
     def restore(self, state: bytes) -> None:
         """Go on from a `state()`."""
+        ...
+
+    def seed(self, seed: int) -> tuple[str, ...]:
+        """Have every worker begin anew from a seed, at its next batch boundary."""
         ...
 
     def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:

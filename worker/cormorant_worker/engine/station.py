@@ -9,13 +9,14 @@ import threading
 import traceback
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import structlog
 
 from cormorant_worker.block import Block, Layout
-from cormorant_worker.build import Built, build_collector
+from cormorant_worker.build import Built, build_collector, rebuild
 from cormorant_worker.collector import Collector
 from cormorant_worker.engine.messages import (
     Applied,
@@ -27,6 +28,7 @@ from cormorant_worker.engine.messages import (
     Ready,
     Reply,
     Request,
+    Reseed,
     Sealed,
     Start,
     Ticket,
@@ -57,8 +59,8 @@ class Uplink(Protocol):
         ...
 
     def recv(self) -> Any:
-        """Wait for the fleet's next Begin, Ticket or Finish: for as long as the fleet lives. Called by the stepping
-        thread.
+        """Wait for the fleet's next Begin, Ticket, Reseed or Finish: for as long as the fleet lives. Called by the
+        stepping thread.
         """
         ...
 
@@ -103,6 +105,8 @@ class Station:
         self._is_built = True
         self.collector.pulse = self._pulse.frames
         self._layout = self.collector.layout(start.num_rows)
+        # Environments that are built again must not be calibrated again: the seed alone decides what they do.
+        self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
         self._uplink.send(self._ready(built))
         begin = self._uplink.recv()
         if isinstance(begin, Finish):
@@ -134,7 +138,10 @@ class Station:
                 self._finish()
                 return
             try:
-                self._fill(message)
+                if isinstance(message, Reseed):
+                    self._begin_anew(message)
+                else:
+                    self._fill(message)
             except Stopped:
                 self._finish()
                 return
@@ -173,6 +180,13 @@ class Station:
                 env_restarts=self.collector.env_restarts,
             )
         )
+
+    def _begin_anew(self, message: Reseed) -> None:
+        """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
+        self._pulse.enter(Phase.BUILDING)
+        with self._boundary:
+            rebuild(self.collector, self._job, replace(self._place, seed=message.seed))
+        self._uplink.send(Reply(number=message.number))
 
     @contextmanager
     def _sealable(self, ticket: int) -> Iterator[None]:

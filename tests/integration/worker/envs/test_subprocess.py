@@ -325,6 +325,7 @@ def test_the_childs_traceback_is_in_the_error() -> None:
         SubprocessVectorEnv(counting(failures=[{"at": "init"}]), num_envs=1, seeds=[1])
 
 
+@pytest.mark.slow
 def test_sixteen_processes_start_at_once() -> None:
     seeds = list(range(16))
     with contextlib.closing(SubprocessVectorEnv(counting(), num_envs=16, seeds=seeds)) as env:

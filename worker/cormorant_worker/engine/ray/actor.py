@@ -3,7 +3,7 @@
 Four kinds of calls, each with threads of its own, so that none waits behind another:
 
     collect   a ticket; its result is what was sealed, and the arrays      2 threads
-    tell      Begin and Finish
+    tell      Begin, Reseed and Finish
     answer    a control request
     listen    what else there is to say, and the pulse; returns at once when there is news
 
@@ -171,7 +171,7 @@ class WorkerActor:
 
     @_method(concurrency_group="tell")
     def tell(self, turn: int, message: object) -> None:
-        """Take Begin or Finish."""
+        """Take Begin, Reseed or Finish."""
         self._uplink.deliver(turn, message)
 
     @_method(concurrency_group="answer")

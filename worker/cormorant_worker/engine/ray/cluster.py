@@ -26,19 +26,29 @@ class Cluster:
         """
         self.is_own = False
         """The cluster ends with this fleet."""
-        self._is_connected = False
+        self.has_connected = False
+        """This object connected the process, with the options' runtime environment for all its workers."""
         if options.address not in ("", "auto"):
             _refuse_unreachable(options.address)
-        if ray.is_initialized():
-            return
+        if not ray.is_initialized():
+            self._connect(options)
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        """The node on which this process runs."""
+
+    def _connect(self, options: RayOptions) -> None:
         _quieten()
         before = signal.getsignal(signal.SIGTERM)
+        # Folders are sent along with the connection alone, not with an actor.
+        runtime_env = dict(options.runtime_env) or None
         try:
             if options.address:
-                ray.init(address=options.address, log_to_driver=False, logging_level=logging.ERROR)
+                ray.init(
+                    address=options.address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR
+                )
             else:
                 ray.init(
                     address="local",
+                    runtime_env=runtime_env,
                     # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
                     num_cpus=0,
                     object_store_memory=options.object_store_bytes or None,
@@ -51,20 +61,26 @@ class Cluster:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
             raise FleetError(
                 f'cannot connect to the Ray cluster "{options.address}": {error}; if it wants a token, set '
-                "RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+                "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the one that it was started with"
             ) from error
         finally:
             # Ray takes SIGTERM for itself; how this process ends is not its business.
             if threading.current_thread() is threading.main_thread() and before is not None:
                 signal.signal(signal.SIGTERM, before)
         self.is_own = not options.address
-        self._is_connected = True
+        self.has_connected = True
 
-    @property
-    def node_id(self) -> str:
-        """The node on which this process runs."""
-        found: str = ray.get_runtime_context().get_node_id()
-        return found
+    def check(self) -> None:
+        """Refuse to go on where this process is cut off.
+
+        Raises:
+            FleetError: the raylet that this process is connected to has died.
+        """
+        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node_id):
+            raise FleetError(
+                f"the Ray node {self.node_id} on which this process runs is gone (its raylet has ended), and with it "
+                "every worker that belongs to this process; start Ray there again, then the job"
+            )
 
     def describe(self) -> str:
         """What the living nodes have, for messages. A node that died is listed by Ray for a while; not here."""
@@ -82,8 +98,8 @@ class Cluster:
 
     def close(self) -> None:
         """End what this fleet started, leave what it only connected to, and touch nothing that was there before."""
-        if self._is_connected:
-            self._is_connected = False
+        if self.has_connected:
+            self.has_connected = False
             ray.shutdown()
 
 

@@ -46,7 +46,13 @@ class RayEngine:
         self._wake = wake
 
     def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> RayLink:
-        """Ask for an actor. It is placed when the cluster has what it needs."""
+        """Ask for an actor. It is placed when the cluster has what it needs.
+
+        Raises:
+            FleetError: this process's own node is gone; no actor of it would ever be placed.
+            ManifestError: a quantity in the group's resources cannot be read.
+        """
+        self.cluster.check()
         is_own = self.cluster.is_own
         demand = demand_of(job, place.group, place.index, self._options, is_own=is_own, device=place.device)
         if demand.num_cpus >= 1:
@@ -58,7 +64,7 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
             scheduling_strategy=self._options.scheduling,
-            runtime_env=dict(self._options.runtime_env) or None,
+            runtime_env=None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
         ).remote(Start(job=job, place=place, num_rows=num_rows), [path for path in sys.path if path])
         return RayLink(
             place,

@@ -30,14 +30,8 @@ class RayFleet(LocalFleet):
         engine = RayEngine(ray_options or RayOptions())
         try:
             if not options.workers:
-                options = replace(options, workers=_num_workers(job, is_own=engine.cluster.is_own))
+                options = replace(options, workers=default_workers(job, is_this_machine=engine.cluster.is_own))
             super().__init__(job, options, engine=engine)
         except BaseException:
             engine.close()
             raise
-
-
-def _num_workers(job: CollectorJob, *, is_own: bool) -> int:
-    if is_own:
-        return default_workers(job)
-    return max(1, sum(job.spec.size_of(group) for group in job.spec.worker_groups))

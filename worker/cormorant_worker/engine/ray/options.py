@@ -25,7 +25,8 @@ class RayOptions:
     scheduling: Literal["DEFAULT", "SPREAD"] = "DEFAULT"
     """Ray's strategy: pack workers on few nodes, or spread them."""
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
-    """Ray's runtime environment of each worker. Code that all nodes have needs none."""
+    """Ray's runtime environment of each worker. Code that all nodes have needs none. Where the process is connected
+    already, folders must be URIs: Ray uploads those on this machine as it connects."""
     object_store_bytes: int = 0
     """Memory for batches in a cluster of the fleet's own, at least 78,643,200; 0: Ray's default, 30 % of the machine's
     memory."""

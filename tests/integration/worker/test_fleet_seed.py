@@ -1,0 +1,157 @@
+"""A fleet that is given another seed: the same frames as any other fleet with that seed, and nothing of before."""
+
+import os
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from tensordict import TensorDict
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.envs import IDENT_MODULUS
+from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.errors import FleetError
+from cormorant_worker.seeding import SeedPath
+from cormorant_worker.trajectories import trajectory_base
+
+PONG = {"envpool": {"taskId": "Pong-v5", "numEnvs": 4, "numThreads": 1}, "maxEpisodeSteps": 40}
+CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
+ASYNC_CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "batchSize": 2, "numThreads": 1}}
+
+
+@contextmanager
+def paused(**job: Any) -> Iterator[LocalFleet]:
+    """A fleet that has not collected anything yet."""
+    with make_fleet(make_job(**job), workers=2, starts_paused=True) as fleet:
+        yield fleet
+
+
+def collect(fleet: LocalFleet, batches: int) -> list[TensorDict]:
+    fleet.resume()
+    return [fleet.take(copy=True, timeout_s=60).tensordict for _ in range(batches)]
+
+
+def assert_same_frames(ours: list[TensorDict], theirs: list[TensorDict], *, ids: bool = True) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        for batch in () if ids else (a, b):
+            batch.exclude(("collector", "traj_ids"), inplace=True)
+        assert set(a.keys(True, True)) == set(b.keys(True, True))
+        for key in a.keys(True, True):
+            np.testing.assert_array_equal(a[key].numpy(), b[key].numpy(), err_msg=str(key))
+
+
+def idents(batch: TensorDict) -> set[int]:
+    """Which environments of `CountingEnv` collected it."""
+    return set(batch["observation"][..., 0].long().unique().tolist())
+
+
+def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
+    return {seed % IDENT_MODULUS for seed in path.env_seeds(num_envs)}
+
+
+@on_both_engines_slowly
+@pytest.mark.parametrize(
+    "job",
+    [
+        pytest.param({"policy": "counter", "lengths": (3, 8)}, id="recurrent-policy"),
+        pytest.param({"env": CARTPOLE}, id="cartpole", marks=pytest.mark.slow),
+        pytest.param({"env": PONG}, id="pong", marks=pytest.mark.slow),
+    ],
+)
+def test_two_fleets_with_the_same_seed_at_the_same_moment_collect_the_same_frames(job: Mapping[str, Any]) -> None:
+    found = []
+    for first in (1, 2):
+        with paused(**job, collection={"mode": "sync", "seed": first}) as fleet:
+            assert fleet.seed(9) == ("cpu-0", "cpu-1")
+            assert fleet.stats().paused
+            found.append(collect(fleet, 3))
+    assert_same_frames(*found)
+    # A fleet that was made with the seed collects them, too; its trajectories are others.
+    with paused(**job, collection={"mode": "sync", "seed": 9}) as fleet:
+        assert_same_frames(found[0], collect(fleet, 3), ids=False)
+
+
+@on_both_engines_slowly
+def test_a_seed_in_the_middle_keeps_weights_and_counts_and_repeats_no_trajectory() -> None:
+    job = make_job(
+        num_envs=2,
+        policy="versioned",
+        action="box",
+        lengths=(30, 80),
+        collection={"mode": "sync", "totalFrames": 800},
+        queue={"capacityBatches": 1},
+    )
+    with make_fleet(job, workers=2) as fleet:
+        fleet.publish(numbered(3), version=3, wait_s=20)
+        before = [fleet.take(copy=True).tensordict for _ in range(4)]
+        collected = fleet.stats().frames
+        assert fleet.seed(9) == ("cpu-0", "cpu-1")
+        stats = fleet.stats()
+        assert stats.frames >= collected
+        assert (stats.version, stats.dropped, stats.restarts) == (3, {}, 0)
+        assert [worker.version for worker in stats.workers] == [3, 3]
+        rest = [batch.clone() for batch in fleet.batches(copy=True)]
+        assert fleet.stats().frames == 800 == sum(batch.numel() for batch in before + rest)
+    new = idents_of(SeedPath(job_seed=9, index=0)) | idents_of(SeedPath(job_seed=9, index=1))
+    old = idents_of(SeedPath(job_seed=7, index=0)) | idents_of(SeedPath(job_seed=7, index=1))
+    seeded = [i for i, batch in enumerate(rest) if idents(batch) == new]
+    assert seeded == list(range(seeded[0], len(rest)))
+    assert all(idents(batch) == old for batch in before + rest[: seeded[0]])
+    used = [set(batch["collector", "traj_ids"].unique().tolist()) for batch in before + rest]
+    first = len(before) + seeded[0]
+    assert not set().union(*used[:first]) & set().union(*used[first:])
+    # They begin where environments begin, not in the middle, and no step is missing from then on.
+    began = rest[seeded[0]]
+    assert began["observation"][:, 0, 1:].abs().sum() == 0
+    assert set(began["collector", "traj_ids"][:, 0].tolist()) <= {
+        trajectory_base(SeedPath(job_seed=9, index=index)) + n for index in (0, 1) for n in range(2, 40)
+    }
+    assert began["observation"][:, :10, 2].tolist() == [list(range(10))] * 4
+
+
+@on_both_engines_slowly
+@pytest.mark.slow
+def test_replacements_begin_with_the_new_seed() -> None:
+    with paused(num_envs=2, collection={"mode": "sync"}, lengths=(3, 8)) as fleet:
+        fleet.seed(9)
+        state = fleet.state()
+        os.kill(next(worker.pid for worker in fleet.stats().workers if worker.name == "cpu-1"), signal.SIGKILL)
+        batch = collect(fleet, 1)[0]
+        assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=1))
+    # The seed is part of the state: those of a fleet that goes on from it begin with it, too.
+    with paused(num_envs=2, collection={"mode": "sync", "seed": 1}, lengths=(3, 8)) as fleet:
+        fleet.restore(state)
+        os.kill(next(worker.pid for worker in fleet.stats().workers if worker.name == "cpu-1"), signal.SIGKILL)
+        batch = collect(fleet, 1)[0]
+        assert idents(batch[:2]) == idents_of(SeedPath(job_seed=9, index=0))
+        assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=1))
+
+
+@pytest.mark.slow
+def test_what_asynchronous_environments_were_ahead_is_counted_as_dropped() -> None:
+    job = make_job(env=ASYNC_CARTPOLE, collection={"totalFrames": 2000})
+    with make_fleet(job, workers=2) as fleet:
+        delivered = sum(fleet.take().num_frames for _ in range(20))
+        fleet.seed(9)
+        fleet.seed(10)
+        at_seed = fleet.stats()
+        # What is neither counted nor dropped are whole batches that the queue has no room for yet.
+        waiting = at_seed.stepped_frames - at_seed.frames - at_seed.dropped["seed"]
+        assert waiting % 20 == 0
+        assert 0 <= waiting <= 80
+        delivered += sum(batch.numel() for batch in fleet.batches())
+        assert delivered == fleet.stats().frames == 2000
+
+
+def test_a_seed_below_zero_and_a_fleet_that_is_done_are_refused() -> None:
+    with make_fleet(make_job(collection={"totalFrames": 40}), workers=1) as fleet:
+        with pytest.raises(FleetError, match="seeds begin at 0, found -1"):
+            fleet.seed(-1)
+        assert sum(batch.numel() for batch in fleet.batches()) == 40
+        with pytest.raises(FleetError, match="has collected all its frames"):
+            fleet.seed(1)

@@ -1,0 +1,301 @@
+"""Fleets on Ray clusters of several nodes, with tokens, and on clusters that fall apart.
+
+A process can be connected to one cluster only: each test runs scripts of its own.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cormorant_testing.scripts import environment, of_session, start_script, until
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+IMPORTS = """
+import json, os, signal, sys, time
+from concurrent.futures import ThreadPoolExecutor
+import ray
+from ray.cluster_utils import Cluster
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.ray.fleet import RayFleet
+from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.front import load_job
+
+STORE = {"object_store_memory": 100 << 20}
+
+def make_cluster(**head):
+    return Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False, **STORE, **head})
+
+def versioned_job(mode="async"):
+    return make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002,
+                    collection={"mode": mode, "totalFrames": 2000}, run_policy={"maxRestartsPerSlot": 20})
+
+def versioned_checker():
+    return make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+
+def told(fleet, checker, **more):
+    stats = fleet.stats()
+    print(json.dumps({
+        "frames": checker.frames, "accepted": stats.frames, "restarts": stats.restarts, "dropped": stats.dropped,
+        "balance": stats.stepped_frames - stats.frames - sum(stats.dropped.values()),
+        "attempts": sorted(checker.attempts), **more,
+    }), flush=True)
+"""
+
+
+def run(script: str, *arguments: str, timeout_s: float = 240, **more: str) -> dict[str, Any]:
+    """What a script says in its last line of JSON; it leaves no process."""
+    process = start_script(IMPORTS + textwrap.dedent(script), *arguments, **more)
+    try:
+        out, err = process.communicate(timeout=timeout_s)
+        assert process.returncode == 0, out[-1000:] + err[-3000:]
+        until(lambda: not of_session(process.pid), seconds=30)
+        told: dict[str, Any] = json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
+        return told
+    finally:
+        process.kill()
+        for left in of_session(process.pid):
+            left.kill()
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
+    told = run(
+        """
+        cluster = make_cluster(resources={"slot:cpu-0": 1})
+        second = cluster.add_node(num_cpus=0, resources={"slot:cpu-1": 1}, **STORE)
+        checker = versioned_checker()
+        options = RayOptions(address=cluster.address, slot_resources=True)
+        with RayFleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), options) as fleet:
+            fleet.publish(numbered(1), wait_s=30)
+            for batch in fleet.batches():
+                checker.take(batch)
+                if second is not None and checker.frames > 400:
+                    os.kill(second.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+                    second = None
+                    fleet.publish(numbered(2))
+                    third = cluster.add_node(num_cpus=0, resources={"slot:cpu-1": 1}, **STORE)
+            late = [s.version for (a, _), s in checker.streams.items() if a[2] > 0]
+            told(fleet, checker, oldest_of_replacements=min(late, default=2))
+        cluster.shutdown()
+        """,
+        mode,
+    )
+    assert told.pop("restarts") >= 1
+    replacements = [attempt for attempt in told.pop("attempts") if attempt[1] == 1 and attempt[2] > 0]
+    # In async mode the other worker may have collected the rest before anybody came.
+    assert replacements or mode == "async"
+    assert set(told.pop("dropped")) <= {"crash"}
+    assert told == {"frames": 2000, "accepted": 2000, "balance": 0, "oldest_of_replacements": 2}
+
+
+def test_a_node_that_joins_late_gets_its_worker_and_that_one_the_current_weights() -> None:
+    told = run(
+        """
+        cluster = make_cluster()
+        join = lambda slot: cluster.add_node(num_cpus=0, resources={slot: 1}, **STORE)
+        options = RayOptions(address=cluster.address, slot_resources=True)
+        # The fleet starts before there is any node for its first worker.
+        starting = ThreadPoolExecutor(1).submit(RayFleet, versioned_job(), FleetOptions(workers=1), options)
+        time.sleep(3)
+        join("slot:cpu-0")
+        checker = versioned_checker()
+        with starting.result(120) as fleet:
+            fleet.publish(numbered(1), wait_s=30)
+            fleet.resize(2, wait=False)
+            waiting = None
+            for batch in fleet.batches():
+                checker.take(batch)
+                if waiting is None and checker.frames >= 400:
+                    # The rest goes on while nobody can place the second one.
+                    waiting = [(w.name, w.pid) for w in fleet.stats().workers][1:]
+                    fleet.publish(numbered(2), wait_s=0)
+                    join("slot:cpu-1")
+                    # The job's end must not come before the worker.
+                    deadline = time.monotonic() + 90
+                    while not fleet._crew.is_complete and time.monotonic() < deadline:
+                        time.sleep(0.05)
+            versions = {s.version for (a, _), s in checker.streams.items() if a[1] == 1}
+            told(fleet, checker, waiting=waiting, versions_of_late=sorted(versions))
+        cluster.shutdown()
+        """
+    )
+    assert told == {
+        "frames": 2000, "accepted": 2000, "restarts": 0, "dropped": {}, "balance": 0,
+        "attempts": [[0, 0, 0], [0, 1, 0]], "waiting": [["cpu-1", 0]], "versions_of_late": [2],
+    }  # fmt: skip
+
+
+def test_workers_go_where_their_resources_are_with_the_code_that_was_sent_along(tmp_path: Path) -> None:
+    (tmp_path / "sent_along.py").write_text(
+        "import os\n"
+        "from cormorant_testing.envs import make_counting\n"
+        "def make():\n"
+        "    return make_counting(lengths=int(os.environ['LENGTH']))\n"
+    )
+    told = run(
+        """
+        cluster = make_cluster(num_cpus=2)
+        cluster.add_node(num_cpus=2, num_gpus=1, **STORE)
+        def places(fleet):
+            return [member.link._node_id for _, member in sorted(fleet._crew.members.items())]
+
+        def job(entrypoint, **group):
+            document = make_job(num_envs=2, lengths=4).to_document()
+            document["spec"]["env"]["gymnasium"] = {"entrypoint": entrypoint, "vectorization": "inline", "numEnvs": 2}
+            document["spec"]["workerGroups"] = [{"name": "main", **group}]
+            document["spec"]["replicas"] = 2
+            return load_job(document)
+
+        sent = {"working_dir": sys.argv[1], "env_vars": {"LENGTH": "4"}}
+        checker = make_checker(2, lengths=4, versions=False)
+        on_cpus = job("sent_along:make", resources={"requests": {"cpu": 1}})
+        spreading = RayOptions(address=cluster.address, scheduling="SPREAD", runtime_env=sent)
+        with RayFleet(on_cpus, None, spreading) as fleet:
+            for _ in range(10):
+                checker.take(fleet.take().tensordict)
+            spread, free = places(fleet), ray.available_resources()["CPU"]
+
+        on_gpu = job("cormorant_testing.envs:make_counting", device="gpu")
+        shared = RayOptions(address=cluster.address, num_gpus=0.5)
+        with RayFleet(on_gpu, FleetOptions(device="cpu"), shared) as fleet:
+            assert fleet.take() is not None
+            gpus = {node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")}
+            together = set(places(fleet)) == gpus
+        try:
+            RayFleet(on_gpu, FleetOptions(workers=1), RayOptions(address=cluster.address)).close()
+            refusal = ""
+        except CormorantError as error:
+            refusal = str(error)
+        print(json.dumps({"frames": checker.frames, "spread": len(set(spread)), "workers": len(spread), "free": free,
+                          "together": together, "refusal": refusal}), flush=True)
+        cluster.shutdown()
+        """,
+        str(tmp_path),
+    )
+    refusal = told.pop("refusal")
+    assert told == {"frames": 200, "spread": 2, "workers": 2, "free": 2.0, "together": True}
+    if not torch.cuda.is_available():
+        # The node says that it has a GPU, and its worker finds none.
+        assert "worker main-0" in refusal
+        assert "torch finds no CUDA device" in refusal
+
+
+def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
+    told = run(
+        """
+        cluster = make_cluster(resources={"slot:cpu-0": 1})
+        checker = versioned_checker()
+        options = RayOptions(address=cluster.address, slot_resources=True)
+        try:
+            job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002)
+            with RayFleet(job, FleetOptions(workers=1), options) as fleet:
+                for batch in fleet.batches():
+                    checker.take(batch)
+                    if checker.batches == 5:
+                        os.kill(cluster.head_node.all_processes["raylet"][0].process.pid, signal.SIGKILL)
+                        killed_at = time.monotonic()
+        except CormorantError as error:
+            seconds = time.monotonic() - killed_at
+            print(json.dumps({"error": str(error), "seconds": seconds, "frames": checker.frames}), flush=True)
+        # What is left of the cluster cannot be shut down in an orderly way.
+        for processes in cluster.head_node.all_processes.values():
+            for info in processes:
+                info.process.kill()
+        os._exit(0)
+        """
+    )
+    assert "on which this process runs is gone (its raylet has ended)" in told["error"]
+    assert told["seconds"] < 60
+    assert told["frames"] >= 100
+
+
+def test_a_driver_whose_clusters_head_is_gone_is_ended_by_ray_and_leaves_no_worker() -> None:
+    script = """
+        cluster = make_cluster(resources={"slot:cpu-0": 1})
+        options = RayOptions(address=cluster.address, slot_resources=True)
+        job = make_job(num_envs=2, lengths=5)
+        with RayFleet(job, FleetOptions(workers=1), options) as fleet:
+            fleet.take()
+            os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
+            print("killed", flush=True)
+            while True:
+                fleet.take()
+        """
+    process = start_script(IMPORTS + textwrap.dedent(script), RAY_gcs_rpc_server_reconnect_timeout_s="5")
+    try:
+        out, err = process.communicate(timeout=120)
+        assert "killed" in out.splitlines(), err[-3000:]
+        assert process.returncode == 1
+        assert "Failed to connect to GCS" in out + err
+        until(lambda: not [p for p in of_session(process.pid) if "WorkerActor" in p.name()], seconds=60)
+    finally:
+        for left in of_session(process.pid):
+            left.kill()
+
+
+COLLECT = """
+job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 400})
+checker = make_checker(2, lengths=5, versions=False)
+try:
+    with RayFleet(job, FleetOptions(workers=1), RayOptions(address=sys.argv[1], num_cpus=0)) as fleet:
+        for batch in fleet.batches():
+            checker.take(batch)
+        told(fleet, checker)
+except CormorantError as error:
+    print(json.dumps({"error": str(error)}), flush=True)
+"""
+
+
+@pytest.fixture
+def head_with_token() -> Iterator[str]:
+    """`ray start --head` as a user types it, with a token; its address."""
+    with tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder:
+        head = subprocess.Popen(
+            [
+                *(sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"),
+                *(
+                    "--num-cpus=0",
+                    "--object-store-memory=100000000",
+                    "--include-dashboard=false",
+                    "--disable-usage-stats",
+                ),
+                f"--temp-dir={folder}",
+            ],
+            env=environment(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN="right"),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        try:
+            current = Path(folder) / "ray_current_cluster"
+            until(lambda: current.exists() and current.read_text().strip())
+            yield current.read_text().strip()
+        finally:
+            for left in of_session(head.pid):
+                left.kill()
+            head.wait(30)
+
+
+def test_a_cluster_with_a_token_takes_those_who_have_it(head_with_token: str) -> None:
+    right = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "right"}
+    exact = {
+        "frames": 400, "accepted": 400, "restarts": 0, "dropped": {}, "balance": 0, "attempts": [[0, 0, 0]],
+    }  # fmt: skip
+    assert run(COLLECT, head_with_token, **right) == exact
+    assert run(COLLECT, "auto", RAY_ADDRESS=head_with_token, **right) == exact
+    for given in ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "wrong"}):
+        refusal = run(COLLECT, head_with_token, timeout_s=120, **given)["error"]
+        assert f'cannot connect to the Ray cluster "{head_with_token}"' in refusal
+        assert "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the one that it was started with" in refusal

@@ -1,0 +1,210 @@
+"""A fleet between two batches, and waiting for its workers' answers: what callers' threads do with a crew.
+
+All of it wants the fleet's condition held, and lets go of it while it waits.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cormorant_worker.engine.crew import Crew
+from cormorant_worker.engine.deliveries import Deliveries
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.member import Member
+from cormorant_worker.engine.messages import Reply
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.schedule import Schedule, Slot
+from cormorant_worker.errors import ControlTimeout, FleetError, StateError
+from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights_blob import WeightsBlob
+
+_POLL_S = 0.2
+
+
+class Standstill:
+    """Brings a fleet to a batch boundary, and saves, restores or reseeds it there."""
+
+    def __init__(
+        self,
+        changed: threading.Condition,
+        crew: Crew,
+        schedule: Schedule,
+        deliveries: Deliveries,
+        options: FleetOptions,
+        *,
+        wake: Callable[[], None],
+    ) -> None:
+        """Take the fleet's parts.
+
+        Args:
+            changed: guards the others, and is notified when they change.
+            crew: the workers.
+            schedule: who may collect.
+            deliveries: what is collected.
+            options: for limits.
+            wake: makes the fleet's thread look at once.
+        """
+        self._changed = changed
+        self._crew = crew
+        self._schedule = schedule
+        self._deliveries = deliveries
+        self._options = options
+        self._wake = wake
+        self._holders = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """True while no ticket may be handed out."""
+        return self._holders > 0
+
+    @contextmanager
+    def between_batches(self) -> Iterator[None]:
+        """Inside, every place is filled and no worker holds a ticket: batches under way are finished first, even in a
+        paused fleet.
+
+        Raises:
+            ControlTimeout: they did not end in time.
+        """
+        crew, timeout_s = self._crew, self._options.control_timeout_s
+        crew.raise_error()
+        self._holders += 1
+        try:
+            if crew.is_paused:
+                crew.open_gates()
+            is_still = self.wait_until(
+                lambda: crew.error is not None or (crew.is_idle and (crew.is_complete or self._schedule.is_done)),
+                time.monotonic() + timeout_s,
+            )
+            crew.raise_error()
+            if not is_still:
+                raise ControlTimeout(
+                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {crew.describe()}"
+                )
+            yield
+        finally:
+            self._holders -= 1
+            if crew.is_paused:
+                crew.shut_gates()
+            self._wake()
+
+    # -- between batches ---------------------------------------------------------------------------------------
+
+    def save(self) -> FleetState:
+        """Everything that going on from here needs. Between batches."""
+        crew = self._crew
+        replies = self._all_answers(self.ask_all("save"), "save its state")
+        return FleetState(
+            frames=self._schedule.landed_frames,
+            attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
+            version=crew.version,
+            weights=crew.weights_bytes(),
+            seed=crew.seed,
+            workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
+        )
+
+    def restore(self, saved: FleetState, *, publish: Callable[[WeightsBlob, PolicyVersion], object]) -> None:
+        """Go on from what `save` gave. Between batches.
+
+        Raises:
+            StateError: it does not fit this fleet.
+        """
+        crew = self._crew
+        names = {f"{group}-{index}": (group, index) for group, index in crew.places}
+        if set(saved.workers) != set(names):
+            raise StateError(
+                f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
+                "use the same job and number of workers"
+            )
+        if self._schedule.is_done or not crew.is_complete:
+            raise StateError("this fleet has collected all its frames; restore the state into a new one")
+        collected = self._schedule.landed_frames
+        self._deliveries.discard("restore")
+        crew.seed = saved.seed
+        for name, slot in names.items():
+            crew.attempts[slot] = max(crew.attempts[slot], saved.attempts[name])
+        if saved.weights and saved.version > crew.version:
+            publish(WeightsBlob.from_bytes(saved.weights), saved.version)
+        numbers = {
+            crew.request(crew.members[slot], "restore", state=saved.workers[name]): crew.members[slot]
+            for name, slot in names.items()
+        }
+        self._all_answers(numbers, "restore its state")
+        self._schedule.accepted_frames = saved.frames if crew.store is None else collected
+
+    def reseed(self, seed: int) -> tuple[str, ...]:
+        """Have every worker begin anew. Between batches. Returns those that have.
+
+        Raises:
+            FleetError: everything is collected.
+            WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
+        """
+        crew = self._crew
+        if self._schedule.is_done or not crew.is_complete:
+            raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
+        asked = crew.reseed(seed)
+        replies = self.answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
+        crew.raise_error()
+        # Of those that died meanwhile, the replacements begin with the new seed.
+        anew = [member for member in asked.values() if member.place in replies]
+        for member in anew:
+            crew.drop_frames_ahead(member)
+        return tuple(sorted(member.name for member in anew))
+
+    # -- waiting -----------------------------------------------------------------------------------------------
+
+    def wait_until(self, predicate: Callable[[], bool], deadline: float) -> bool:
+        """Wait until something holds; False when it does not by `deadline`, by time.monotonic()."""
+        while not predicate():
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return False
+            self._changed.wait(min(left, _POLL_S))
+        return True
+
+    def await_crew(self, what: str) -> None:
+        """Wait until every place is filled and nobody else is left, or everything is collected.
+
+        Raises:
+            WorkerFailed, ControlTimeout: workers could not start, or not in time.
+        """
+        crew, timeout_s = self._crew, self._options.startup_timeout_s
+        in_time = self.wait_until(
+            lambda: crew.error is not None or self._schedule.is_done or crew.is_complete, time.monotonic() + timeout_s
+        )
+        crew.raise_error()
+        if not in_time:
+            late = ", ".join(f"{group}-{index}" for group, index in crew.places if not crew.is_serving((group, index)))
+            raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {crew.describe()}")
+
+    def ask_all(self, action: str) -> dict[int, Member]:
+        """Ask every worker for something. Returns who was asked, for `answers`."""
+        return {self._crew.request(m, action): m for m in self._crew.members.values() if m.is_ready}
+
+    def answers(self, asked: dict[int, Member], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
+        """Wait for every worker's answer; one that died meanwhile needs none, nor does its replacement.
+
+        Raises:
+            ControlTimeout: one did not answer in time.
+            StateError: one could not.
+        """
+        crew = self._crew
+
+        def late() -> list[str]:
+            return [m.name for n, m in asked.items() if crew.requests[n] is None and crew.members.get(m.place) is m]
+
+        self.wait_until(lambda: not late(), time.monotonic() + timeout_s)
+        names = ", ".join(late())
+        replies = {m.place: reply for n, m in asked.items() if (reply := crew.requests.pop(n)) is not None}
+        if names:
+            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {crew.describe()}")
+        if errors := [f"{group}-{index}: {reply.error}" for (group, index), reply in replies.items() if reply.error]:
+            raise StateError(f"workers could not {what}: {'; '.join(errors)}")
+        return replies
+
+    def _all_answers(self, asked: dict[int, Member], what: str) -> dict[Slot, Reply]:
+        """As `answers`, when none may be missing."""
+        replies = self.answers(asked, what, timeout_s=self._options.control_timeout_s)
+        if lost := [member.name for member in asked.values() if member.place not in replies]:
+            raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
+        return replies
