@@ -39,12 +39,14 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@$(BIN)/cormorant crd | diff - charts/cormorant/files/crds/collectorjobs.yaml
+	@$(BIN)/python -m cormorant_contract.chart charts/cormorant --check
 
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 15 minutes; BENCH_ARGS=--quick: 2)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-docs: $(INSTALLED) ## Write what is generated: the CRD
+docs: $(INSTALLED) ## Write what is generated: the CRD, the chart's values, their schema and table
 	@$(BIN)/cormorant crd > charts/cormorant/files/crds/collectorjobs.yaml
+	@$(BIN)/python -m cormorant_contract.chart charts/cormorant
 
 constraints: ## Pin the versions that pyproject.toml allows today
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -1,0 +1,1 @@
+"""The Helm chart's values: the models they are checked by, and the files of charts/cormorant made from them."""

@@ -1,0 +1,75 @@
+"""values.schema.json: what Helm refuses values by. Closed at every level, so that a typo is an error and no silence."""
+
+from collections.abc import Iterator
+from typing import Any
+
+from cormorant_contract.chart.values import Values
+
+Schema = dict[str, Any]
+
+# What pydantic calls the bounds of a number that a validator of ours has touched before.
+_BOUNDS = {"ge": "minimum", "le": "maximum"}
+_LEFT_OUT = ("title", "$defs", "format")
+
+
+def values_schema() -> Schema:
+    """The JSON schema of the chart's values, as plain data."""
+    raw = Values.model_json_schema(by_alias=True)
+    root = _inline(raw, raw["$defs"])
+    # Helm hands a chart that is part of another one what the whole shares.
+    shared = {"type": "object", "description": "What charts share when this one is a part of another; not read."}
+    return {
+        "$schema": "http://json-schema.org/draft-07/schema#",
+        "title": "Values of the chart cormorant",
+        **root,
+        "properties": {**root["properties"], "global": shared},
+    }
+
+
+def leaves(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
+    """Every value that can be set on its own, with its dotted name, in the order of the models."""
+    for name, child in schema["properties"].items():
+        if path == "" and name == "global":
+            continue
+        if "properties" in child:
+            yield from leaves(child, f"{path}{name}.")
+        else:
+            yield f"{path}{name}", child
+
+
+def _inline(node: Schema, definitions: Schema) -> Schema:
+    """Resolve references and optional unions of one node and all below it."""
+    node = _resolve(node, definitions)
+    result: Schema = {}
+    for key, value in node.items():
+        if key == "properties":
+            result[key] = {name: _inline(child, definitions) for name, child in value.items()}
+        elif key == "anyOf":
+            result[key] = [_inline(choice, definitions) for choice in value]
+        elif key == "items" or (key == "additionalProperties" and isinstance(value, dict)):
+            result[key] = _inline(value, definitions)
+        elif key == "description":
+            result[key] = " ".join(value.split())
+        elif key in _BOUNDS:
+            result[_BOUNDS[key]] = value
+        elif key not in _LEFT_OUT:
+            result[key] = value
+    if "properties" in result:
+        # Its parts have defaults of their own.
+        result.pop("default", None)
+    return result
+
+
+def _resolve(node: Schema, definitions: Schema) -> Schema:
+    """Merge what a node refers to into it; what the node says itself wins.
+
+    `X | None` is X: to Helm a null means unset.
+    """
+    if "$ref" in node:
+        target = definitions[node["$ref"].removeprefix("#/$defs/")]
+        return _resolve(target, definitions) | {key: value for key, value in node.items() if key != "$ref"}
+    choices = [choice for choice in node.get("anyOf", ()) if choice.get("type") != "null"]
+    if len(choices) == 1:
+        rest = {key: value for key, value in node.items() if key not in ("anyOf", "default")}
+        return _resolve(choices[0], definitions) | rest
+    return node

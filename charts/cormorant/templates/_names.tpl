@@ -1,0 +1,53 @@
+{{- /* Names, labels and images; the only file that spells them. */ -}}
+
+{{- define "cormorant.name" -}}
+{{- if contains "cormorant" .Release.Name }}{{ .Release.Name }}{{ else }}{{ .Release.Name }}-cormorant{{ end -}}
+{{- end -}}
+
+{{- /* Of objects that belong to no namespace: two releases of one name may live in two namespaces. */ -}}
+{{- define "cormorant.clusterName" -}}
+{{ .Release.Namespace }}-{{ include "cormorant.name" . }}
+{{- end -}}
+
+{{- define "cormorant.selector" -}}
+app.kubernetes.io/name: cormorant
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: operator
+{{- end -}}
+
+{{- define "cormorant.labels" -}}
+{{ include "cormorant.selector" . }}
+app.kubernetes.io/part-of: cormorant
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "cormorant.serviceAccount" -}}
+{{- if .Values.serviceAccount.create }}{{ .Values.serviceAccount.name | default (include "cormorant.name" .) }}
+{{- else }}{{ .Values.serviceAccount.name | default "default" }}{{ end -}}
+{{- end -}}
+
+{{- define "cormorant.keySecret" -}}
+{{ .Values.key.existingSecret | default (printf "%s-key" (include "cormorant.name" .)) }}
+{{- end -}}
+
+{{- /* (dict "image" IMAGE "context" .): a digest is stronger than a tag. */ -}}
+{{- define "cormorant.image" -}}
+{{- if .image.digest }}{{ .image.repository }}@{{ .image.digest }}
+{{- else }}{{ .image.repository }}:{{ .image.tag | default .context.Chart.AppVersion }}{{ end -}}
+{{- end -}}
+
+{{- define "cormorant.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: 65532
+runAsGroup: 65532
+fsGroup: 65532
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "cormorant.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}

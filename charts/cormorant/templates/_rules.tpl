@@ -1,0 +1,29 @@
+{{- /* What the operator may do in a namespace with jobs: what it asks for, and nothing else. A test compares. */ -}}
+{{- define "cormorant.rules" -}}
+- apiGroups: [cormorant.dev]
+  resources: [collectorjobs]
+  verbs: [list, watch, delete]
+- apiGroups: [cormorant.dev]
+  resources: [collectorjobs/status]
+  verbs: [patch]
+# Where OwnerReferencesPermissionEnforcement is on, it is asked for by every object that names a job as its owner.
+- apiGroups: [cormorant.dev]
+  resources: [collectorjobs/finalizers]
+  verbs: [update]
+- apiGroups: [""]
+  resources: [pods]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [""]
+  resources: [services]
+  verbs: [get, list, watch, create, patch]
+- apiGroups: [""]
+  resources: [configmaps]
+  verbs: [get, list, watch, create, patch, delete]
+# It reads none: tokens are derived anew from its key.
+- apiGroups: [""]
+  resources: [secrets]
+  verbs: [create, deletecollection]
+- apiGroups: [""]
+  resources: [events]
+  verbs: [create]
+{{- end -}}

@@ -1,0 +1,378 @@
+"""The chart as a release on a real API server, and the operator with the rights that the chart gives, no others.
+
+There is no kubelet: the operator is a process of this machine, started with the Deployment's arguments and the service
+account's token.
+"""
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_cluster
+from cormorant_testing.kubectl import Kubelet, Namespace
+from cormorant_testing.operator_world import make_spec
+from cormorant_testing.recording_proxy import RecordingProxy, Right
+from cormorant_testing.stub_heads import StubHeads
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
+CRD = "collectorjobs.cormorant.dev"
+ASKED_BY_ADMISSION = {Right("cormorant.dev", "collectorjobs/finalizers", "update")}
+"""Only where a cluster enforces permissions of owner references, which the test cluster does not."""
+
+
+@pytest.fixture
+def namespace() -> Iterator[Namespace]:
+    skip_without_cluster()
+    with Namespace("chart", RESTRICTED) as namespace:
+        yield namespace
+
+
+@pytest.fixture
+def release(namespace: Namespace) -> Iterator[Release]:
+    release = Release(namespace.name)
+    yield release
+    release.uninstall()
+
+
+def job(name: str = "pong", **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": name},
+        "spec": make_spec(**spec),
+    }
+
+
+def can(namespace: Namespace, account: str, verb: str, resource: str, *more: str) -> bool:
+    user = f"system:serviceaccount:{namespace.name}:{account}"
+    return namespace("auth", "can-i", verb, resource, f"--as={user}", *more, check=False).startswith("yes")
+
+
+# -- releases ----------------------------------------------------------------------------------------------------------
+
+
+def test_release_is_installed_upgraded_twice_and_leaves_crd_key_and_jobs(
+    namespace: Namespace, release: Release, tmp_path: Path
+) -> None:
+    only = f"watchNamespaces={{{namespace.name}}}"
+    release.install(only, "replicas=2")
+    namespace.until(
+        lambda: len(namespace.items("pods", "app.kubernetes.io/component=operator")) == 2,
+        what="the restricted namespace takes the operator's pods",
+    )
+    namespace("apply", "-f", "-", document=job())
+    key = namespace.get("secret", "cormorant-key")
+
+    image = f"image.digest=sha256:{'ab' * 32}"
+    release.upgrade(only, image, "replicas=1")
+    (container,) = namespace.get("deployment", "cormorant")["spec"]["template"]["spec"]["containers"]
+    assert container["image"].endswith("ab" * 32)
+    assert namespace.items("poddisruptionbudgets") == []
+
+    chart = tmp_path / "cormorant"
+    shutil.copytree(CHART, chart)
+    crd_file = chart / "files" / "crds" / "collectorjobs.yaml"
+    words = "Summary of the conditions"
+    crd_file.write_text(crd_file.read_text().replace(words, "A newer column"))
+    release.upgrade(only, image, chart=chart)
+    (version,) = namespace.get("crd", CRD)["spec"]["versions"]
+    assert version["additionalPrinterColumns"][0]["description"] == "A newer column"
+    release.upgrade(only, image)
+
+    assert namespace.get("secret", "cormorant-key")["data"] == key["data"]
+    crd = namespace.get("crd", CRD)
+    release.uninstall()
+    assert namespace.get("crd", CRD)["metadata"]["uid"] == crd["metadata"]["uid"]
+    assert [item["metadata"]["name"] for item in namespace.items("collectorjobs")] == ["pong"]
+    left = namespace("get", "clusterroles,clusterrolebindings", "-l", "app.kubernetes.io/name=cormorant", "-o", "name")
+    assert namespace.name not in left
+
+    release.reinstall(only)
+    again = namespace.get("secret", "cormorant-key")
+    assert (again["metadata"]["uid"], again["data"]) == (key["metadata"]["uid"], key["data"])
+    release.uninstall()
+    namespace("delete", "collectorjob", "pong", "--timeout=20s")
+
+
+def test_key_that_is_drawn_twice_is_refused_by_the_server(namespace: Namespace, release: Release) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    before = namespace.get("secret", "cormorant-key")["data"]
+    flags = ["-n", namespace.name, "--kube-version", KUBERNETES, "--show-only", "templates/key.yaml"]
+    drawn = yaml.safe_load(helm("template", "cormorant", str(CHART), *flags).stdout)
+    answer = namespace("apply", "--server-side", "--force-conflicts", "-f", "-", document=drawn, check=False)
+    assert "immutable" in answer
+    assert namespace.get("secret", "cormorant-key")["data"] == before
+
+
+def test_users_roles_reach_view_and_edit(namespace: Namespace, release: Release) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    for role in ("view", "edit"):
+        namespace("create", "serviceaccount", role)
+        namespace("create", "rolebinding", role, f"--clusterrole={role}", f"--serviceaccount={namespace.name}:{role}")
+    namespace.until(lambda: can(namespace, "edit", "create", "collectorjobs"), what="edit has gathered the rules")
+    assert can(namespace, "edit", "patch", "collectorjobs", "--subresource=scale")
+    assert not can(namespace, "edit", "patch", "collectorjobs", "--subresource=status")
+    assert can(namespace, "view", "list", "collectorjobs")
+    assert not can(namespace, "view", "create", "collectorjobs")
+
+
+def test_api_server_takes_every_object_to_the_letter(namespace: Namespace, release: Release) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    manifests = render(
+        *("replicas=2", "networkPolicy.enabled=true", "imagePullSecrets={a}", "nodeSelector.disk=ssd"),
+        *("tolerations[0].key=spot", "tolerations[0].operator=Exists", "podLabels.team=rl"),
+        namespace=namespace.name,
+    )
+    for manifest in manifests:
+        # The key was drawn anew, and the test's pod is taken when its account is there: both have tests of their own.
+        if manifest["kind"] not in ("Secret", "Pod"):
+            namespace("apply", "--dry-run=server", "--validate=strict", "-f", "-", document=manifest)
+
+
+def test_notes_tell_three_commands(namespace: Namespace, release: Release) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    notes = helm("get", "notes", "cormorant", "-n", namespace.name).stdout
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
+    assert commands == [
+        f"helm test cormorant --namespace {namespace.name}",
+        f"kubectl apply --namespace {namespace.name} -f examples/pong.yaml",
+        f"kubectl get collectorjobs --namespace {namespace.name} --watch",
+    ]
+
+
+# -- the operator with its rights --------------------------------------------------------------------------------------
+
+
+class Installed:
+    """A release, and its operator as a process behind a proxy that writes down what it asks for."""
+
+    def __init__(self, namespace: Namespace, release: Release, folder: Path, heads: StubHeads) -> None:
+        self.namespace, self.release, self.folder, self.heads = namespace, release, folder, heads
+        context = json.loads(namespace("config", "view", "--raw", "--minify", "-o", "json"))["clusters"][0]["cluster"]
+        self.server = context["server"]
+        self.ca = base64.b64decode(context["certificate-authority-data"]).decode()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.probe_port = free.getsockname()[1]
+
+    def arguments(self) -> list[str]:
+        """The Deployment's, but for what is of this machine; the last of two of a kind holds."""
+        (container,) = self.namespace.get("deployment", "cormorant")["spec"]["template"]["spec"]["containers"]
+        key = self.folder / "key"
+        key.write_bytes(base64.b64decode(self.namespace.get("secret", "cormorant-key")["data"]["key"]))
+        own = [f"--key-file={key}", f"--probe-port={self.probe_port}", f"--head-url={self.heads.url}"]
+        return [*container["args"], "--poll-seconds=1", *own]
+
+    def token(self, account: str) -> str:
+        return self.namespace("create", "token", account).strip()
+
+    @contextmanager
+    def operator(self, proxy: RecordingProxy) -> Iterator[None]:
+        config = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "c",
+            "clusters": [{"name": "c", "cluster": {"server": proxy.url}}],
+            "users": [{"name": "c", "user": {"token": self.token("cormorant")}}],
+            "contexts": [{"name": "c", "context": {"cluster": "c", "user": "c"}}],
+        }
+        path, log = self.folder / "kubeconfig", self.folder / "log"
+        path.write_text(json.dumps(config))
+        command = [sys.executable, "-m", "cormorant_operator", *self.arguments()]
+        with log.open("wb") as file:
+            env = {**os.environ, "KUBECONFIG": str(path)}
+            process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
+        try:
+            yield
+        finally:
+            process.terminate()
+            try:
+                assert process.wait(timeout=30) == 0
+            finally:
+                process.kill()
+                sys.stdout.write(log.read_text()[-8000:])
+
+    def until_gone(self, kind: str, name: str) -> None:
+        self.namespace.until(
+            lambda: self.namespace("get", kind, name, "--ignore-not-found", "-o", "name") == "", what=f"{name} is gone"
+        )
+
+    def condition(self, name: str, kind: str) -> str:
+        status = self.namespace.get("cjob", name).get("status") or {}
+        found = [c for c in status.get("conditions", []) if c["type"] == kind]
+        return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
+
+    def live(self) -> None:
+        """Everything that an operator ever does."""
+        namespace = self.namespace
+        self._meet_a_stranger()
+        namespace("apply", "-f", "-", document=self._stale_secret())
+        namespace("apply", "-f", "-", document=job(runPolicy={"ttlSecondsAfterFinished": 1}))
+        namespace.until(lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+        namespace("scale", "cjob/pong", "--replicas=1")
+        namespace.until(lambda: len(namespace.names("pods")) == 2, what="one worker and the head")
+        namespace("delete", "service", "pong-api")
+        namespace.until(lambda: "pong-api" in namespace.names("services"), what="the Service is back")
+        (config,) = namespace.names("configmaps")
+        self._edit({"suspend": True})
+        namespace.until(lambda: self.heads.by_job["pong"].phase == "Draining", what="the head is asked to drain")
+        namespace.finish("pong-head-1", container="head", exit_code=143)
+        namespace.until(lambda: self.condition("pong", "Suspended") == "True/Suspended", what="it is suspended")
+        self.heads.by_job["pong"].phase = "Running"
+        self._edit({"suspend": False, "collection": {"framesPerBatch": 128}})
+        namespace.until(lambda: "pong-head-2" in namespace.names("pods"), what="the next head is there")
+        self.until_gone("configmap", config)
+        namespace.until(lambda: self.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready again")
+        namespace.finish("pong-head-2", container="head", exit_code=0, reason="Completed")
+        self.until_gone("cjob", "pong")
+
+    def _edit(self, spec: dict[str, Any]) -> None:
+        self.namespace("patch", "cjob", "pong", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def _meet_a_stranger(self) -> None:
+        overrides = {
+            "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        }
+        container = {
+            "name": "c",
+            "image": "example/stranger:1",
+            "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        }
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "clash-head-1"}}
+        self.namespace("create", "-f", "-", document={**pod, "spec": {**overrides, "containers": [container]}})
+        self.namespace("apply", "-f", "-", document=job("clash"))
+        self.namespace.until(
+            lambda: self.condition("clash", "Accepted") == "False/NameConflict", what="the stranger is noticed"
+        )
+        self.namespace("delete", "cjob", "clash")
+
+    def _stale_secret(self) -> dict[str, Any]:
+        """What a job of the same name left, whose collection is under way."""
+        labels = {"cormorant.dev/collectorjob": "pong", "cormorant.dev/job-uid": "an-older-one"}
+        metadata = {"name": "pong-tokens", "labels": labels}
+        return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}}
+
+
+def granted(release: Release, *, is_cluster_wide: bool) -> set[Right]:
+    """The operator's, by the chart."""
+    kind, name = ("ClusterRole" if is_cluster_wide else "Role"), f"{release.namespace}-cormorant"
+    manifests = release.manifests()
+    rules = [*find(manifests, kind, name)["rules"], *find(manifests, "Role", "cormorant-lease")["rules"]]
+    return {
+        Right(group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def skip_beside_jobs_of_others(namespace: Namespace) -> None:
+    """An operator of all namespaces would touch them; those of tests before go within seconds."""
+
+    def jobs() -> list[str]:
+        shown = namespace("get", "cjob", "-A", "-o", "jsonpath={.items[*].metadata.namespace}", check=False)
+        return [] if "error" in shown else shown.split()
+
+    try:
+        namespace.until(lambda: not jobs(), what="no job is there")
+    except AssertionError:
+        pytest.skip(f"there are jobs in {sorted(set(jobs()))}, which an operator of all namespaces would touch")
+
+
+@pytest.mark.parametrize("scope", ["namespaces", "cluster"])
+def test_operator_uses_every_right_that_it_has_and_lacks_none(
+    namespace: Namespace, release: Release, tmp_path: Path, scope: str
+) -> None:
+    is_cluster_wide = scope == "cluster"
+    if is_cluster_wide:
+        skip_beside_jobs_of_others(namespace)
+    release.install(*([] if is_cluster_wide else [f"watchNamespaces={{{namespace.name}}}"]))
+    # Its own pods would be started by the Kubelet below, as a process it is there already.
+    namespace("scale", "deployment/cormorant", "--replicas=0")
+    with StubHeads() as heads, Kubelet(namespace):
+        installed = Installed(namespace, release, tmp_path, heads)
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            installed.live()
+            with urlopen(f"http://127.0.0.1:{installed.probe_port}/readyz", timeout=10) as answer:
+                assert answer.status == 200
+    assert proxy.denied == set()
+    assert proxy.used == granted(release, is_cluster_wide=is_cluster_wide) - ASKED_BY_ADMISSION
+
+
+def test_jobs_live_through_uninstalling_and_are_adopted_without_a_restart(
+    namespace: Namespace, release: Release, tmp_path: Path
+) -> None:
+    only = f"watchNamespaces={{{namespace.name}}}"
+
+    def uids(kind: str) -> set[str]:
+        labelled = "app.kubernetes.io/managed-by=cormorant-operator"
+        return {item["metadata"]["uid"] for item in namespace.items(kind, labelled)}
+
+    release.install(only)
+    namespace("scale", "deployment/cormorant", "--replicas=0")
+    with StubHeads() as heads, Kubelet(namespace):
+        installed = Installed(namespace, release, tmp_path, heads)
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            namespace("apply", "-f", "-", document=job())
+            namespace.until(lambda: installed.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+        before = uids("pods") | uids("secrets") | uids("services")
+        release.uninstall()
+        assert uids("pods") | uids("secrets") | uids("services") == before
+        release.reinstall(only, "replicas=0")
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            heads.by_job["pong"].frames = 4321
+            namespace.until(
+                lambda: namespace.get("cjob", "pong")["status"]["frames"]["collected"] == 4321,
+                what="the operator speaks to the head with the tokens of before",
+            )
+        assert uids("pods") | uids("secrets") | uids("services") == before
+        # One token: the head saw no other.
+        assert len(heads.by_job["pong"].tokens) == 1
+        namespace("delete", "cjob", "pong")
+
+
+def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:
+    release.install(f"watchNamespaces={{{namespace.name}}}")
+    hooks = [m for m in yaml.safe_load_all(helm("get", "hooks", "cormorant", "-n", namespace.name).stdout) if m]
+    pod = find(hooks, "Pod")
+    # The restricted namespace takes the pod, and nobody runs it: its script is run here, with its rights.
+    for manifest in hooks:
+        namespace("create", "-f", "-", document=manifest)
+    with StubHeads() as heads:
+        installed = Installed(namespace, release, tmp_path, heads)
+        account, operator = tmp_path / "account", f"http://127.0.0.1:{installed.probe_port}"
+        account.mkdir()
+        (account / "token").write_text(installed.token("cormorant-test"))
+        (account / "namespace").write_text(namespace.name)
+        (account / "ca.crt").write_text(installed.ca)
+        script = pod["spec"]["containers"][0]["args"][0]
+        command = [sys.executable, "-c", script, installed.server, operator, str(account)]
+
+        def run() -> subprocess.CompletedProcess[str]:
+            return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+        silent = run()
+        assert silent.returncode == 1
+        assert silent.stdout == "the API server takes a CollectorJob\n"
+        assert f"the operator {operator} is not ready" in silent.stderr
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            namespace.until(lambda: run().returncode == 0, what="helm test succeeds")

@@ -1,0 +1,331 @@
+"""What the chart renders, by Helm itself and without a cluster."""
+
+import base64
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cormorant_cli.crd import crd_yaml
+from cormorant_contract.parsing import parse_job
+from cormorant_operator import entrypoints, names
+from cormorant_operator.settings import read_settings
+from cormorant_testing.helm import CHART, KUBERNETES, POD_MONITOR, Manifest, find, helm, pod_template, render, sets
+
+DIGEST = f"sha256:{'0123456789abcdef' * 4}"
+VARIANTS: dict[str, tuple[str, ...]] = {
+    "defaults": (),
+    "namespaces": ("watchNamespaces={team-a,team-b}",),
+    "replicas": ("replicas=3",),
+    "network": ("networkPolicy.enabled=true",),
+    "names-given": ("key.existingSecret=ours", "serviceAccount.create=false", "serviceAccount.name=me"),
+    "nothing-for-the-cluster": ("crd.install=false", "rbac.create=false", "rbac.userRoles=false"),
+    "images": (
+        f"image.digest={DIGEST}",
+        "image.tag=ignored",
+        f"jobs.image.digest={DIGEST}",
+        "imagePullSecrets={mine}",
+        "jobs.imagePullSecrets={theirs,more}",
+    ),
+    "scheduling": (
+        "priorityClassName=system-cluster-critical",
+        "nodeSelector.disk=ssd",
+        "tolerations[0].key=spot",
+        "tolerations[0].operator=Exists",
+        "tolerations[0].tolerationSeconds=30",
+        "topologySpread[0].topologyKey=zone",
+        "topologySpread[0].whenUnsatisfiable=DoNotSchedule",
+        "podLabels.team=rl",
+        "podAnnotations.note=hello",
+    ),
+}
+KINDS = {
+    "CustomResourceDefinition": 1,
+    "ServiceAccount": 2,
+    "Secret": 1,
+    "ClusterRole": 3,
+    "ClusterRoleBinding": 1,
+    "Role": 2,
+    "RoleBinding": 2,
+    "Service": 1,
+    "Deployment": 1,
+    "Pod": 1,
+}
+CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
+
+
+def kinds(manifests: list[Manifest]) -> dict[str, int]:
+    found = [manifest["kind"] for manifest in manifests]
+    return {kind: found.count(kind) for kind in found}
+
+
+def pods(manifests: list[Manifest]) -> list[dict[str, Any]]:
+    return [pod_template(manifests)["spec"], find(manifests, "Pod")["spec"]]
+
+
+def flags(manifests: list[Manifest]) -> list[str]:
+    (container,) = pod_template(manifests)["spec"]["containers"]
+    return list(container["args"])
+
+
+def refusal(*values: str) -> str:
+    done = helm("template", "cormorant", str(CHART), "--kube-version", KUBERNETES, *sets(values), check=False)
+    assert done.returncode != 0
+    return done.stderr
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_lint_has_nothing_to_say(values: tuple[str, ...]) -> None:
+    done = helm("lint", str(CHART), "--strict", "--kube-version", KUBERNETES, *sets(values), check=False)
+    assert done.returncode == 0, done.stdout
+    assert "WARNING" not in done.stdout
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_every_object_says_what_it_is_and_where_it_belongs(values: tuple[str, ...]) -> None:
+    manifests = render(*values, apis=(POD_MONITOR,))
+    identities = [(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests]
+    assert len(set(identities)) == len(identities)
+    for manifest in manifests:
+        metadata = manifest["metadata"]
+        assert manifest["apiVersion"]
+        assert ("namespace" in metadata) == (manifest["kind"] not in CLUSTER_SCOPED)
+        assert metadata["labels"]["app.kubernetes.io/name"] == "cormorant"
+        # The operator's own watches choose by this label: nothing of the chart may carry it.
+        assert metadata["labels"].get(names.MANAGED_BY) != names.MANAGER
+    assert pod_template(manifests)["metadata"]["labels"].get(names.MANAGED_BY) != names.MANAGER
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_pods_satisfy_the_restricted_level(values: tuple[str, ...]) -> None:
+    for spec in pods(render(*values)):
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert not spec.keys() & {"hostNetwork", "hostPID", "hostIPC"}
+        assert all(volume.keys() & {"secret", "emptyDir"} for volume in spec.get("volumes", []))
+        (container,) = spec["containers"]
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+        assert container["resources"]["limits"]["memory"]
+
+
+def test_defaults_render_these_objects() -> None:
+    assert kinds(render()) == KINDS
+
+
+def test_roles_and_bindings_fit() -> None:
+    for values in VARIANTS.values():
+        manifests = render(*values)
+        for binding in [m for m in manifests if m["kind"] in ("RoleBinding", "ClusterRoleBinding")]:
+            role = find(
+                [m for m in manifests if m["metadata"].get("namespace") == binding["metadata"].get("namespace")],
+                binding["roleRef"]["kind"],
+                binding["roleRef"]["name"],
+            )
+            assert role["rules"]
+            (subject,) = binding["subjects"]
+            assert subject["kind"] == "ServiceAccount"
+            assert subject["namespace"] == "ops"
+
+
+def test_namespaces_mode_gives_no_right_outside_of_them() -> None:
+    manifests = render("watchNamespaces={team-a,team-b}", "rbac.userRoles=false")
+    assert not kinds(manifests).keys() & {"ClusterRole", "ClusterRoleBinding"}
+    roles = [m for m in manifests if m["kind"] == "Role"]
+    assert sorted(role["metadata"]["namespace"] for role in roles) == ["ops", "ops", "team-a", "team-b"]
+    rules = [role["rules"] for role in roles if role["metadata"]["namespace"] != "ops"]
+    assert rules[0] == rules[1]
+    assert [flag for flag in flags(manifests) if "namespace" in flag] == ["--namespace=team-a", "--namespace=team-b"]
+
+
+def test_no_rule_has_a_wildcard_or_reads_secrets() -> None:
+    for values in VARIANTS.values():
+        for role in [m for m in render(*values) if m["kind"] in ("Role", "ClusterRole")]:
+            for rule in role["rules"]:
+                words = {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
+                assert "*" not in words
+                assert not ("secrets" in rule["resources"] and {"get", "list", "watch"} & set(rule["verbs"]))
+                assert not {"pods/exec", "escalate", "bind", "impersonate"} & words
+
+
+def test_users_roles_are_gathered_by_the_clusters_own() -> None:
+    manifests = render()
+    view, edit = (
+        find(manifests, "ClusterRole", "ops-cormorant-view"),
+        find(manifests, "ClusterRole", "ops-cormorant-edit"),
+    )
+    assert view["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-view"] == "true"
+    assert edit["metadata"]["labels"]["rbac.authorization.k8s.io/aggregate-to-edit"] == "true"
+    assert {verb for rule in view["rules"] for verb in rule["verbs"]} == {"get", "list", "watch"}
+
+
+def test_crd_is_the_generated_one_and_stays_at_uninstall() -> None:
+    crd = find(render(), "CustomResourceDefinition")
+    assert crd["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}
+    del crd["metadata"]["labels"]
+    assert crd == yaml.safe_load(crd_yaml())
+    assert "annotations" not in find(render("crd.keep=false"), "CustomResourceDefinition")["metadata"]
+    assert "CustomResourceDefinition" not in kinds(render("crd.install=false"))
+
+
+def test_operator_understands_its_arguments(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("0123456789abcdef" * 4)
+    for values in VARIANTS.values():
+        given = [flag if not flag.startswith("--key-file") else f"--key-file={key}" for flag in flags(render(*values))]
+        settings = read_settings(given)
+        assert settings.lease == ("ops", "cormorant")
+        assert settings.probe_port == 8080
+    (container,) = pod_template(render())["spec"]["containers"]
+    assert container["command"] == ["python", "-m", "cormorant_operator"]
+
+
+def test_leases_name_is_the_one_that_the_role_allows() -> None:
+    manifests = render(namespace="elsewhere")
+    assert "--lease=elsewhere/cormorant" in flags(manifests)
+    _, named = find(manifests, "Role", "cormorant-lease")["rules"]
+    assert named["resourceNames"] == ["cormorant"]
+
+
+def test_key_is_made_long_enough_and_kept() -> None:
+    secret = find(render(), "Secret")
+    assert len(base64.b64decode(secret["data"]["key"])) == 64
+    assert secret["immutable"] is True
+    assert secret["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    (key, _) = pod_template(render())["spec"]["volumes"]
+    assert key["secret"]["secretName"] == secret["metadata"]["name"]
+
+
+def test_key_of_ones_own_is_mounted_and_none_is_made() -> None:
+    manifests = render("key.existingSecret=ours")
+    assert "Secret" not in kinds(manifests)
+    assert pod_template(manifests)["spec"]["volumes"][0]["secret"]["secretName"] == "ours"
+
+
+def test_images_come_by_digest_else_by_tag_else_by_version() -> None:
+    def images(*values: str) -> tuple[str, str]:
+        manifests = render(*values)
+        (job,) = [flag.partition("=")[2] for flag in flags(manifests) if flag.startswith("--image=")]
+        return pod_template(manifests)["spec"]["containers"][0]["image"], job
+
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    operator, job = "ghcr.io/example/cormorant-operator", "ghcr.io/example/cormorant"
+    assert images() == (f"{operator}:{version}", f"{job}:{version}")
+    assert images("image.tag=a", "jobs.image.tag=b") == (f"{operator}:a", f"{job}:b")
+    assert images(*VARIANTS["images"]) == (f"{operator}@{DIGEST}", f"{job}@{DIGEST}")
+
+
+def test_pull_secrets_of_the_operator_and_of_jobs_are_apart() -> None:
+    manifests = render(*VARIANTS["images"])
+    assert all(spec["imagePullSecrets"] == [{"name": "mine"}] for spec in pods(manifests))
+    wanted = ["--image-pull-secret=theirs", "--image-pull-secret=more"]
+    assert [flag for flag in flags(manifests) if "pull-secret" in flag] == wanted
+
+
+def test_scheduling_reaches_the_pods() -> None:
+    manifests = render(*VARIANTS["scheduling"])
+    template = pod_template(manifests)
+    spec, labels = template["spec"], template["metadata"]["labels"]
+    assert spec["priorityClassName"] == "system-cluster-critical"
+    assert spec["nodeSelector"] == {"disk": "ssd"}
+    assert spec["tolerations"] == [{"key": "spot", "operator": "Exists", "tolerationSeconds": 30}]
+    (spread,) = spec["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["whenUnsatisfiable"], spread["maxSkew"]) == ("zone", "DoNotSchedule", 1)
+    assert spread["labelSelector"] == find(manifests, "Deployment")["spec"]["selector"]
+    assert labels["team"] == "rl"
+    assert template["metadata"]["annotations"]["note"] == "hello"
+
+
+def test_labels_of_ones_own_do_not_take_the_selectors_place() -> None:
+    manifests = render(r"podLabels.app\.kubernetes\.io/name=other")
+    selector = find(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert selector.items() <= pod_template(manifests)["metadata"]["labels"].items()
+
+
+def test_selectors_of_everything_are_the_deployments() -> None:
+    manifests = render("replicas=2", "networkPolicy.enabled=true", apis=(POD_MONITOR,))
+    wanted = find(manifests, "Deployment")["spec"]["selector"]["matchLabels"]
+    assert find(manifests, "Service")["spec"]["selector"] == wanted
+    assert find(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == wanted
+    assert find(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
+    assert find(manifests, "PodMonitor")["spec"]["selector"]["matchLabels"] == wanted
+    assert not wanted.items() <= find(manifests, "Pod")["metadata"]["labels"].items()
+
+
+def test_budget_is_for_several_replicas_only() -> None:
+    assert "PodDisruptionBudget" not in kinds(render())
+    assert find(render("replicas=2"), "PodDisruptionBudget")["spec"]["maxUnavailable"] == 1
+    assert "PodDisruptionBudget" not in kinds(render("replicas=2", "podDisruptionBudget.enabled=false"))
+
+
+def test_pod_monitor_is_for_clusters_that_know_the_kind() -> None:
+    assert "PodMonitor" not in kinds(render())
+    assert "PodMonitor" not in kinds(render("podMonitor.enabled=false", apis=(POD_MONITOR,)))
+    monitor = find(render("podMonitor.labels.release=prometheus", apis=(POD_MONITOR,)), "PodMonitor")
+    assert monitor["metadata"]["labels"]["release"] == "prometheus"
+    (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+    ports = pod_template(render())["spec"]["containers"][0]["ports"]
+    assert endpoint["port"] in [port["name"] for port in ports]
+
+
+def test_network_policy_lets_the_operator_reach_heads() -> None:
+    policy = find(render("networkPolicy.enabled=true", "networkPolicy.apiServerPorts={16443}"), "NetworkPolicy")
+    dns, api, heads = policy["spec"]["egress"]
+    assert {port["port"] for port in dns["ports"]} == {53}
+    assert [port["port"] for port in api["ports"]] == [16443]
+    assert [port["port"] for port in heads["ports"]] == [entrypoints.API_PORT]
+    (peer,) = heads["to"]
+    head_labels = names.child_labels("pong", "uid", role=names.HEAD)
+    assert peer["podSelector"]["matchLabels"].items() <= head_labels.items()
+
+
+def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
+    (container,) = pod_template(render())["spec"]["containers"]
+    (port,) = container["ports"]
+    assert f"--probe-port={port['containerPort']}" in container["args"]
+    paths = {probe: container[probe]["httpGet"] for probe in ("startupProbe", "livenessProbe", "readinessProbe")}
+    assert {probe: get["path"] for probe, get in paths.items()} == {
+        "startupProbe": "/livez",
+        "livenessProbe": "/livez",
+        "readinessProbe": "/readyz",
+    }
+    assert {get["port"] for get in paths.values()} == {port["name"]}
+
+
+WRONG = {
+    "replica=2": "additional properties 'replica' not allowed",
+    "image.tga=x": "at '/image': additional properties 'tga' not allowed",
+    "replicas=many": "at '/replicas': got string, want integer",
+    "replicas=-1": "at '/replicas': minimum: got -1, want 0",
+    "image.digest=sha256:zz": "at '/image/digest'",
+    "image.pullPolicy=Sometimes": "at '/image/pullPolicy'",
+    "jobs.pollSeconds=0": "at '/jobs/pollSeconds': minimum: got 0, want 1",
+    "crd.install=maybe": "at '/crd/install': got string, want boolean",
+    "watchNamespaces={Team}": "at '/watchNamespaces/0'",
+    "watchNamespaces=team": "at '/watchNamespaces': got string, want array",
+    "tolerations[0].kei=x": "at '/tolerations/0': additional properties 'kei' not allowed",
+    "topologySpread[0].maxSkew=1": "missing property 'topologyKey'",
+    "resources.limits.memory=lots": "at '/resources/limits/memory'",
+    "resources.claims=x": "at '/resources': additional properties 'claims' not allowed",
+    "networkPolicy.apiServerPorts={70000}": "at '/networkPolicy/apiServerPorts/0': maximum",
+    "podMonitor.interval=often": "at '/podMonitor/interval'",
+}
+
+
+@pytest.mark.parametrize(("value", "words"), WRONG.items(), ids=str)
+def test_wrong_value_is_refused_with_its_name(value: str, words: str) -> None:
+    assert words in refusal(value)
+
+
+def test_value_of_a_parent_chart_is_no_error() -> None:
+    assert render("global.registry=elsewhere")
+
+
+def test_smoke_test_submits_a_job_that_the_contract_takes() -> None:
+    job = runpy.run_path(str(CHART / "files" / "smoke_test.py"))["JOB"]
+    assert parse_job(job).metadata.name == "smoke-test"

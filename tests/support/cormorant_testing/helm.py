@@ -1,0 +1,88 @@
+"""The chart through Helm: rendered offline, or as a release of a real API server."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+CHART = Path(__file__).resolve().parents[3] / "charts" / "cormorant"
+# A Helm that was built by `go install` takes itself for one of Kubernetes 1.20.
+KUBERNETES = "1.34.0"
+POD_MONITOR = "monitoring.coreos.com/v1/PodMonitor"
+Manifest = dict[str, Any]
+
+
+def helm(*arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
+    """Run Helm; skips the test where there is none."""
+    if shutil.which("helm") is None:
+        pytest.skip("no helm on the PATH: the chart is not rendered")
+    done = subprocess.run(["helm", *arguments], capture_output=True, text=True, timeout=120)
+    if check and done.returncode:
+        raise AssertionError(f"helm {' '.join(arguments)}: {done.stderr}")
+    return done
+
+
+def sets(values: Iterable[str]) -> list[str]:
+    """Values as `--set` takes them."""
+    return [part for value in values for part in ("--set", value)]
+
+
+def render(*values: str, namespace: str = "ops", apis: tuple[str, ...] = ()) -> list[Manifest]:
+    """Every object of the chart, hooks too."""
+    api_arguments = [part for api in apis for part in ("--api-versions", api)]
+    flags = ["--namespace", namespace, "--kube-version", KUBERNETES, *api_arguments, *sets(values)]
+    text = helm("template", "cormorant", str(CHART), *flags).stdout
+    return [document for document in yaml.safe_load_all(text) if document]
+
+
+def find(manifests: Iterable[Manifest], kind: str, name: str = "") -> Manifest:
+    """The one object of a kind, and of a name when one is given."""
+    (found,) = [m for m in manifests if m["kind"] == kind and (not name or m["metadata"]["name"] == name)]
+    return found
+
+
+def pod_template(manifests: Iterable[Manifest]) -> Manifest:
+    """The operator's pod."""
+    template: Manifest = find(manifests, "Deployment")["spec"]["template"]
+    return template
+
+
+class Release:
+    """One release in one namespace of the API server of KUBECONFIG."""
+
+    def __init__(self, namespace: str, name: str = "cormorant") -> None:
+        self.namespace, self.name = namespace, name
+
+    def install(self, *values: str) -> None:
+        # Tests of the CRD alone may have applied it without Helm.
+        helm("install", self.name, str(CHART), "-n", self.namespace, "--take-ownership", *sets(values))
+
+    def reinstall(self, *values: str) -> None:
+        helm("install", self.name, str(CHART), "-n", self.namespace, *sets(values))
+
+    def upgrade(self, *values: str, chart: Path = CHART) -> None:
+        helm("upgrade", self.name, str(chart), "-n", self.namespace, *sets(values))
+
+    def uninstall(self) -> None:
+        helm("uninstall", self.name, "-n", self.namespace, "--ignore-not-found")
+
+    def manifests(self) -> list[Manifest]:
+        """What is installed."""
+        text = helm("get", "manifest", self.name, "-n", self.namespace).stdout
+        return [document for document in yaml.safe_load_all(text) if document]
+
+
+def skip_without_cluster() -> None:
+    """Skips where there is no API server, no kubectl or no Helm."""
+    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
+        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
+    if shutil.which("helm") is None:
+        pytest.skip("no helm on the PATH: the chart is not installed")
+    ready = subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60)
+    if ready.returncode:
+        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")
