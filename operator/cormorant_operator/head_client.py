@@ -56,7 +56,6 @@ class HeadClient:
             at=now,
             phase=status.phase,
             frames=status.frames.collected,
-            target=status.frames.target,
             per_second=status.frames.per_second,
             version=status.weights.version,
             min_applied_version=status.weights.min_applied_version,

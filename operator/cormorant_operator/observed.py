@@ -64,7 +64,6 @@ class Pod:
     draining_since: datetime | None = None
     stalled_since: datetime | None = None
     ip: str = ""
-    resource_version: str = ""
 
     @property
     def is_terminating(self) -> bool:
@@ -102,7 +101,6 @@ class HeadAnswer:
     at: datetime
     phase: str
     frames: int
-    target: int | None = None
     per_second: float = 0.0
     version: int = 0
     min_applied_version: int = 0

@@ -60,7 +60,6 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         draining_since=_moment(notes.get(names.DRAINING)),
         stalled_since=_moment(notes.get(names.STALLED)),
         ip=status.get("podIP") or "",
-        resource_version=metadata.get("resourceVersion", ""),
     )
 
 

@@ -22,6 +22,10 @@ log = structlog.get_logger()
 _KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
 _STOP_S = 10.0
 _PAUSE_S = 2.0
+_LOOK_S = 0.5
+_FIRST_STREAM_S = 60.0
+_STREAM = "watcher for "
+"""What kopf calls the task of a stream."""
 Notice = Callable[..., None]
 
 
@@ -96,19 +100,36 @@ class Watch:
         # It would warn that signals are not its business, and tell of each resource that it finds.
         logging.getLogger("kopf").setLevel(logging.ERROR)
         while not self._stop.is_set():
+            reason = "a stream ended"
             try:
                 asyncio.run(self._watch())
             except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
-                log.warning("watches_broke_off", reason=repr(error))
+                reason = repr(error)
             if not self._stop.wait(_PAUSE_S):
+                log.warning("watches_broke_off", reason=reason)
                 self._on_break()
 
     async def _watch(self) -> None:
-        await kopf.operator(
-            registry=registry(self._notice),
-            settings=settings(),
-            standalone=True,
-            clusterwide=not self._namespaces,
-            namespaces=self._namespaces,
-            stop_flag=self._stop,
-        )
+        stop = asyncio.Event()
+        guard = asyncio.create_task(self._guard(stop))
+        try:
+            await kopf.operator(
+                registry=registry(self._notice),
+                settings=settings(),
+                standalone=True,
+                clusterwide=not self._namespaces,
+                namespaces=self._namespaces,
+                stop_flag=stop,
+            )
+        finally:
+            guard.cancel()
+
+    async def _guard(self, stop: asyncio.Event) -> None:
+        """End kopf when one of its streams has ended: it logs that, and goes on without the stream for ever."""
+        streams: set[asyncio.Task[Any]] = set()
+        looks_left = round(_FIRST_STREAM_S / _LOOK_S)
+        while not self._stop.is_set() and not any(task.done() for task in streams) and (streams or looks_left):
+            streams |= {task for task in asyncio.all_tasks() if task.get_name().startswith(_STREAM)}
+            looks_left -= not streams
+            await asyncio.sleep(_LOOK_S)
+        stop.set()
