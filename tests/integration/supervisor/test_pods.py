@@ -124,6 +124,34 @@ def attempts(api: Api) -> dict[str, int]:
     return {worker["id"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
 
 
+def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with job.head(epoch=1, floor_frames=0) as head:
+        head.wait_for("ray_ready")
+        api = Api(job.port, f"operator-{TOKEN}")
+        until(lambda: answers(api))
+        assert api.get("/livez").status == 200
+        assert api.get("/readyz").status == 503
+        assert head.end(timeout_s=20) == 128 + signal.SIGTERM
+        assert head.left() == []
+    with job.head(epoch=2, floor_frames=0) as head, job.worker(1) as worker:
+        api = job.api(head)
+        # Of two slots one has a pod.
+        assert {w["id"]: w["ready"] for w in api.get("/v1/workers").json["workers"]} == {"cpu-0": False, "cpu-1": True}
+        assert job.take(api)
+        with job.worker(0) as other:
+            until(lambda: job.take(api) and all(w["ready"] for w in api.get("/v1/workers").json["workers"]))
+            assert other.end() == 0
+        assert worker.end() == 0
+
+
+def answers(api: Api) -> bool:
+    try:
+        return api.get("/livez").status == 200
+    except OSError:
+        return False
+
+
 def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_pod(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.worker(0) as first, job.worker(1) as second, job.head(epoch=1, floor_frames=0) as head:
