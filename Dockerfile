@@ -25,10 +25,10 @@ WORKDIR /
 
 FROM base AS tools
 COPY constraints.txt /build/
+# The project lies beside its dependencies, in a layer of its own; the .pth file says where.
 RUN python -m venv /opt/uv \
  && /opt/uv/bin/python -m pip install --quiet --disable-pip-version-check --constraint /build/constraints.txt uv \
  && python -m venv /opt/venv \
- # The project lies beside its dependencies, in a layer of its own.
  && echo /opt/cormorant > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cormorant.pth"
 # A cache that is mounted lies on another file system, and a hard link to it would be a copy with a warning.
 ENV VIRTUAL_ENV=/opt/venv \
@@ -59,8 +59,8 @@ COPY README.md LICENSE ./
 COPY api api
 COPY worker worker
 COPY operator operator
+# Scripts in bin/ begin with the interpreter that they are installed with.
 RUN /opt/uv/bin/uv build --quiet --wheel --out-dir /dist . \
- # Scripts in bin/ begin with the interpreter that they were installed with.
  && /opt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --target /opt/cormorant /dist/*.whl
 
 # -- operator --------------------------------------------------------------------------------------------------------

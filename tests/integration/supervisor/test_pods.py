@@ -43,6 +43,13 @@ def test_worker_waits_for_its_head_and_joins_the_next_one_when_it_dies() -> None
             assert head.left() == []
 
 
+def test_worker_without_a_head_ends_when_it_is_told_to() -> None:
+    with worker_pod(free_port()) as worker:
+        assert worker.get("/livez")[0] == 200
+        assert worker.end(timeout_s=10) == 0
+        assert worker.said("left")
+
+
 def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> None:
     port = free_port()
     with head_pod(port) as head, worker_pod(port, RAY_AUTH_TOKEN="f" * 32) as worker:

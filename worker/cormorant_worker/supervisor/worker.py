@@ -34,8 +34,8 @@ _BETWEEN_KNOCKS_S = 0.5
 """A connection costs nothing, unlike `ray start`: no back-off."""
 _COMPLAIN_S = 30.0
 """Between two words about a head that is not there."""
-_JOIN_S = 60.0
-"""From `ray start` to membership; Ray itself gives up a wrong token after about 20 s."""
+_JOIN_S = 120.0
+"""From `ray start` to membership, on a node where many pods start; Ray itself gives up a wrong token after 20 s."""
 _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
 _MOST_REFUSALS = 3
