@@ -92,7 +92,7 @@ class HeadProcess:
         )
         self.manifest = directory / "job.json"
         self.manifest.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
-        self.directory = directory / "head"
+        self.directory, self.log = directory / "head", directory / "head.log"
         self.ports = unused_ports()
         self.process: subprocess.Popen[bytes] | None = None
 
@@ -102,14 +102,15 @@ class HeadProcess:
 
     def start(self) -> None:
         control, data = self.ports
-        self.process = subprocess.Popen(
-            [
-                sys.executable, "-m", "cormorant_api", "--job", str(self.manifest), "--port", str(control),
-                "--data-port", str(data), "--directory", str(self.directory), "--workers", "1",
-            ],
-            env={**os.environ, "PYTHONPATH": str(SUPPORT)},
-            stdout=subprocess.DEVNULL,
-        )  # fmt: skip
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable, "-m", "cormorant_api", "--job", str(self.manifest), "--port", str(control),
+                    "--data-port", str(data), "--directory", str(self.directory), "--workers", "1",
+                ],
+                env={**os.environ, "PYTHONPATH": str(SUPPORT)},
+                stdout=log, stderr=subprocess.STDOUT,
+            )  # fmt: skip
 
     def kill(self) -> None:
         if self.process is not None:
@@ -119,7 +120,9 @@ class HeadProcess:
     def client(self) -> Client:
         deadline = time.monotonic() + START_S
         while (token := self._token()) is None:
-            assert time.monotonic() < deadline, "no token file"
+            assert self.process is not None
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, f"no token file: {self.log.read_text()}"
             time.sleep(0.1)
         return connect(self.url, token=token, reconnect_s=START_S)
 
