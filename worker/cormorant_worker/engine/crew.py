@@ -6,7 +6,6 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import count, islice
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ import structlog
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.deliveries import Deliveries, Part
 from cormorant_worker.engine.events import Events
-from cormorant_worker.engine.link import Engine, Payload
+from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.member import Member, TicketOut, new_member
 from cormorant_worker.engine.messages import (
     Applied,
@@ -34,6 +33,7 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.published import Published
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
@@ -50,15 +50,6 @@ log = structlog.get_logger()
 _RECENT = 100
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Published:
-    """Weights on their way to the workers, those that come later among them."""
-
-    version: PolicyVersion
-    blob: WeightsBlob
-    payload: Payload
 
 
 class Crew:
