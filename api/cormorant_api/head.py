@@ -176,7 +176,8 @@ class Head:
         """
         if self.job.spec.output.dataset is not None or not self.has_queue:
             return self.running.fleet.stats().frames
-        return self.journal.frames + self.running.ledger.counts().acked_frames
+        counts = self.running.ledger.counts()
+        return self.journal.frames + counts.acked_frames + counts.stale_frames
 
     @property
     def is_complete(self) -> bool:

@@ -1,5 +1,6 @@
 """Supervisors with real Ray nodes on this machine: joining, a head that dies, SIGTERM, tokens."""
 
+import json
 import os
 import signal
 import sys
@@ -106,6 +107,7 @@ class Job:
             *("--port", str(self.port), "--data-port", str(free_port())),
             *("--directory", str(self.folder / f"epoch-{epoch}"), "--token-file", str(self.tokens)),
             *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--linger-seconds", "0.5"),
+            *("--last-words", str(self.folder / "last-words")),
         )
 
     def worker(self, index: int) -> Pod:
@@ -193,6 +195,7 @@ def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_p
                     pass
                 assert next_head.wait() == 0
                 assert next_head.left() == []
+            assert json.loads((tmp_path / "last-words").read_text()) == {"frames": TOTAL}
             assert second.process.poll() is None
             assert third.process.poll() is None
             assert len(second.said("joined")) == 2
