@@ -19,6 +19,7 @@ from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
 from cormorant_worker.policies import mlp
 from cormorant_worker.policy import PolicyModels
+from cormorant_worker.random_actions import RandomActor
 from cormorant_worker.seeding import SeedPath
 from cormorant_worker.weights import WeightSlot
 
@@ -70,6 +71,7 @@ class NullActor:
     outputs = ()
     states = ()
     initial_states = ()
+    device = torch.device("cpu")
 
     def __init__(self) -> None:
         self._acted = Acted((np.zeros(NUM_ENVS, np.int64),))
@@ -102,7 +104,7 @@ def _cartpole() -> tuple[VectorEnv, Actor]:
 
 def _own_cost_us(env: VectorEnv, actor: Actor, rounds: int) -> float:
     config = CollectorConfig(seeds=SeedPath(job_seed=7, index=0))
-    warmup = NullActor()
+    warmup = RandomActor(env.action_space, seed=7)
     collector = Collector([env], actor, config=config, warmup=warmup, weights=WeightSlot({}))
     block = Block(collector.layout(STEPS))
 
