@@ -80,6 +80,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
         assert not stats.paused
 
 
+@pytest.mark.slow
 def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     heard: list[FleetEvent] = []
