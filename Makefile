@@ -41,7 +41,7 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/cormorant crd | diff - charts/cormorant/files/crds/collectorjobs.yaml
 	@$(BIN)/python -m cormorant_contract.chart charts/cormorant --check
 
-bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 15 minutes; BENCH_ARGS=--quick: 2)
+bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
 docs: $(INSTALLED) ## Write what is generated: the CRD, the chart's values, their schema and table

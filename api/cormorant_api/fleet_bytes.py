@@ -5,10 +5,10 @@ import json
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from cormorant_api.errors import ApiError
-from cormorant_api.uploads import malformed, unsafe_format
+from cormorant_api.uploads import parse_body
 from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, looks_like_pickle, parse_header
+from cormorant_contract.tensor_file import TensorFile
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.weights_blob import WeightsBlob
@@ -28,22 +28,17 @@ class _Document(BaseModel):
     seed: Count
 
 
-def check_state(data: bytes) -> None:
-    """Refuse what cannot be a fleet's state.
+def read_state(data: bytes) -> FleetState:
+    """A fleet's state, or a refusal of what cannot be one.
 
     Raises:
         ApiError: 400, 415, 422.
     """
-    try:
-        parsed = parse_header(data)
-    except MalformedTensorFile as error:
-        if looks_like_pickle(data[:8]):
-            raise unsafe_format() from error
-        raise malformed(error) from error
+    parsed = parse_body(data)
     try:
         document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
         _check_parts(parsed, document)
-        FleetState.from_bytes(data)
+        return FleetState.from_bytes(data)
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
         raise _mismatch(f"its {_KEY} is wrong: {found}") from error
@@ -51,13 +46,11 @@ def check_state(data: bytes) -> None:
         raise _mismatch(f"it has no {_KEY} in its metadata, or a broken one: {str(error)[:200]}") from error
 
 
-def weights_in(data: bytes) -> tuple[WeightsBlob, int] | None:
+def weights_in(saved: FleetState) -> tuple[WeightsBlob, int] | None:
     """The published weights that a state holds, and their version; None when nothing had been published."""
-    saved = FleetState.from_bytes(data)
     if not saved.weights or not saved.version:
         return None
-    blob = WeightsBlob.create(len(saved.weights))
-    blob.buffer[:] = saved.weights
+    blob = WeightsBlob.joined((saved.weights,))
     try:
         return blob.check(), saved.version
     except CormorantError:

@@ -19,11 +19,7 @@ def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
     Raises:
         ApiError: 409, the base has no such tensors.
     """
-    blob = WeightsBlob.create(base.size_bytes)
-    at = 0
-    for buffer in base.buffers:
-        blob.buffer[at : at + len(buffer)] = buffer
-        at += len(buffer)
+    blob = WeightsBlob.joined(base.buffers)
     ours, theirs = parse_header(blob.buffer), parse_header(patch.buffer)
     kept = {name.removeprefix(f"{base.name}/"): entry for name, entry in ours.tensors.items()}
     for name, new in patch.tensors.get(base.name, {}).items():

@@ -8,7 +8,7 @@ Every refusal comes before anything is visible to a worker or to a reader.
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -21,7 +21,7 @@ from cormorant_api.event_ring import EventRing
 from cormorant_api.patch import merge
 from cormorant_api.specs import check_specs
 from cormorant_api.updates import Published, UpdateTracker, update_id
-from cormorant_api.uploads import malformed, unsafe_format
+from cormorant_api.uploads import malformed, parse_body
 from cormorant_api.weight_store import StoredModel, StoredVersion, WeightStore, digest_of
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import make_etag
@@ -31,7 +31,6 @@ from cormorant_contract.tensor_file import (
     MalformedTensorFile,
     TensorEntry,
     TensorFile,
-    looks_like_pickle,
     make_header,
     parse_header,
 )
@@ -169,7 +168,7 @@ class Publisher:
             ApiError: 404, it is not retained.
         """
         stored = self.find(model, version)
-        upload = Upload(blob=_blob_of(stored.buffers), digest=stored.digest, received=time.monotonic())
+        upload = Upload(blob=WeightsBlob.joined(stored.buffers), digest=stored.digest, received=time.monotonic())
         update, _ = self.publish(upload, Wanted(model=model, version=None, headers={}, author=author))
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
@@ -221,13 +220,9 @@ class Publisher:
 
     def _verified(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> TensorFile:
         specs = self._fleet.specs
+        parsed = parse_body(blob.buffer)
         try:
-            parsed = parse_header(blob.buffer)
-            blob.check(default_model=model or _default_of(specs))
-        except MalformedTensorFile as error:
-            if looks_like_pickle(bytes(blob.buffer[:8])):
-                raise unsafe_format() from error
-            raise malformed(error) from error
+            blob.check(default_model=model or _default_of(specs), header=parsed)
         except MalformedWeights as error:
             raise malformed(MalformedTensorFile(str(error), offset=error.offset)) from error
         check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
@@ -289,10 +284,7 @@ class Publisher:
                 model=min(stored.models),
                 digest=stored.digest,
                 size_bytes=len(upload.blob.buffer),
-                models={
-                    name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
-                    for name, m in stored.models.items()
-                },
+                models=_models_of(stored),
                 received=upload.received,
                 receive_ms=upload.receive_ms,
                 verify_ms=verify_ms,
@@ -350,15 +342,6 @@ def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[mem
     return (memoryview(header), *(blob.buffer[start + e.begin : start + e.end] for _, e in ordered))
 
 
-def _blob_of(buffers: Sequence[memoryview]) -> WeightsBlob:
-    blob = WeightsBlob.create(sum(len(buffer) for buffer in buffers))
-    at = 0
-    for buffer in buffers:
-        blob.buffer[at : at + len(buffer)] = buffer
-        at += len(buffer)
-    return blob
-
-
 def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
     """Several models in one file, their names as prefixes."""
     named: list[tuple[str, str, tuple[int, ...]]] = []
@@ -370,7 +353,14 @@ def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
             named.append((f"{name}/{key.removeprefix(name + '/')}", entry.dtype, entry.shape))
             pieces.append(whole[parsed.data_start + entry.begin : parsed.data_start + entry.end])
     header, _ = make_header(named)
-    return _blob_of([memoryview(header), *pieces])
+    return WeightsBlob.joined([header, *pieces])
+
+
+def _models_of(stored: StoredVersion) -> dict[str, ModelUpdate]:
+    return {
+        name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
+        for name, m in stored.models.items()
+    }
 
 
 def _historic(stored: StoredVersion) -> Update:
@@ -378,10 +368,7 @@ def _historic(stored: StoredVersion) -> Update:
     return Update(
         update_id=update_id(stored.version),
         model=first,
-        models={
-            name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
-            for name, m in stored.models.items()
-        },
+        models=_models_of(stored),
         version=stored.version,
         digest=stored.digest,
         etag=make_etag(stored.version, stored.digest),

@@ -10,13 +10,18 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
+from cormorant_api.errors import ApiError
 from cormorant_api.head import Head, Running
 from cormorant_api.tokens import Role
+from cormorant_api.uploads import Received, check_headers, receive
 from cormorant_contract.rest.headers import PROBLEM_JSON
 from cormorant_contract.rest.problems import ProblemType
 
 log = structlog.get_logger()
 
+LONGEST_WAIT_S = 300.0
+"""That a client may ask to wait for."""
+BINARY = {"schema": {"type": "string", "format": "binary"}}
 MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
 _PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
@@ -148,3 +153,20 @@ def author_of(request: Request) -> str:
     role: Role = request.state.role
     host = request.client.host if request.client is not None else "unknown"
     return f"{role.name.lower()}@{host}"
+
+
+async def take_upload(
+    head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int
+) -> Received:
+    """Stream a request's body into a buffer made for it; a few at a time.
+
+    Raises:
+        ApiError: as `check_headers` and `receive`; 429, too many are under way.
+    """
+    expected = check_headers(request, limit_bytes=limit_bytes)
+    if not head.uploads.acquire(blocking=False):
+        raise ApiError(429, ProblemType.BUSY, "too many uploads are under way; try again", retry_after_s=1)
+    try:
+        return await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)
+    finally:
+        head.uploads.release()

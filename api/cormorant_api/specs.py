@@ -5,28 +5,11 @@ from collections.abc import Mapping
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.models import TensorShape
 from cormorant_contract.rest.problems import Differences, ProblemType
-from cormorant_contract.tensor_file import ITEM_BYTES, TensorEntry
+from cormorant_contract.tensor_file import ITEM_BYTES, TORCH_NAMES, TensorEntry
 from cormorant_worker.weights import TensorSpec, WeightSpecs
 
 _NAMED = 20
-_DTYPES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e5m2": "F8_E5M2",
-    "uint16": "U16",
-    "int16": "I16",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "uint32": "U32",
-    "int32": "I32",
-    "float32": "F32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float64": "F64",
-    "complex64": "C64",
-}
+_DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
 _HEADER_MARGIN = 1 << 20
 _HEADER_PER_TENSOR = 512
 

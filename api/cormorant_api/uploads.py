@@ -16,7 +16,13 @@ from fastapi import Request
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.headers import DIGEST_PREFIX, SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_contract.tensor_file import MalformedTensorFile, header_size, looks_like_pickle
+from cormorant_contract.tensor_file import (
+    MalformedTensorFile,
+    TensorFile,
+    header_size,
+    looks_like_pickle,
+    parse_header,
+)
 
 if TYPE_CHECKING:
     from hashlib import _Hash
@@ -121,6 +127,20 @@ async def receive(
             got=base64.b64encode(sha.digest()).decode(),
         )
     return Received(digest=DIGEST_PREFIX + hasher.hexdigest(), finished=finished, receive_ms=(finished - began) * 1000)
+
+
+def parse_body(body: bytes | memoryview) -> TensorFile:
+    """The header of a body that came in whole.
+
+    Raises:
+        ApiError: 400, it is not safetensors; 415, it is a pickle.
+    """
+    try:
+        return parse_header(body)
+    except MalformedTensorFile as error:
+        if looks_like_pickle(bytes(body[:8])):
+            raise unsafe_format() from error
+        raise malformed(error) from error
 
 
 def malformed(error: MalformedTensorFile) -> ApiError:

@@ -10,7 +10,6 @@ path. A version whose bytes differ from their digest (a machine that lost power)
 """
 
 import mmap
-import os
 import shutil
 import threading
 from collections.abc import Mapping, Sequence
@@ -25,6 +24,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError
 from cormorant_api.errors import StoreError
 from cormorant_contract.rest.base import Version
 from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
+from cormorant_worker.disk import sync_path, write_all
 
 log = structlog.get_logger()
 
@@ -181,7 +181,7 @@ class WeightStore:
         folder = self._folder / str(number)
         try:
             for path in (*folder.iterdir(), folder, self._folder):
-                _fsync(path)
+                sync_path(path)
         except FileNotFoundError:
             return  # a newer one has taken its place
         except OSError as error:
@@ -206,7 +206,7 @@ class WeightStore:
             for number, model in enumerate(models):
                 with (part / _file_name(number)).open("wb", buffering=0) as file:
                     for buffer in model.buffers:
-                        _write_all(file.fileno(), buffer)
+                        write_all(file.fileno(), buffer)
             meta = _Meta(
                 version=stored.version,
                 digest=stored.digest,
@@ -294,16 +294,3 @@ def _map(folder: Path, meta: _Meta) -> StoredVersion:
 
 def _file_name(number: int) -> str:
     return f"{number}.safetensors"
-
-
-def _write_all(descriptor: int, buffer: memoryview) -> None:
-    while len(buffer):
-        buffer = buffer[os.write(descriptor, buffer) :]
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

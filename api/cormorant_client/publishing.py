@@ -15,7 +15,14 @@ import numpy as np
 from cormorant_client.errors import BadTensors
 from cormorant_client.tensors import NAME_BY_NUMPY, Array, view
 from cormorant_client.transport import Bytes
-from cormorant_contract.tensor_file import MalformedTensorFile, TensorFile, looks_like_pickle, make_header, parse_header
+from cormorant_contract.tensor_file import (
+    TORCH_NAMES,
+    MalformedTensorFile,
+    TensorFile,
+    looks_like_pickle,
+    make_header,
+    parse_header,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -26,25 +33,7 @@ Publishable = Any
 """A torch module, a state dict (tensors or numpy arrays), a mapping of model names to either, or a safetensors file as
 bytes or path."""
 
-_NAME_BY_TORCH = {
-    "torch.bool": "BOOL",
-    "torch.uint8": "U8",
-    "torch.int8": "I8",
-    "torch.uint16": "U16",
-    "torch.int16": "I16",
-    "torch.float16": "F16",
-    "torch.bfloat16": "BF16",
-    "torch.uint32": "U32",
-    "torch.int32": "I32",
-    "torch.float32": "F32",
-    "torch.uint64": "U64",
-    "torch.int64": "I64",
-    "torch.float64": "F64",
-    "torch.complex64": "C64",
-    "torch.float8_e4m3fn": "F8_E4M3",
-    "torch.float8_e5m2": "F8_E5M2",
-}
-_TORCH_BY_NAME = {name: text.removeprefix("torch.") for text, name in _NAME_BY_TORCH.items()}
+_NAME_BY_TORCH = {f"torch.{attribute}": name for name, attribute in TORCH_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +120,7 @@ class PulledWeights:
 
         found: dict[str, torch.Tensor] = {}
         for name, entry in self._file.tensors.items():
-            dtype = getattr(torch, _TORCH_BY_NAME[entry.dtype])
+            dtype = getattr(torch, TORCH_NAMES[entry.dtype])
             if entry.begin == entry.end:
                 found[self._plain(name)] = torch.empty(entry.shape, dtype=dtype)
                 continue

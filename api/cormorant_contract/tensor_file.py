@@ -36,6 +36,25 @@ ITEM_BYTES = {
     "C64": 8,
 }
 """Bytes of one element, by the format's name of its dtype."""
+TORCH_NAMES = {
+    "BOOL": "bool",
+    "U8": "uint8",
+    "I8": "int8",
+    "F8_E4M3": "float8_e4m3fn",
+    "F8_E5M2": "float8_e5m2",
+    "U16": "uint16",
+    "I16": "int16",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "U32": "uint32",
+    "I32": "int32",
+    "F32": "float32",
+    "U64": "uint64",
+    "I64": "int64",
+    "F64": "float64",
+    "C64": "complex64",
+}
+"""Attributes of `torch`, by the format's name of the dtype."""
 
 _LENGTH_BYTES = 8
 _ALIGNMENT = 64

@@ -1,8 +1,6 @@
 """The CRD at a real API server: it takes the schema, and its verdict on each manifest is the one of the table."""
 
 import json
-import os
-import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from cormorant_cli.crd import crd_yaml
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.parsing import parse_job
+from cormorant_testing.kubectl import skip_without_cluster
 from manifest_cases import INVALID, UPDATES, VALID, Case, Update
 from manifest_strategies import changed_manifests
 
@@ -51,11 +50,8 @@ class Kubectl:
 
 @pytest.fixture(scope="module")
 def kubectl() -> Iterator[Kubectl]:
-    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
-        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
+    skip_without_cluster()
     kubectl = Kubectl(f"crd-{uuid4().hex[:8]}")
-    if not kubectl("get", "--raw", "/readyz").is_accepted:
-        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")
     applied = kubectl("apply", "-f", "-", document=crd_yaml())
     assert applied.is_accepted, applied.text
     established = kubectl("wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev")

@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ import pytest
 import safetensors.numpy
 import safetensors.torch
 
+from cormorant_testing.scripts import unused_port
 from cormorant_worker.policies import mlp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -56,8 +56,7 @@ def test_the_rest_api_answers_as_shown(tmp_path: Path) -> None:
     (learner,) = [block for block in blocks("python") if "cormorant_client" in block]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
     save_policy(tmp_path / "policy.safetensors")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     command = serve.partition("#")[0].split()
     environment = {
         **os.environ,

@@ -8,12 +8,13 @@ Tensors are named `model/name`; plain names belong to a default model. The file'
 
 import warnings
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 
 import torch
 
 from cormorant_contract.tensor_file import (
+    TORCH_NAMES,
     MalformedTensorFile,
     TensorEntry,
     TensorFile,
@@ -26,24 +27,7 @@ from cormorant_worker.errors import MalformedWeights, WeightsError
 from cormorant_worker.policy import MAIN_MODEL
 from cormorant_worker.weights import TensorSpec, Weights
 
-_TORCH = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "U16": torch.uint16,
-    "I16": torch.int16,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "U32": torch.uint32,
-    "I32": torch.int32,
-    "F32": torch.float32,
-    "U64": torch.uint64,
-    "I64": torch.int64,
-    "F64": torch.float64,
-    "C64": torch.complex64,
-}
+_TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
 _NAMES = {dtype: name for name, dtype in _TORCH.items()}
 
 Tensors = Mapping[str, Mapping[str, TensorEntry]]
@@ -103,9 +87,16 @@ class WeightsBlob:
         Raises:
             MalformedWeights: they are not safetensors.
         """
-        blob = cls(len(data))
-        blob.buffer[:] = data
-        blob.check()
+        return cls.joined((data,)).check()
+
+    @classmethod
+    def joined(cls, pieces: Sequence[bytes | memoryview]) -> "WeightsBlob":
+        """Copy a file that comes in pieces. It is not checked yet."""
+        blob = cls(sum(len(piece) for piece in pieces))
+        at = 0
+        for piece in pieces:
+            blob.buffer[at : at + len(piece)] = piece
+            at += len(piece)
         return blob
 
     @property
@@ -113,16 +104,17 @@ class WeightsBlob:
         """The file's bytes, writable until it is published."""
         return self.memory.buffer[: self.size_bytes]
 
-    def check(self, default_model: str = MAIN_MODEL) -> "WeightsBlob":
+    def check(self, default_model: str = MAIN_MODEL, *, header: TensorFile | None = None) -> "WeightsBlob":
         """Read the header: sets `tensors`. Whether they fit the policy is for `publish` to say.
 
         Args:
             default_model: whose tensors those are that carry no model's name.
+            header: of these bytes, from whoever has parsed it already.
 
         Raises:
             MalformedWeights: the bytes are not safetensors.
         """
-        file = _parse(self.buffer)
+        file = header or _parse(self.buffer)
         self.tensors, self._data_start = _by_model(file, default_model), file.data_start
         self.default_model = default_model
         return self
@@ -132,8 +124,7 @@ class WeightsBlob:
         """Shapes and dtypes, from the header alone."""
         return {
             model: {
-                name: TensorSpec(shape=entry.shape, dtype=str(_TORCH[entry.dtype]).removeprefix("torch."))
-                for name, entry in entries.items()
+                name: TensorSpec(shape=entry.shape, dtype=TORCH_NAMES[entry.dtype]) for name, entry in entries.items()
             }
             for model, entries in self.tensors.items()
         }

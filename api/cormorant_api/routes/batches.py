@@ -10,7 +10,7 @@ from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.lending import find_batch, lend_next, oldest_wanted
 from cormorant_api.memory_batch import describe_memory
-from cormorant_api.routing import GuardedRoute, answers, head_of, needs
+from cormorant_api.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
 from cormorant_api.tokens import Role
 from cormorant_api.transfer import BufferResponse, Hangup
 from cormorant_contract.rest.base import Name
@@ -28,8 +28,6 @@ from cormorant_contract.rest.headers import (
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.wire import encode
 
-LONGEST_WAIT_S = 300.0
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _HEADERS = {
     name: {"schema": {"type": "string"}, "description": text}
     for name, text in (
@@ -48,7 +46,7 @@ Staleness = Annotated[
         ge=0, le=2**31, description="Throw batches away that are more versions old than this; they count as dropped."
     ),
 ]
-Acks = Query(pattern="^(auto|manual)$")
+Ack = Annotated[str, Query(pattern="^(auto|manual)$")]
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 
 
@@ -63,7 +61,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
             200: {
                 "description": "A batch. Acknowledge it, or it is handed out again.",
                 "content": {
-                    SAFETENSORS: _BINARY,
+                    SAFETENSORS: BINARY,
                     MEMORY_JSON: {"schema": {"$ref": "#/components/schemas/MemoryBatch"}},
                 },
                 "headers": _HEADERS,
@@ -77,7 +75,7 @@ async def next_batch(
     request: Request,
     consumer: Consumer = "anonymous",
     wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for one.")] = 10.0,
-    ack: Annotated[str, Acks] = "manual",
+    ack: Ack = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
     """The next batch. `Accept: application/vnd.cormorant.memory+json`: where it lies in this machine's memory.
@@ -140,7 +138,7 @@ async def next_batch(
         also={
             200: {
                 "description": "Batches, each after 8 bytes: its length, little-endian.",
-                "content": {BATCH_STREAM: _BINARY},
+                "content": {BATCH_STREAM: BINARY},
             }
         },
     ),
@@ -149,7 +147,7 @@ async def next_batch(
 async def stream_batches(
     request: Request,
     consumer: Consumer = "anonymous",
-    ack: Annotated[str, Acks] = "manual",
+    ack: Ack = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
     """Batches without end on one connection. `ack=auto` acknowledges each when the next one begins to be sent."""

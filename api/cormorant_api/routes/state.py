@@ -10,13 +10,12 @@ from starlette.responses import Response
 
 from cormorant_api.conditions import check_preconditions
 from cormorant_api.errors import ApiError
-from cormorant_api.fleet_bytes import check_state, weights_in
+from cormorant_api.fleet_bytes import read_state, weights_in
 from cormorant_api.head import Head
-from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.routing import BINARY, GuardedRoute, answers, author_of, head_of, log, needs, take_upload
 from cormorant_api.status import describe
 from cormorant_api.tokens import Role
 from cormorant_api.transfer import BufferResponse
-from cormorant_api.uploads import check_headers, receive
 from cormorant_api.weight_store import digest_of
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
@@ -24,7 +23,6 @@ from cormorant_contract.rest.status import Status
 
 _PAUSE_WITHIN_S = 90.0
 _LEASE_S = 600.0
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _numbers = itertools.count(1)
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
@@ -35,7 +33,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
     response_class=Response,
     responses=answers(
         ProblemType.STATE_MISMATCH,
-        also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: _BINARY}}},
+        also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: BINARY}}},
     ),
     openapi_extra=needs(Role.READ),
 )
@@ -68,7 +66,7 @@ async def get_state(request: Request) -> Response:
     ),
     openapi_extra={
         **needs(Role.WRITE),
-        "requestBody": {"required": True, "content": {SAFETENSORS: _BINARY, "application/octet-stream": _BINARY}},
+        "requestBody": {"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
         "parameters": [
             {"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False},
             {"in": "header", "name": "Content-Digest", "schema": {"type": "string"}, "required": False},
@@ -82,28 +80,23 @@ async def put_state(request: Request) -> Status:
     head.refuse_changes_while_draining()
     if running.pauses.state != "paused":
         raise ApiError(409, ProblemType.NOT_PAUSED, "the fleet runs; POST /v1/pauses first, and restore then")
-    expected = check_headers(request, limit_bytes=head.settings.max_body_bytes)
-    if not head.uploads.acquire(blocking=False):
-        raise ApiError(429, ProblemType.BUSY, "too many uploads are under way; try again", retry_after_s=1)
-    try:
-        body = bytearray()
+    body: list[bytearray] = []
 
-        def make_buffer(size: int) -> memoryview:
-            body.extend(bytes(size))
-            return memoryview(body)
+    def make_buffer(size: int) -> memoryview:
+        body.append(bytearray(size))
+        return memoryview(body[0])
 
-        received = await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)
-    finally:
-        head.uploads.release()
-    state = bytes(body)
-    check_state(state)
+    received = await take_upload(head, request, make_buffer, limit_bytes=head.settings.max_body_bytes)
+    state = bytes(body[0])
+    # Long states take long to read, and others wait for this event loop.
+    saved = await head.bulk(read_state, state)
 
     def restore() -> None:
         if "if-match" in request.headers:
             check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
         running.fleet.restore(state)
         # What came with the state is what acts now: readers of weights must see it, too.
-        if (found := weights_in(state)) is not None:
+        if (found := weights_in(saved)) is not None:
             running.publisher.adopt(*found, author=author_of(request))
 
     await _paused(head, "cormorant/put-state", restore)

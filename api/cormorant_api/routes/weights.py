@@ -10,12 +10,22 @@ from cormorant_api.conditions import demand_if_match, is_unchanged, preferred_wa
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.publisher import ALL_MODELS, Upload, Wanted
-from cormorant_api.routing import Answers, GuardedRoute, answers, author_of, head_of, needs, running_of
+from cormorant_api.routing import (
+    BINARY,
+    LONGEST_WAIT_S,
+    Answers,
+    GuardedRoute,
+    answers,
+    author_of,
+    head_of,
+    needs,
+    running_of,
+    take_upload,
+)
 from cormorant_api.specs import limit_bytes, shapes_of
 from cormorant_api.tokens import Role
 from cormorant_api.transfer import BufferResponse
 from cormorant_api.updates import update_id, version_of
-from cormorant_api.uploads import check_headers, receive
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
 from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
@@ -23,13 +33,11 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.weights_blob import WeightsBlob
 
-LONGEST_WAIT_S = 300.0
-_BINARY = {"schema": {"type": "string", "format": "binary"}}
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "description": "A safetensors file: the model's tensors under the names of its state dict, or as `model/name`.",
-        "content": {SAFETENSORS: _BINARY, "application/octet-stream": _BINARY},
+        "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY},
     }
 }
 _PUBLISH_HEADERS: list[dict[str, Any]] = [
@@ -77,8 +85,8 @@ _FILE_ANSWERS = answers(
     ProblemType.VERSION_EXPIRED,
     ProblemType.RANGE_NOT_SATISFIABLE,
     also={
-        200: {"description": "A safetensors file.", "content": {SAFETENSORS: _BINARY}},
-        206: {"description": "A part of it.", "content": {SAFETENSORS: _BINARY}},
+        200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}},
+        206: {"description": "A part of it.", "content": {SAFETENSORS: BINARY}},
         304: {"description": "The ETag is still the one of If-None-Match."},
     },
 )
@@ -264,19 +272,14 @@ async def _publish(request: Request, model: str, version: int | None, *, is_part
     specs = running.fleet.specs
     if not specs:
         raise ApiError(404, ProblemType.UNKNOWN_MODEL, "the policy has no weights; nothing can be published", known=())
-    expected = check_headers(request, limit_bytes=limit_bytes(specs, most=head.settings.max_body_bytes))
-    if not head.uploads.acquire(blocking=False):
-        raise ApiError(429, ProblemType.BUSY, "too many uploads are under way; try again", retry_after_s=1)
-    try:
-        blob: list[WeightsBlob] = []
+    blob: list[WeightsBlob] = []
 
-        def make_buffer(size: int) -> memoryview:
-            blob.append(WeightsBlob.create(size))
-            return blob[0].buffer
+    def make_buffer(size: int) -> memoryview:
+        blob.append(WeightsBlob.create(size))
+        return blob[0].buffer
 
-        received = await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)
-    finally:
-        head.uploads.release()
+    most = limit_bytes(specs, most=head.settings.max_body_bytes)
+    received = await take_upload(head, request, make_buffer, limit_bytes=most)
     head.refuse_changes_while_draining()
     upload = Upload(blob=blob[0], digest=received.digest, received=received.finished, receive_ms=received.receive_ms)
     wanted = Wanted(model=model, version=version, headers=request.headers, author=author_of(request))

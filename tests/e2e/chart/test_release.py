@@ -20,7 +20,7 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_cluster
+from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_release
 from cormorant_testing.kubectl import Kubelet, Namespace
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.recording_proxy import RecordingProxy, Right
@@ -39,7 +39,7 @@ ASKED_BY_ADMISSION = {Right("cormorant.dev", "collectorjobs/finalizers", "update
 
 @pytest.fixture
 def namespace() -> Iterator[Namespace]:
-    skip_without_cluster()
+    skip_without_release()
     with Namespace("chart", RESTRICTED) as namespace:
         yield namespace
 

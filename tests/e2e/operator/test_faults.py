@@ -1,7 +1,6 @@
 """Operators that die after any write, an API server that refuses, loses and breaks off: the same end, no pod twice."""
 
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -12,9 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_cli.crd import crd_yaml
 from cormorant_testing.faulty_api import FaultyApi
-from cormorant_testing.kubectl import Kubelet, Namespace
+from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHeads
 
@@ -23,12 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def api() -> Iterator[FaultyApi]:
-    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
-        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
-    if subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60).returncode:
-        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")
-    apply = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
-    subprocess.run(apply, input=crd_yaml().encode(), check=True, timeout=60)
+    skip_without_cluster()
+    apply_crd()
     with FaultyApi(seed=7) as faulty:
         yield faulty
 

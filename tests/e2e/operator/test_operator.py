@@ -1,8 +1,6 @@
 """The operator as a process, against a real API server: kubelets are played by the test, heads by a stub."""
 
 import base64
-import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -14,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_cli.crd import crd_yaml
-from cormorant_testing.kubectl import Kubelet, Namespace
+from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHeads
 
@@ -98,13 +95,8 @@ class Scene:
 
 @pytest.fixture(scope="module")
 def cluster() -> None:
-    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
-        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
-    ready = subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60)
-    if ready.returncode:
-        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")
-    apply = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
-    subprocess.run(apply, input=crd_yaml().encode(), check=True, timeout=60)
+    skip_without_cluster()
+    apply_crd()
     wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
     subprocess.run(wait, check=True, timeout=60)
 

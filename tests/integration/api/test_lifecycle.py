@@ -14,6 +14,7 @@ import safetensors.numpy
 
 from cormorant_client.batch import decode
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
 
 
@@ -25,13 +26,6 @@ def is_steady(served: Served) -> bool:
     before = stepped(served)
     time.sleep(0.3)
     return stepped(served) == before
-
-
-def until(what, *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def take(served: Served, wait: float = 30) -> Reply:

@@ -40,6 +40,7 @@ def test_recurrent_example_hands_its_state_on() -> None:
     assert batch["is_init"][:, 0].all()
 
 
+@pytest.mark.slow
 def test_learner_runs() -> None:
     done = learner("--quick")
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from cormorant_cli import __main__ as entry
 from cormorant_testing.commands import START_S, Started, Written
-from cormorant_testing.scripts import of_session, until
+from cormorant_testing.scripts import of_session, until, unused_port
 
 pytestmark = pytest.mark.timeout(3 * START_S)
 
@@ -68,8 +67,7 @@ def test_ctrl_c_at_a_terminal_drains_and_leaves_no_process(write: Written, tmp_p
 
 def test_a_cluster_that_is_not_there_is_named(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
     path = write()
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = f"127.0.0.1:{server.getsockname()[1]}"
+    address = f"127.0.0.1:{unused_port()}"
     assert entry.run(["run", str(path), "--fleet", "ray", "--ray-address", address]) == 1
     said = capsys.readouterr().err
     assert f'nothing answers at the Ray address "{address}"' in said

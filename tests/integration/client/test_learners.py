@@ -1,7 +1,6 @@
 """The learners in `examples/`: processes that know a URL and a token file, against `cormorant run --serve`."""
 
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from cormorant_testing.commands import START_S, Started
+from cormorant_testing.scripts import unused_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -19,8 +19,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 @contextmanager
 def served(manifest: str, start: Started, folder: Path) -> Iterator[list[str]]:
     """Serve a manifest; yields the options that a learner needs."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = unused_port()
     tokens = folder / "head/tokens.json"
     command = start(
         "run", str(EXAMPLES / manifest), "--serve", "--port", str(port), "--directory", str(folder / "head")

@@ -8,7 +8,6 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -19,6 +18,7 @@ from tensordict import TensorDict
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
 
@@ -27,13 +27,6 @@ SEGFAULT = "cormorant_testing.policies:make_segfault"
 
 def start(job: object, **options: object) -> LocalFleet:
     return make_fleet(job, **options)
-
-
-def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def waiting_batches(fleet: LocalFleet) -> list[TensorDict]:

@@ -3,24 +3,16 @@
 import os
 import signal
 import threading
-import time
-from collections.abc import Callable
 
 import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.engine.events import FleetEvent
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import ControlTimeout, FleetError
-
-
-def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_order() -> None:
@@ -80,6 +72,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
         assert not stats.paused
 
 
+@pytest.mark.slow
 def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     heard: list[FleetEvent] = []

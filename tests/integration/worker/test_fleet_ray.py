@@ -5,7 +5,6 @@
 
 import os
 import signal
-import socket
 import time
 
 import numpy as np
@@ -16,7 +15,7 @@ import torch
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
-from cormorant_testing.scripts import of_session, start_script, until
+from cormorant_testing.scripts import of_session, start_script, until, unused_port
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.ray.demand import Demand, demand_of
@@ -290,8 +289,7 @@ def test_gpu_groups_ask_for_one_and_odd_quantities_are_refused() -> None:
 
 def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
     job = make_job(num_envs=2, lengths=3)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = unused_port()
     with pytest.raises(FleetError, match=f'nothing answers at the Ray address "127.0.0.1:{port}"'):
         RayFleet(job, FleetOptions(workers=1), RayOptions(address=f"127.0.0.1:{port}"))
     with pytest.raises(FleetError, match='"ray://somewhere:10001" is neither "auto" nor host:port'):

@@ -59,10 +59,11 @@ def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
     "job",
     [
         pytest.param({"policy": "counter", "lengths": (3, 8)}, id="recurrent-policy"),
-        pytest.param({"env": CARTPOLE}, id="cartpole", marks=pytest.mark.slow),
-        pytest.param({"env": PONG}, id="pong", marks=pytest.mark.slow),
+        pytest.param({"env": CARTPOLE}, id="cartpole"),
+        pytest.param({"env": PONG}, id="pong"),
     ],
 )
+@pytest.mark.slow
 def test_two_fleets_with_the_same_seed_at_the_same_moment_collect_the_same_frames(job: Mapping[str, Any]) -> None:
     found = []
     for first in (1, 2):

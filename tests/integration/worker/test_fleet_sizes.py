@@ -1,21 +1,12 @@
 """Sizes by group, and single workers that are sent home, with real processes."""
 
-import time
-from collections.abc import Callable
-
 import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.scripts import until
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import FleetError
-
-
-def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
 
 
 @pytest.mark.slow

@@ -1,6 +1,5 @@
 """The chart through Helm: rendered offline, or as a release of a real API server."""
 
-import os
 import shutil
 import subprocess
 from collections.abc import Iterable
@@ -9,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from cormorant_testing.kubectl import skip_without_cluster
 
 CHART = Path(__file__).resolve().parents[3] / "charts" / "cormorant"
 # A Helm that was built by `go install` takes itself for one of Kubernetes 1.20.
@@ -77,12 +78,8 @@ class Release:
         return [document for document in yaml.safe_load_all(text) if document]
 
 
-def skip_without_cluster() -> None:
+def skip_without_release() -> None:
     """Skips where there is no API server, no kubectl or no Helm."""
-    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
-        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
+    skip_without_cluster()
     if shutil.which("helm") is None:
         pytest.skip("no helm on the PATH: the chart is not installed")
-    ready = subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60)
-    if ready.returncode:
-        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")

@@ -1,12 +1,32 @@
 """A namespace of a real API server, through kubectl; and a kubelet that says what it is told to say."""
 
 import json
+import os
+import shutil
 import subprocess
 import threading
 import time
 from collections.abc import Callable
 from typing import Any
 from uuid import uuid4
+
+import pytest
+
+from cormorant_cli.crd import crd_yaml
+
+
+def skip_without_cluster() -> None:
+    """Skips where there is no API server, or no kubectl."""
+    if not os.environ.get("KUBECONFIG") or shutil.which("kubectl") is None:
+        pytest.skip("no cluster: set KUBECONFIG and put kubectl on the PATH")
+    if subprocess.run(["kubectl", "get", "--raw", "/readyz"], capture_output=True, timeout=60).returncode:
+        pytest.skip(f"the API server of {os.environ['KUBECONFIG']} does not answer")
+
+
+def apply_crd() -> None:
+    """The CRD as it is printed now."""
+    apply = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
+    subprocess.run(apply, input=crd_yaml().encode(), check=True, timeout=60)
 
 
 class Namespace:

@@ -1,6 +1,7 @@
 """Python scripts in a process of their own, and whatever processes they leave behind."""
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -44,3 +45,9 @@ def until(what: Callable[[], object], *, seconds: float = 60.0) -> None:
     while not what():
         assert time.monotonic() < deadline, f"it did not happen within {seconds:.0f} s"
         time.sleep(0.05)
+
+
+def unused_port() -> int:
+    """A port on which nobody listens now."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return int(free.getsockname()[1])

@@ -1,7 +1,6 @@
 """What the client does when a head is away, refuses, or is somebody else: against a listener that does as told."""
 
 import json
-import socket
 import threading
 import time
 
@@ -33,6 +32,7 @@ from cormorant_client.head import Head
 from cormorant_client.publisher import Publisher
 from cormorant_client.transport import Transport
 from cormorant_testing.scripted_head import Heard, Say, in_turn, problem, scripted
+from cormorant_testing.scripts import unused_port
 from cormorant_testing.wire_bytes import encode_arrays
 
 UPDATE = {
@@ -52,12 +52,6 @@ def models(version: int) -> Say:
 
 def head_of(url: str, *, reconnect_s: float = 5.0, timeout_s: float = 5.0) -> Head:
     return Head(parse_address(url), Transport(timeout_s=timeout_s), reconnect_s=reconnect_s)
-
-
-def unused_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.parametrize(

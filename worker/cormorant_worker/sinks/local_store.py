@@ -18,6 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
+from cormorant_worker.disk import sync_path, write_all
 from cormorant_worker.sinks.store import Notes
 
 MANIFEST = "manifest.jsonl"
@@ -62,7 +63,7 @@ class LocalStore:
                 os.fsync(file.fileno())
             with contextlib.suppress(FileExistsError):
                 os.link(draft, self.root / name)
-            _sync_folder(self.root)
+            sync_path(self.root)
         finally:
             draft.unlink(missing_ok=True)
 
@@ -75,7 +76,7 @@ class LocalStore:
     def create_part(self, part: str) -> None:
         """Make a part's folder, durably."""
         (self.root / part).mkdir()
-        _sync_folder(self.root)
+        sync_path(self.root)
 
     def create_shard(self, part: str, name: str) -> "LocalShardFile":
         """Begin a shard."""
@@ -87,7 +88,7 @@ class LocalStore:
         try:
             size = os.fstat(descriptor).st_size
             try:
-                _write_all(descriptor, memoryview(f"{line}\n".encode()))
+                write_all(descriptor, memoryview(f"{line}\n".encode()))
                 os.fsync(descriptor)
             except OSError:
                 os.ftruncate(descriptor, size)
@@ -95,7 +96,7 @@ class LocalStore:
         finally:
             os.close(descriptor)
         if number == 0:
-            _sync_folder(self.root / part)
+            sync_path(self.root / part)
 
     def notes(self, part: str) -> Notes:
         """The lines of `manifest.jsonl` that end with a newline."""
@@ -155,7 +156,7 @@ class LocalShardFile:
         """Write in pieces, so that the digest is not far behind the end of a big buffer."""
         for start in range(0, len(view), _HASH_AHEAD):
             piece = view[start : start + _HASH_AHEAD]
-            _write_all(self._descriptor, piece)
+            write_all(self._descriptor, piece)
             self._written += len(piece)
             if self._written - self._promised >= _HASH_AHEAD:
                 self._hash_ahead()
@@ -170,7 +171,7 @@ class LocalShardFile:
         hashed = self._hash_ahead()
         os.fsync(self._descriptor)
         self._draft.rename(self._path)
-        _sync_folder(self._path.parent)
+        sync_path(self._path.parent)
         hashed.result()
         self._close()
         return self._sha.hexdigest()
@@ -195,16 +196,3 @@ class LocalShardFile:
             data = os.pread(self._descriptor, min(_HASH_STEP, stop - self._hashed), self._hashed)
             self._sha.update(data)
             self._hashed += len(data)
-
-
-def _write_all(descriptor: int, view: memoryview) -> None:
-    while len(view):
-        view = view[os.write(descriptor, view) :]
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
