@@ -9,6 +9,16 @@ from cormorant_testing import fleets
 STORE_BYTES = 200 << 20
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nursery() -> Iterator[None]:
+    """Fleets of one process share what forks their workers: held here, it imports once for all of these tests."""
+    from cormorant_worker.engine.nursery import borrow, give_back
+
+    held = borrow()
+    yield
+    give_back(held)
+
+
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """A Ray cluster of this machine that outlives the fleets of a module."""

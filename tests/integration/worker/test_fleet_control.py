@@ -313,14 +313,15 @@ def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> Non
     ) as parent:
         assert parent.stdout is not None
         assert parent.stdout.readline().strip()
-        until(lambda: len(psutil.Process(parent.pid).children()) == 2)
+        # What forks the workers, and two of them.
+        until(lambda: len(psutil.Process(parent.pid).children(recursive=True)) == 3)
         children = psutil.Process(parent.pid).children(recursive=True)
         hanging = max(children, key=lambda child: child.create_time())
-        until(lambda: hanging.cpu_times().user > 1.0 and hanging.cpu_percent(0.3) < 5.0)
+        until(lambda: hanging.cpu_percent(0.3) < 5.0)
         parent.kill()
         gone, alive = psutil.wait_procs(children, timeout=15)
         assert not alive, [process.cmdline() for process in alive]
-        assert len(gone) == 2
+        assert len(gone) == 3
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import balance, make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
@@ -26,12 +26,6 @@ def fleet_of(job: object, **options: object) -> Iterator[LocalFleet]:
         slots = fleet._deliveries.slots
         assert slots is not None
         assert slots.num_made <= slots.limit or fleet.options.workers == 0
-
-
-def balance(fleet: LocalFleet) -> int:
-    """Frames stepped that are neither accepted nor dropped."""
-    stats = fleet.stats()
-    return stats.stepped_frames - stats.frames - sum(stats.dropped.values())
 
 
 @on_both_engines_slowly
@@ -70,9 +64,9 @@ def test_killed_workers_lose_nothing_that_was_finished_and_nothing_comes_twice()
         num_envs=2,
         policy="versioned",
         action="box",
-        collection={"totalFrames": 3000},
+        collection={"totalFrames": 6000},
         lengths=(3, 8),
-        step_s=0.001,
+        step_s=0.002,
         run_policy={"maxRestartsPerSlot": 20},
     )
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
@@ -91,7 +85,7 @@ def test_killed_workers_lose_nothing_that_was_finished_and_nothing_comes_twice()
                 oldest = min(versions)
                 assert oldest >= 1
         stats = fleet.stats()
-        assert stats.frames == checker.frames == 3000
+        assert stats.frames == checker.frames == 6000
         assert stats.restarts == kills == 2
         assert balance(fleet) == 0
         assert stats.dropped.get("crash", 0) > 0

@@ -14,6 +14,7 @@ import ray
 import torch
 
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, start_script, until, unused_port
 from cormorant_worker.engine.local import LocalFleet
@@ -28,12 +29,6 @@ STORE_BYTES = 200 << 20
 """Of `ray_cluster`."""
 NO_CPUS = RayOptions(num_cpus=0)
 """The cluster of these tests has no CPUs to give."""
-
-
-def balance(fleet: LocalFleet) -> int:
-    """Frames stepped that are neither accepted nor dropped."""
-    stats = fleet.stats()
-    return stats.stepped_frames - stats.frames - sum(stats.dropped.values())
 
 
 def pids(fleet: LocalFleet) -> list[int]:
@@ -212,6 +207,7 @@ def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
 ENDLESS = """
 import sys
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.fleets import balance
 from cormorant_worker.front import open_fleet
 
 checker = make_checker(2, lengths=5, versions=False)

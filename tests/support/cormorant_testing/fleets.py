@@ -25,3 +25,9 @@ def make_fleet(job: CollectorJob, **options: object) -> LocalFleet:
 
     # The cluster has no CPUs to ask for; see `ray_cluster`.
     return RayFleet(job, FleetOptions(**options), RayOptions(num_cpus=0))
+
+
+def balance(fleet: LocalFleet) -> int:
+    """Frames stepped that are neither accepted nor dropped."""
+    stats = fleet.stats()
+    return stats.stepped_frames - stats.frames - sum(stats.dropped.values())

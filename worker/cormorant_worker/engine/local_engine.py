@@ -6,6 +6,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
 from cormorant_worker.engine.link import LinkClosed
 from cormorant_worker.engine.messages import Start
+from cormorant_worker.engine.nursery import Imports, Nursery, borrow, give_back
 from cormorant_worker.engine.process import SharedPayload, WorkerProcess
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.engine.slots import SlotPool
@@ -14,7 +15,11 @@ from cormorant_worker.place import WorkerPlace, find_device
 
 
 class LocalEngine:
-    """Starts worker processes and owns the shared memory that they fill."""
+    """Has worker processes forked and owns the shared memory that they fill."""
+
+    def __init__(self) -> None:
+        self._nurseries: list[Nursery] = []
+        """Borrowed ones; the newest forks."""
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Workers have this machine's devices.
@@ -28,11 +33,12 @@ class LocalEngine:
             find_device("cuda")
 
     def open(self, wake: Callable[[], None]) -> None:
-        """Nothing to open: the fleet's thread waits on the workers' sockets."""
+        """Workers have sockets that the fleet's thread waits on. What they import is imported from now on."""
+        self._nursery()
 
     def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> WorkerProcess:
-        """Start a process and tell it what to build."""
-        process = WorkerProcess(place)
+        """Have a process forked and tell it what to build."""
+        process = WorkerProcess(place, self._nursery(), _imports_of(job))
         try:
             process.send(Start(job=job, place=place, num_rows=num_rows))
         except LinkClosed:
@@ -56,4 +62,20 @@ class LocalEngine:
         return SharedPayload(memory, is_borrowed=False)
 
     def close(self) -> None:
-        """Nothing is left: workers and slots were closed one by one."""
+        """Workers and slots were closed one by one; what forked them may go."""
+        for nursery in self._nurseries:
+            give_back(nursery)
+        self._nurseries.clear()
+
+    def _nursery(self) -> Nursery:
+        if not self._nurseries or not self._nurseries[-1].is_alive:
+            self._nurseries.append(borrow())
+        return self._nurseries[-1]
+
+
+def _imports_of(job: CollectorJob) -> Imports:
+    return Imports(
+        now=("envpool",) if job.spec.env.envpool is not None else (),
+        # Two seconds, and only policies that are TensorDictModules need it.
+        when_idle=("tensordict.nn",) if job.spec.policy.entrypoint else (),
+    )

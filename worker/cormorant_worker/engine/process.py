@@ -2,21 +2,21 @@
 
 import os
 import signal
-import socket
-import subprocess
-import sys
+import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
-from typing import Any
 
 from cormorant_worker.engine.link import LinkClosed, Payload
 from cormorant_worker.engine.messages import Request, Ticket
+from cormorant_worker.engine.nursery import Imports, Nursery
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.engine.socket_pair import socket_pair
 from cormorant_worker.place import WorkerPlace
 
-_MODULE = "cormorant_worker.engine.worker"
+_ASKED_EVERY_S = 0.005
 
 
 class SharedPayload:
@@ -36,34 +36,30 @@ class SharedPayload:
 class WorkerProcess:
     """A worker and the two sockets to it: the `Link` of the local engine."""
 
-    def __init__(self, place: WorkerPlace) -> None:
-        """Start the process. It imports, then waits for `Start` on `data`."""
+    def __init__(self, place: WorkerPlace, nursery: Nursery, imports: Imports) -> None:
+        """Have the process forked. It waits for `Start` on `data`.
+
+        Args:
+            place: its slot.
+            nursery: forks it.
+            imports: what it and its siblings need.
+        """
         self.place = place
         self.is_open = True
-        self.data, theirs_data = _socket_pair()
-        self.control, theirs_control = _socket_pair()
+        self.data, theirs_data = socket_pair()
+        self.control, theirs_control = socket_pair()
         self.pulse = Pulse.create()
+        self._nursery = nursery
+        self._is_closed = False
         handed = (theirs_data.fileno(), theirs_control.fileno(), self.pulse.memory.descriptor)
-        environment = dict(os.environ)
-        # The script's own import path, so that entrypoints resolve as they do here.
-        environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-        environment.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, *map(str, handed)],
-            pass_fds=handed,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=sys.stderr.fileno() if _has_descriptor(sys.stderr) else subprocess.DEVNULL,
-            # A session of its own: Ctrl-C in the terminal reaches the fleet alone, which then drains its workers.
-            start_new_session=True,
-        )
+        self._number = nursery.fork(place.part, handed, imports=imports)
         theirs_data.close()
         theirs_control.close()
 
     @property
     def pid(self) -> int:
-        """The process id."""
-        return self._process.pid
+        """The process id; 0 before it is born."""
+        return self.pulse.pid
 
     @property
     def phase(self) -> Phase:
@@ -131,25 +127,43 @@ class WorkerProcess:
 
     def describe_end(self) -> str:
         """How the process ended, as a clause: "was killed by SIGSEGV while building"."""
-        code = self._process.poll()
-        doing = f"while {Phase(self.pulse.phase).name.lower()}"
+        # Its sockets close a moment before it has ended.
+        code = self._return_code(timeout_s=0.5)
+        doing = f"while {self.phase.name.lower()}"
         if code is None:
-            return f"closed its connection {doing}"
+            return self._nursery.describe_end() or f"closed its connection {doing}"
         if code < 0:
             return f"was killed by {signal.Signals(-code).name} {doing}"
         return f"ended with exit code {code} {doing}"
 
     def kill(self) -> None:
-        """End the process at once and reap it. Its subprocess environments see their pipes close and end too."""
-        if self._process.poll() is None:
-            self._process.kill()
-        self._process.wait(timeout=10)
+        """End the process at once. Its subprocess environments see their pipes close and end too."""
+        # Who is not born yet ends as it finds its sockets closed. The nursery keeps the ids of the dead from being
+        # given to others.
+        if not self.pid or self._is_closed:
+            return
+        with suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
+        self.wait(10)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the process to end. False when it has not after `timeout_s`."""
+        return self._return_code(timeout_s) is not None or not self._is_running()
+
+    def _return_code(self, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            code = self._nursery.return_code(self._number)
+            if code is not None or time.monotonic() > deadline or not self._nursery.is_alive:
+                return code
+            time.sleep(_ASKED_EVERY_S)
+
+    def _is_running(self) -> bool:
+        if not self.pid:
+            return False
         try:
-            self._process.wait(timeout=timeout_s)
-        except subprocess.TimeoutExpired:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
             return False
         return True
 
@@ -157,19 +171,8 @@ class WorkerProcess:
         """Kill what is left and close the sockets."""
         self.is_open = False
         self.kill()
+        self._is_closed = True
+        self._nursery.forget(self._number)
         self.data.close()
         self.control.close()
         self.pulse.close()
-
-
-def _socket_pair() -> tuple[Connection, Connection]:
-    ours, theirs = socket.socketpair()
-    return Connection(ours.detach()), Connection(theirs.detach())
-
-
-def _has_descriptor(stream: Any) -> bool:
-    try:
-        stream.fileno()
-    except (AttributeError, OSError, ValueError):
-        return False
-    return True

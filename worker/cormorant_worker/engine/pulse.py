@@ -1,5 +1,6 @@
-"""What a worker is doing right now, readable by its fleet without asking: two numbers in shared memory."""
+"""What a worker is doing right now, readable by its fleet without asking: three numbers in shared memory."""
 
+import os
 from enum import IntEnum
 
 import numpy as np
@@ -7,7 +8,7 @@ import numpy as np
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
 
-_SIZE_BYTES = 16
+_SIZE_BYTES = 24
 
 
 class Phase(IntEnum):
@@ -25,7 +26,7 @@ class Phase(IntEnum):
 
 
 class Pulse:
-    """[2] int64 in shared memory: frames landed so far, phase. Written by one worker, read by its fleet."""
+    """[3] int64 in shared memory: frames landed so far, phase, process id. Written by one worker, read by its fleet."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
@@ -42,6 +43,15 @@ class Pulse:
     def attach(cls, descriptor: int) -> "Pulse":
         """Map the pulse that the fleet made."""
         return cls(SharedMemory(descriptor, _SIZE_BYTES))
+
+    def sign(self) -> None:
+        """Say which process this worker is."""
+        self._numbers[2] = os.getpid()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id; 0 before it is born."""
+        return int(self._numbers[2])
 
     def enter(self, phase: Phase) -> None:
         """Say what begins."""

@@ -1,13 +1,11 @@
 """A worker process: a station behind two sockets, filling slots of shared memory.
 
-Started as `python -m cormorant_worker.engine.worker DATA CONTROL PULSE` with three inherited descriptors. The main
-thread steps; a second one answers control requests. When the fleet's process ends, however it ends, the control
-socket closes and this process ends too.
+The main thread steps; a second one answers control requests. When the fleet's process ends, however it ends, the
+control socket closes and this process ends too.
 """
 
 import os
 import signal
-import sys
 import threading
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -84,14 +82,24 @@ class Control(threading.Thread):
             os._exit(1)
 
 
-def main() -> int:
-    """Run one worker; exit code 0 when it finished, 1 when it failed."""
+def run_worker(data_socket: int, control_socket: int, pulse_memory: int) -> int:
+    """Be a worker until its end, in a process that is this worker's own.
+
+    Args:
+        data_socket: descriptor of Start, tickets and what is said of them.
+        control_socket: descriptor of requests that do not wait behind tickets.
+        pulse_memory: descriptor of the Pulse's memory.
+
+    Returns:
+        The exit code: 0 when it finished, 1 when it failed.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the fleet's: it drains its workers
-    data, control = Connection(int(sys.argv[1])), Connection(int(sys.argv[2]))
+    data, control, pulse = Connection(data_socket), Connection(control_socket), Pulse.attach(pulse_memory)
+    pulse.sign()
     torch.set_num_threads(1)
     uplink = SocketUplink(data, control)
     forward_logs(uplink)
-    station = Station(uplink, Pulse.attach(int(sys.argv[3])))
+    station = Station(uplink, pulse)
     # From the first moment on: it ends this process when the fleet is gone, even in an environment's constructor.
     Control(control, uplink, station).start()
     try:
@@ -106,10 +114,3 @@ def main() -> int:
         uplink.send(describe_failure(error))
         return 1
     return 0
-
-
-if __name__ == "__main__":
-    code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)  # EnvPool's threads and gymnasium's atexit handlers have nothing left to do

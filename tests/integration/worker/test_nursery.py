@@ -1,0 +1,66 @@
+"""The process that forks workers: what they inherit, what happens when it dies."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.fleets import balance
+from cormorant_testing.scripts import until
+from cormorant_worker.engine import nursery
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+
+
+def test_workers_find_the_folder_and_the_variables_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SET_AFTER_THE_NURSERY", "here")
+    with LocalFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=2)) as fleet:
+        for worker in fleet.stats().workers:
+            process = psutil.Process(worker.pid)
+            assert Path(f"/proc/{worker.pid}/cwd").readlink() == tmp_path
+            assert Path(f"/proc/{worker.pid}/comm").read_text().strip() == f"{worker.name}-0"
+            assert os.getsid(worker.pid) == worker.pid
+            # It keeps nothing of its siblings' and the nursery's: only the end of its own sockets ends it.
+            assert sum(connection.raddr == "" for connection in process.net_connections("unix")) == 2
+
+
+def test_a_killed_nursery_costs_no_worker_and_the_next_one_is_forked_by_another() -> None:
+    job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 4000}, step_s=0.001)
+    checker = make_checker(2, lengths=5)
+    forks_them = nursery.borrow()
+    try:
+        with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+            victim = fleet.stats().workers[0].pid
+            for batch in fleet.batches():
+                checker.take(batch)
+                if forks_them.is_alive and checker.frames > 500:
+                    os.kill(forks_them.pid, signal.SIGKILL)
+                    until(lambda: not forks_them.is_alive)
+                    os.kill(victim, signal.SIGKILL)
+            stats = fleet.stats()
+            assert stats.frames == checker.frames == 4000
+            assert stats.restarts == 1
+            assert balance(fleet) == 0
+        assert psutil.Process().children(recursive=True) == []
+    finally:
+        nursery.give_back(forks_them)
+
+
+def test_nobody_is_left_when_a_fleet_is_closed_before_its_workers_are_born() -> None:
+    before = threading.active_count()
+    fresh = nursery.Nursery()
+    ours, theirs = nursery.socket_pair()
+    number = fresh.fork("cpu-0-0", (theirs.fileno(),) * 3, imports=nursery.Imports())
+    theirs.close()
+    assert fresh.return_code(number) is None
+    ours.close()
+    fresh.close()
+    assert not psutil.pid_exists(fresh.pid)
+    assert threading.active_count() == before
