@@ -152,11 +152,12 @@ class WorkerProcess:
 
     def _return_code(self, timeout_s: float) -> int | None:
         deadline = time.monotonic() + timeout_s
-        while True:
+        while self.pid:
             code = self._nursery.return_code(self._number)
             if code is not None or time.monotonic() > deadline or not self._nursery.is_alive:
                 return code
             time.sleep(_ASKED_EVERY_S)
+        return None  # it is not born yet
 
     def _is_running(self) -> bool:
         if not self.pid:
