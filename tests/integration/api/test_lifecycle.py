@@ -208,6 +208,8 @@ ROLES = [
     ("GET", "/v1/pauses", "read"),
     ("GET", "/v1/desired", "read"),
     ("GET", "/v1/events?limit=1", "read"),
+    ("GET", "/v1/live", "read"),
+    ("GET", "/v1/workers/cpu-0/picture", "read"),
     ("GET", "/v1/state", "read"),
     ("GET", "/v1/batches/next", "read"),
     ("GET", "/v1/batches", "read"),
