@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from cormorant_api import live as live_module
+from cormorant_testing.browser import chromium, watching
 from cormorant_testing.collecting import make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
@@ -247,3 +248,17 @@ def test_who_looks_at_the_same_moment_gets_the_same_picture_and_asks_the_worker_
 )
 def test_what_nobody_can_look_at_is_refused(watched: Served, path: str, kind: str) -> None:
     assert watched.reader.get(path).kind == kind
+
+
+# -- a browser -------------------------------------------------------------------------------------------------
+
+
+def test_a_browser_shows_what_the_api_says(watched: Served) -> None:
+    with chromium() as browser, watching(browser, watched.writer.port, watched.writer.token) as page:
+        page.page.get_by_role("button", name="Pause", exact=True).click()
+        page.wait_for_text("#phase", "Paused")
+        status = watched.reader.get("/v1/status").json
+        page.wait_for_text("#frames", f"{status['frames']['collected']:,}")
+        page.page.get_by_role("button", name="Resume", exact=True).click()
+        page.wait_for_text("#phase", "Running")
+        page.assert_clean()
