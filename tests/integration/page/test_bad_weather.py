@@ -17,7 +17,7 @@ from cormorant_testing.heads import HeadProcess, write_manifest
 from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import Api
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 MANY = 50
 MEASURED_S = 10.0
 
@@ -35,7 +35,7 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
         with watching(browser, port, api.token) as watched:
             watched.wait_for_text("#phase", "Running")
             epoch = watched.text("#epoch")
-            watched.page.wait_for_function(f"{line}.split('L').length > 4")
+            watched.page.wait_for_function(f"() => {line}.split('L').length > 4")
             head.kill()
             watched.wait_for_text("#phase", "Disconnected")
             watched.wait_for_text("#link-text", "Trying again")
@@ -109,7 +109,7 @@ def test_eyes_show_changing_pictures_while_they_are_open_and_ask_for_none_otherw
             assert watched.asked("/picture") == 0, "closed: nobody looks"
             watched.page.get_by_text("Look", exact=True).click()
             watched.page.wait_for_function(
-                "document.querySelector('#eyes-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
+                "() => document.querySelector('#eyes-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
             )
             canvas = "document.querySelector('#eyes-canvas')"
             assert watched.evaluate(f"[{canvas}.width, {canvas}.height]") == [84, 84]
@@ -123,7 +123,9 @@ def test_eyes_show_changing_pictures_while_they_are_open_and_ask_for_none_otherw
             assert len(set(pixels[0::4])) > 3, "a picture of something"
             watched.page.fill("#eyes-env", "3")
             watched.page.keyboard.press("Enter")
-            watched.page.wait_for_function("document.querySelector('#eyes-canvas').ariaLabel.includes('environment 3')")
+            watched.page.wait_for_function(
+                "() => document.querySelector('#eyes-canvas').ariaLabel.includes('environment 3')"
+            )
             watched.page.fill("#eyes-env", "99")
             watched.page.keyboard.press("Enter")
             watched.wait_for_text("#eyes-note", "there is no environment 99")

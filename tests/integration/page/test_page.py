@@ -18,7 +18,7 @@ from cormorant_testing.heads import HeadProcess
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @contextmanager
@@ -112,7 +112,7 @@ def test_weights_have_a_history_with_receipts(cartpole: HeadProcess, browser: Br
         watched.wait_for_text("#version", str(version))
         row = watched.page.get_by_role("row").filter(has=watched.page.get_by_role("button", name=f"Version {version},"))
         row.wait_for()
-        watched.page.wait_for_function("document.querySelector('#updates tr').textContent.includes('applied')")
+        watched.page.wait_for_function("() => document.querySelector('#updates tr').textContent.includes('applied')")
         assert "2 of 2" in row.inner_text()
         button = row.get_by_role("button")
         assert button.get_attribute("aria-expanded") == "false"
@@ -201,7 +201,7 @@ def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None
         press("ArrowLeft")
         watched.page.locator("#theme").focus()
         press("End")
-        watched.page.wait_for_function("document.documentElement.dataset.theme === 'dark'")
+        watched.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
         watched.assert_clean()
 
 

@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-WAIT_MS = 30_000
+WAIT_MS = 120_000
+"""As long as a head may take to start on a busy machine."""
 _OUR_SCHEMES = ("blob", "data")
 
 
