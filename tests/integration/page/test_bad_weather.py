@@ -1,11 +1,9 @@
 """The live page when heads are killed, stopped and replaced, when many watch, and when somebody looks closely."""
 
 import http.client
-import json
 import signal
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -157,9 +155,7 @@ class Listener(threading.Thread):
         connection.close()
 
 
-def test_fifty_pages_cost_the_head_next_to_nothing(
-    tmp_path: Path, record_property: Callable[[str, object], None]
-) -> None:
+def test_fifty_pages_cost_the_head_next_to_nothing(tmp_path: Path) -> None:
     with start(tmp_path, unused_port(), "--workers", "2") as head:
         api = head.api("read")
         process = psutil.Process(head.process.pid)
@@ -184,7 +180,6 @@ def test_fifty_pages_cost_the_head_next_to_nothing(
         for listener in listeners:
             listener.join(10)
         report = {"alone": alone, "watched": watched, "moments": heard, "bytes": sum(x.bytes for x in listeners)}
-        record_property("fifty_pages", json.dumps(report))
         assert heard >= MANY * MEASURED_S * 0.7, "everybody heard about one a second"
-        # Generous: on a quiet machine it is a hundredth of a processor.
-        assert watched - alone < 0.15, report
+        # Generous: measured were 0.003 of a processor.
+        assert watched - alone < 0.05, report
