@@ -159,6 +159,29 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
         watched.assert_clean()
 
 
+def test_a_tab_that_nobody_sees_lets_go_of_the_head(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("read")
+    turn = """(isHidden) => {
+      Object.defineProperty(document, 'hidden', {value: isHidden, configurable: true});
+      document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    with watching(browser, api.port, api.token) as watched:
+        watched.page.clock.install()
+        watched.page.reload()
+        watched.wait_for_text("#phase", "Running")
+        asked = watched.asked("/v1/live")
+        watched.page.evaluate(turn, True)
+        watched.page.clock.fast_forward(31_000)
+        time.sleep(1.5)
+        shown = watched.text("#frames")
+        time.sleep(2.5)
+        assert watched.text("#frames") == shown, "nothing comes any more"
+        watched.page.evaluate(turn, False)
+        watched.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=shown)
+        assert watched.asked("/v1/live") == asked + 1
+        assert watched.text("#link-text") == "Live"
+
+
 # -- for everybody ---------------------------------------------------------------------------------------------
 
 
