@@ -7,12 +7,15 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from cormorant_api import problems
+from cormorant_api import live_page, problems
 from cormorant_api.docs_page import render
+from cormorant_api.gallery import Gallery
 from cormorant_api.head import Head
-from cormorant_api.routes import batches, control, pauses, seed, state, status, weights
+from cormorant_api.live import Live
+from cormorant_api.routes import batches, control, live, pauses, seed, state, status, weights
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import Bye, Hello, Moment, Opening
 from cormorant_contract.rest.problems import Problem
 
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
@@ -42,10 +45,14 @@ def make_app(head: Head | None = None) -> FastAPI:
         separate_input_output_schemas=False,
     )
     app.state.head = head
-    for module in (weights, batches, pauses, state, seed, status, control):
+    if head is not None:
+        app.state.live, app.state.gallery = Live(head), Gallery(head)
+        head.watchers.append(app.state.live.observe)
+    for module in (weights, batches, pauses, state, seed, status, live, control):
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)
+    app.include_router(live_page.make_router())
     app.add_api_route("/docs", lambda: HTMLResponse(render(app.openapi())), include_in_schema=False)
     app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
     return app
@@ -63,7 +70,7 @@ def _documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
                 separate_input_output_schemas=False,
             )
             parts = document.setdefault("components", {})
-            for model in (Problem, MemoryBatch, Event):
+            for model in (Problem, MemoryBatch, Event, Hello, Opening, Moment, Bye):
                 schema = model.model_json_schema(ref_template="#/components/schemas/{model}")
                 schemas = {**schema.pop("$defs", {}), model.__name__: schema}
                 parts.setdefault("schemas", {}).update(schemas)

@@ -85,6 +85,8 @@ class Head:
         self.pulse = Pulse()
         self.failure = ""
         """Why the fleet cannot go on."""
+        self.watchers: list[Callable[[FleetStats], None]] = []
+        """Told the counters twice a second by the housekeeping thread: quick, and never raising."""
         self.is_draining = False
         self.is_closing = False
         self.uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
@@ -263,6 +265,8 @@ class Head:
                 if not has_told_end and self.is_complete:
                     has_told_end = True
                     self.events.add("ended", frames=stats.frames)
+                for watch in self.watchers:
+                    watch(stats)
             except CormorantError as error:
                 # The main thread sees the same, and ends the process with it.
                 self.failure = self.failure or str(error)

@@ -43,6 +43,7 @@ _STATUS_OF = {
     ProblemType.BASE_MISMATCH: 409,
     ProblemType.NOT_PAUSED: 409,
     ProblemType.NO_QUEUE: 409,
+    ProblemType.NO_PICTURE: 409,
     ProblemType.STREAM_ENDED: 410,
     ProblemType.LENGTH_REQUIRED: 411,
     ProblemType.PRECONDITION_FAILED: 412,

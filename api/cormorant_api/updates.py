@@ -6,6 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import islice
 
 from cormorant_api.bell import Bell
 from cormorant_contract.rest.headers import make_etag
@@ -16,6 +17,7 @@ from cormorant_contract.rest.updates import (
     Update,
     UpdateReceipt,
     UpdateState,
+    UpdateSummary,
     UpdateTimings,
     WorkerCounts,
 )
@@ -184,6 +186,11 @@ class UpdateTracker:
         update = self.find(version)
         return update if update is not None and update.state in FINAL_STATES else None
 
+    def newest(self, most: int) -> tuple[UpdateSummary, ...]:
+        """The newest updates at a glance, newest first."""
+        with self._lock:
+            return tuple(_summarize(record) for record in islice(reversed(self._records.values()), most))
+
     # -- inside the lock ---------------------------------------------------------------------------------------
 
     def _change(self, note: Callable[[_Record], None], *, up_to: int | None = None) -> list[Update]:
@@ -245,6 +252,24 @@ def version_of(text: str) -> int | None:
     digits = text[1:]
     is_id = text.startswith("u") and digits.isascii() and digits.isdigit() and len(digits) <= 19
     return int(digits) if is_id and str(int(digits)) == digits else None
+
+
+def _summarize(record: _Record) -> UpdateSummary:
+    published, states = record.published, [receipt.state for receipt in record.receipts.values()]
+    return UpdateSummary(
+        update_id=update_id(published.version),
+        version=published.version,
+        state=record.state,
+        models=tuple(sorted(published.models)),
+        bytes=published.size_bytes,
+        workers=WorkerCounts(
+            total=len(states) - states.count("lost"), acked=states.count("applied"), failed=states.count("refused")
+        ),
+        staged_at=record.staged_at,
+        slowest_ms=max((r.latency_ms for r in record.receipts.values() if r.latency_ms is not None), default=None),
+        superseded_by=record.superseded_by,
+        error=record.error,
+    )
 
 
 def _describe(record: _Record) -> Update:

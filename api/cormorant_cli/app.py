@@ -6,7 +6,21 @@ imports in the body of the command. So `cormorant validate` starts in a blink, a
 
 import typer
 
-from cormorant_cli import batches, crd, dataset, envs, openapi, pause, run, state, status, validate, version, weights
+from cormorant_cli import (
+    batches,
+    crd,
+    dataset,
+    envs,
+    openapi,
+    pause,
+    run,
+    state,
+    status,
+    top,
+    validate,
+    version,
+    weights,
+)
 
 app = typer.Typer(
     name="cormorant",
@@ -21,6 +35,7 @@ app.command()(validate.validate)
 app.command()(envs.envs)
 app.add_typer(dataset.app)
 app.command()(status.status)
+app.command()(top.top)
 app.add_typer(weights.app)
 app.command()(pause.pause)
 app.command()(pause.resume)

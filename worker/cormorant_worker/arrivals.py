@@ -162,6 +162,11 @@ class ArrivalLane:
         self._hand_over_ends()
         self._handed += self._quota
 
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what a column acts on next, or acted on last."""
+        ring = self._obs[leaf]
+        return np.array(ring[int(self._landed[column]) % len(ring), column])
+
     def state(self) -> dict[str, Array] | None:
         """Rows are always under way: there is no moment at which they could be saved."""
         return None

@@ -292,6 +292,22 @@ class Collector:
         with self.rng, torch.inference_mode(), exploring(self._config.exploration_type):
             yield version
 
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what an environment shows. May be called from any thread; see `Lane.look`.
+
+        Args:
+            column: the environment, of B.
+            leaf: the position in `leaves` of the observation space.
+
+        Raises:
+            IndexError: there is no such environment or leaf.
+        """
+        for lane in self.lanes:
+            if column < lane.env.num_envs:
+                return lane.look(column, leaf)
+            column -= lane.env.num_envs
+        raise IndexError(f"environment {column + self.num_envs} of {self.num_envs}")
+
     def state(self) -> bytes:
         """Everything that is needed to go on from this batch boundary: see `state.py`."""
         return save_state(self)

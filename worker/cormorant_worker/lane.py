@@ -78,6 +78,12 @@ class Lane(Protocol):
         """The block has what it wants of this lane."""
         ...
 
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what a column acts on next. For onlookers in other threads: in the moment in which a
+        batch begins or ends it may be older, or of two rows.
+        """
+        ...
+
     def state(self) -> dict[str, Array] | None:
         """What `restore` needs to go on bit by bit, or None when the environments cannot be saved."""
         ...
@@ -116,6 +122,8 @@ class LockstepLane:
         self._row_version = _NO_VERSION
         """What the rest of the block's versions were filled with."""
         self._is_dense = True
+        self._is_filling = False
+        """The block, and not `obs`, has what comes next."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
         """Begin the first episodes."""
@@ -158,6 +166,7 @@ class LockstepLane:
         self._row_version = _NO_VERSION
         if self._dense_rows == 0:
             self._become_uneven()
+        self._is_filling = True
 
     @property
     def is_done(self) -> bool:
@@ -183,6 +192,14 @@ class LockstepLane:
         columns = np.arange(self.env.num_envs)
         self.obs = tuple(a[self._quota, columns] for a in self._obs)
         self.states = tuple(a[self._quota, columns] for a in self._states)
+        self._is_filling = False
+
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what a column acts on next."""
+        if not self._is_filling:
+            return np.array(self.obs[leaf][column])
+        row = self._row if self._is_dense else int(self._cursor[column])
+        return np.array(self._obs[leaf][row, column])
 
     def state(self) -> dict[str, Array] | None:
         """Environments, observations and recurrent states between two batches; None when the environments cannot."""

@@ -31,6 +31,7 @@ class ProblemType(StrEnum):
     BASE_MISMATCH = "base-mismatch"
     NOT_PAUSED = "not-paused"
     NO_QUEUE = "no-queue"
+    NO_PICTURE = "no-picture"
     STREAM_ENDED = "stream-ended"
     LENGTH_REQUIRED = "length-required"
     TOO_LARGE = "too-large"

@@ -55,6 +55,22 @@ class ModelUpdate(Answer):
     tensors: Count
 
 
+class UpdateSummary(Answer):
+    """A publish at a glance."""
+
+    update_id: str
+    version: Version
+    state: UpdateState
+    models: tuple[str, ...]
+    bytes: Count
+    workers: WorkerCounts
+    staged_at: Time
+    slowest_ms: Millis | None = None
+    """From the last byte of the request to the word of the last worker that acknowledged so far."""
+    superseded_by: Version | None = None
+    error: str = ""
+
+
 class Update(Answer):
     """A publish, as far as it has come."""
 

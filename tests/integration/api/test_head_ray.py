@@ -54,3 +54,23 @@ def test_publish_pause_a_killed_actor_and_batches_until_the_end(tmp_path: Path) 
         until(lambda: not [process for process in below if process.is_running()], seconds=30)
     late = {stream.version for (attempt, _), stream in checker.streams.items() if attempt[2] == 1}
     assert (frames, checker.frames, late) == (2000, 2000, {2})
+
+
+def test_an_actors_environments_can_be_looked_at(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, observation="image", queue={"onFull": "drop_oldest"}, **OPTIONS)
+    manifest = tmp_path / "job.yaml"
+    manifest.write_text(yaml.safe_dump(job.to_document()))
+    with HeadProcess(manifest, tmp_path / "head", "--fleet", "ray") as head:
+        api = head.api("read")
+        seen: set[bytes] = set()
+
+        def look() -> bool:
+            reply = api.get("/v1/workers/cpu-0/picture?env=1")
+            assert reply.status in (200, 429), reply
+            if reply.status == 200:
+                seen.add(reply.body)
+            return len(seen) >= 3
+
+        until(look)
+        assert all(png.startswith(b"\x89PNG") for png in seen)
+        head.end()

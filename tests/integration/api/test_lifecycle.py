@@ -208,6 +208,8 @@ ROLES = [
     ("GET", "/v1/pauses", "read"),
     ("GET", "/v1/desired", "read"),
     ("GET", "/v1/events?limit=1", "read"),
+    ("GET", "/v1/live", "read"),
+    ("GET", "/v1/workers/cpu-0/picture", "read"),
     ("GET", "/v1/state", "read"),
     ("GET", "/v1/batches/next", "read"),
     ("GET", "/v1/batches", "read"),
@@ -300,6 +302,12 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
     for path, operations in document["paths"].items():
         for method in operations:
             assert f"<code>{method.upper()} {html.escape(path)}</code>" in text
+
+
+def test_numbers_are_no_pictures(endless: Served) -> None:
+    reply = endless.reader.get("/v1/workers/cpu-0/picture")
+    assert (reply.status, reply.kind) == (409, "no-picture")
+    assert "Box(" in reply.json["detail"]
 
 
 class Events(threading.Thread):

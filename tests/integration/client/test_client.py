@@ -2,7 +2,15 @@
 
 import asyncio
 import json
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -333,6 +341,55 @@ def test_pause_state_and_status_by_command(command: Any, tmp_path: Path) -> None
     assert "pause" in err
     assert command("state", "load", tmp_path / "nothing")[0] == 2
     assert '"phase":"Running"' in command("status", "--json")[1].replace(" ", "")
+
+
+def test_top_by_command(command: Any, served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    code, out, _ = command("top", "--workers")
+    heading, job, worker = out.splitlines()
+    assert (code, heading.split()[:3], job.split()[0], worker.split()[0]) == (
+        0, ["JOB", "PHASE", "FRAMES/S"], "counting", "cpu-0"
+    )  # fmt: skip
+    code, out, _ = command("top", "--url", served.server.url, "--url", "ftp://gone")
+    assert code == 0, "one answers"
+    assert [line.split()[1] for line in out.splitlines()[1:]] == ["Running", "Unreachable", "jobs"]
+    monkeypatch.setenv("CORMORANT_TOKEN", "x" * 43)
+    code, out, err = command("top", "--once")
+    assert (code, "none of the job's" in out, "no job answered" in err) == (1, True, True)
+    assert len(json.loads(command("top", "--json")[1])["jobs"]) == 1
+
+
+@pytest.mark.slow
+def test_top_is_live_on_a_terminal_until_it_is_interrupted(command: Any, served: Served) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "20"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cormorant_cli", "top", "--interval", "0.2"],
+        stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
+    )  # fmt: skip
+    os.close(theirs)
+    seen = ""
+    try:
+        deadline = time.monotonic() + 60
+        while len(set(re.findall(r"counting\s+Running\s+[\d,]+\s+([\d,]+)", seen))) < 3:
+            assert time.monotonic() < deadline, seen
+            readable, _, _ = select.select([ours], [], [], 1)
+            seen += os.read(ours, 65536).decode() if readable else ""
+            # Somebody has to take batches, or the frames stand still.
+            batch = served.data.get("/v1/batches/next?wait=0.1")
+            if batch.status == 200:
+                served.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+        process.send_signal(signal.SIGINT)
+        while select.select([ours], [], [], 5)[0]:
+            try:
+                seen += os.read(ours, 65536).decode()
+            except OSError:
+                break  # the terminal's other end is closed
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+    assert seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
+    assert "Traceback" not in seen
 
 
 def test_batches_by_command(command: Any) -> None:

@@ -12,10 +12,32 @@ from types import TracebackType
 from typing import Any
 
 import psutil
+import yaml
 
 from cormorant_testing.serving import Api
 
 START_S = 120
+
+
+def write_manifest(folder: Path, task: str, **collection: Any) -> Path:
+    """A job of an EnvPool task that needs no consumer, as a file."""
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": task.partition("-")[0].lower(), "namespace": "team-a"},
+        "spec": {
+            "env": {"envpool": {"taskId": task, "numEnvs": 4, "numThreads": 1}},
+            "policy": {
+                "entrypoint": f"cormorant_worker.policies:{'mlp' if task.startswith('CartPole') else 'atari_cnn'}"
+            },
+            "collection": {"framesPerBatch": 64, "seed": 7, **collection},
+            "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
+            "replicas": 2,
+        },
+    }
+    path = folder / f"{task}.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
 
 
 class HeadProcess:

@@ -163,3 +163,21 @@ def test_without_any_worker_an_update_is_not_applied() -> None:
 def test_ids_of_updates_are_those_of_versions() -> None:
     assert version_of(update_id(7)) == 7
     assert [version_of(text) for text in ("7", "u", "u07", "u-1", "u7x", "", "u" + "9" * 30)] == [None] * 7
+
+
+def test_the_newest_updates_are_told_at_a_glance() -> None:
+    board = Board()
+    for version in range(1, 6):
+        board.publish(version)
+    board.clock.now += 0.5
+    board.tracker.acknowledged("cpu-0", 5)
+    board.tracker.refused("cpu-1", 5, "no memory")
+    newest = board.tracker.newest(3)
+    assert [(found.version, found.state) for found in newest] == [
+        (5, "partially_applied"),
+        (4, "superseded"),
+        (3, "superseded"),
+    ]
+    assert (newest[0].workers.acked, newest[0].workers.failed, newest[0].workers.total) == (1, 1, 2)
+    assert (newest[0].slowest_ms, newest[1].slowest_ms, newest[1].superseded_by) == (500.0, None, 5)
+    assert newest[0].models == ("policy",)

@@ -377,13 +377,14 @@ class Crew:
         )
         member.send_ticket(ticket, memory)
 
-    def request(self, member: Member, action: str, *, state: bytes = b"") -> int:
+    def request(self, member: Member, action: str, *, state: bytes = b"", column: int = 0, leaf: int = 0) -> int:
         """Ask a worker for something; the reply will be in `requests` under the number that is returned."""
         number = self._next_number()
         self.requests[number] = None
         payload = self.engine.share(state) if state else None
         # A worker that is dying hears nothing and answers nothing: whoever waits sees that it is no member any more.
-        member.request(Request(number=number, action=action, size_bytes=len(state)), payload)
+        asked = Request(number=number, action=action, size_bytes=len(state), column=column, leaf=leaf)
+        member.request(asked, payload)
         if payload is not None:
             payload.close()
         return number

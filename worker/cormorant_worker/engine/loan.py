@@ -1,4 +1,4 @@
-"""A round that a consumer has borrowed: views of the workers' memory, until it is released."""
+"""A round that a consumer has borrowed: views of the workers' memory, until it is released; and one that it took."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +11,16 @@ from cormorant_worker.errors import FleetError
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the consumer takes at once."""
+
+    tensordict: "TensorDict"
+    num_frames: int
+    min_version: int
+    """The oldest policy version that acted in it; -1 where only random actions did."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

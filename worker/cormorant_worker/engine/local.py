@@ -11,7 +11,6 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
@@ -24,9 +23,10 @@ from cormorant_worker.block import Layout
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.deliveries import Deliveries, Delivery
 from cormorant_worker.engine.events import Events, Listener
+from cormorant_worker.engine.eyes import Eyes
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.link import Engine
-from cormorant_worker.engine.loan import Loan, LoanPart
+from cormorant_worker.engine.loan import Batch, Loan, LoanPart
 from cormorant_worker.engine.local_engine import LocalEngine
 from cormorant_worker.engine.messages import Ready
 from cormorant_worker.engine.options import FleetOptions, default_workers
@@ -45,16 +45,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What the consumer takes at once."""
-
-    tensordict: "TensorDict"
-    num_frames: int
-    min_version: int
-    """The oldest policy version that acted in it; -1 where only random actions did."""
 
 
 class LocalFleet:
@@ -97,6 +87,7 @@ class LocalFleet:
         self._standstill = Standstill(
             self._changed, self._crew, self._schedule, self._deliveries, self.options, wake=self._wake
         )
+        self.eyes = Eyes(self._changed, self._crew, self._standstill)
         self._has_told_failure = False
         self._is_done = False
         self._is_closed = False

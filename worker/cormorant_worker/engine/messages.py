@@ -130,7 +130,7 @@ class Request:
 
     number: int
     action: str
-    """offer | pause | resume | seal | stop | save | restore."""
+    """offer | pause | resume | seal | stop | save | restore | look."""
     version: int = 0
     size_bytes: int = 0
     """Bytes of the payload (weights, state) that follows; 0: none."""
@@ -140,6 +140,10 @@ class Request:
     """Of a seal: this ticket's batch, and those of earlier ones, end at the next vector step."""
     models: tuple[str, ...] = ()
     """Of an offer: the payload's other models are out of date."""
+    column: int = 0
+    """Of a look: the environment, of B."""
+    leaf: int = 0
+    """Of a look: which leaf of its observation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +152,7 @@ class Reply:
 
     number: int
     state: bytes = b""
+    """What was saved; of a look: the array's bytes."""
     error: str = ""
     """Empty: done."""
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     import torch
     from tensordict import TensorDict
 
+    from cormorant_worker.engine.eyes import Eyes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
@@ -91,6 +93,11 @@ class Fleet(Protocol):
     @property
     def layout(self) -> Layout:
         """What a full batch of one worker holds."""
+        ...
+
+    @property
+    def eyes(self) -> "Eyes":
+        """What single environments show now."""
         ...
 
     @property

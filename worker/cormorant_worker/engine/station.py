@@ -256,6 +256,8 @@ class Station:
                 if not self._is_built:
                     os._exit(0)
                 self.collector.gate.stop()
+            case "look":
+                return self.collector.look(request.column, request.leaf).tobytes()
             case "save":
                 return self._between_batches(lambda collector: collector.state())
             case "restore":

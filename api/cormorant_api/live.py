@@ -1,0 +1,165 @@
+"""What pages that watch a job are told: one moment a second, put into words once for all of them.
+
+housekeeping thread --observe--> history
+                                 moment -> bytes --bell--> every `LiveStream`
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
+
+from cormorant_api.bell import Bell
+from cormorant_api.head import Head
+from cormorant_api.pictures import find_picture, size_of
+from cormorant_api.status import describe, describe_worker
+from cormorant_contract.rest.base import Answer
+from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import History, Moment, Opening, PictureSize
+from cormorant_worker.engine.protocol import FleetStats
+
+MOST_LISTENERS = 128
+_EVERY_S = 1.0
+_SLACK_S = 0.2
+"""The housekeeper comes twice a second, and not to the millisecond."""
+_HISTORY = 900
+_KEPT = 10
+"""Moments that a listener may be behind."""
+_MOST_EVENTS = 100
+_MOST_UPDATES = 20
+_WORKERS_A_SECOND = 100
+_LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
+
+
+class Live:
+    """History and moments of a head. `observe` is called by one thread, the rest by any."""
+
+    def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.bell = Bell()
+        """Rung at every moment."""
+        self.listeners = 0
+        self.moments = 0
+        """Put into words so far; those that nobody listened to were not."""
+        self._head = head
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Guards everything here."""
+        self._history: deque[tuple[float, float, float | None]] = deque(maxlen=_HISTORY)
+        self._frames: deque[bytes] = deque(maxlen=_KEPT)
+        self._next_at = 0.0
+        self._workers_at = 0.0
+        self._position = 0
+        """Of the ring of events: what the last moment told."""
+        self._opening: tuple[float, bytes, int] = (0.0, b"", 0)
+        """When it was made, the frame, and the moments that it knew of."""
+
+    # -- the housekeeping thread -------------------------------------------------------------------------------
+
+    def observe(self, stats: FleetStats) -> None:
+        """Note the counters, and tell listeners, at most once a second."""
+        now = self._clock()
+        if now < self._next_at - _SLACK_S:
+            return
+        self._next_at = now + _EVERY_S
+        returns = stats.recent_returns
+        mean = sum(returns) / len(returns) if returns else None
+        with self._lock:
+            self._history.append((round(time.time(), 1), round(self._head.pulse.rate(), 1), mean))
+        if not self.listeners:
+            self._position = self._head.events.end
+            return
+        tells_workers = now >= self._workers_at
+        if tells_workers:
+            self._workers_at = now + len(stats.workers) / _WORKERS_A_SECOND - _SLACK_S
+        events, self._position = self._events_from(self._position)
+        frame = as_frame("moment", self._moment(stats, events, tells_workers=tells_workers))
+        with self._lock:
+            self._frames.append(frame)
+            self.moments += 1
+        self.bell.ring()
+
+    # -- listeners ---------------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """A listener comes; False when there are too many."""
+        with self._lock:
+            if self.listeners >= MOST_LISTENERS:
+                return False
+            self.listeners += 1
+            return True
+
+    def leave(self) -> None:
+        """A listener goes."""
+        with self._lock:
+            self.listeners -= 1
+
+    def opening(self, stats: FleetStats) -> tuple[bytes, int]:
+        """What a listener begins with, and where it goes on with `read`. Made once a second for all that come."""
+        with self._lock:
+            made_at, frame, known = self._opening
+            number = self.moments
+        if frame and self._clock() - made_at < _EVERY_S:
+            return frame, known
+        layout = self._head.running.fleet.layout
+        picture = find_picture(layout.observation)
+        events, _ = self._events_from(0)
+        height, width = size_of(picture) if picture is not None else (0, 0)
+        opening = Opening(
+            num_envs=layout.num_envs,
+            picture=PictureSize(height=height, width=width) if picture is not None else None,
+            history=self._past(),
+            moment=self._moment(stats, events, tells_workers=True),
+        )
+        frame = as_frame("opening", opening)
+        with self._lock:
+            self._opening = self._clock(), frame, number
+        return frame, number
+
+    def read(self, position: int) -> tuple[bytes, int] | None:
+        """Moments from a position on, and where to go on; None for one who is too far behind."""
+        with self._lock:
+            behind = self.moments - position
+            if behind > len(self._frames):
+                return None
+            return b"".join(islice(self._frames, len(self._frames) - behind, None)), self.moments
+
+    # -- words -------------------------------------------------------------------------------------------------
+
+    def _moment(self, stats: FleetStats, events: list[Event], *, tells_workers: bool) -> Moment:
+        head = self._head
+        running = head.running
+        workers = tuple(describe_worker(head, worker, published=stats.version) for worker in stats.workers)
+        return Moment(
+            time=datetime.now(UTC),
+            status=describe(head, running, stats),
+            spec_paused=head.leases.spec_paused,
+            workers=workers if tells_workers else None,
+            updates=running.updates.newest(_MOST_UPDATES),
+            events=tuple(events),
+        )
+
+    def _events_from(self, position: int) -> tuple[list[Event], int]:
+        ring = self._head.events
+        found: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        while True:
+            news = ring.read(position)
+            if news is None:
+                position = ring.position_after("")  # the oldest that is kept
+                continue
+            events, position = news
+            if not events:
+                return list(found), position
+            found.extend(event for event in events if event.kind not in _LEFT_OUT)
+
+    def _past(self) -> History:
+        with self._lock:
+            samples = tuple(self._history)
+        at, per_second, mean_return = zip(*samples, strict=True) if samples else ((), (), ())
+        return History(at=at, per_second=per_second, mean_return=mean_return)
+
+
+def as_frame(kind: str, data: Answer) -> bytes:
+    """One server-sent event."""
+    return f"event: {kind}\ndata: {data.model_dump_json()}\n\n".encode()

@@ -1,0 +1,154 @@
+// A line over the last minutes, as SVG. One can point at it, or walk along it with the arrow keys.
+
+import { clock } from "./format.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+const GAP_S = 5; // a longer silence is no line
+const MARGIN = { left: 52, right: 10, top: 8, bottom: 20 };
+
+export class Plot {
+  /**
+   * @param {HTMLElement} figure gets the SVG, and an output with what is under the cursor.
+   * @param {{name: string, format: (value: number) => string}} what
+   */
+  constructor(figure, { name, format }) {
+    this.name = name;
+    this.format = format;
+    this.points = []; // [seconds since 1970, value or null]
+    this.at = null; // what the cursor stands at; null: the newest
+    this.svg = figure.appendChild(document.createElementNS(SVG, "svg"));
+    this.readout = figure.appendChild(document.createElement("output"));
+    this.readout.setAttribute("aria-live", "off");
+    const attributes = { tabindex: 0, role: "slider", "aria-orientation": "horizontal", "aria-label": `${name} over time` };
+    set(this.svg, attributes);
+    this.svg.addEventListener("pointermove", (event) => this.#point(event));
+    this.svg.addEventListener("pointerleave", () => this.#moveTo(null));
+    this.svg.addEventListener("blur", () => this.#moveTo(null));
+    this.svg.addEventListener("keydown", (event) => this.#onKey(event));
+    new ResizeObserver(() => this.#draw()).observe(this.svg);
+  }
+
+  /** Show points of the last seconds. */
+  show(points, { seconds, now }) {
+    this.now = now;
+    this.seconds = seconds;
+    this.points = points.filter(([at]) => at >= now - seconds);
+    this.#draw();
+  }
+
+  #onKey(event) {
+    const known = this.points.filter(([, value]) => value !== null);
+    if (!known.length) return;
+    const index = this.at === null ? known.length - 1 : known.findIndex(([at]) => at >= this.at);
+    const steps = { ArrowLeft: -1, ArrowDown: -1, ArrowRight: 1, ArrowUp: 1, PageUp: 10, PageDown: -10 };
+    let next;
+    if (event.key in steps) next = index + steps[event.key];
+    else if (event.key === "Home") next = 0;
+    else if (event.key === "End") next = known.length - 1;
+    else return;
+    event.preventDefault();
+    this.#moveTo(known[Math.min(known.length - 1, Math.max(0, next))][0]);
+  }
+
+  #point(event) {
+    const box = this.svg.getBoundingClientRect();
+    const wanted = this.now - this.seconds + ((event.clientX - box.left - MARGIN.left) / this.#width()) * this.seconds;
+    const known = this.points.filter(([, value]) => value !== null);
+    if (!known.length) return;
+    this.#moveTo(known.reduce((a, b) => (Math.abs(b[0] - wanted) < Math.abs(a[0] - wanted) ? b : a))[0]);
+  }
+
+  #moveTo(at) {
+    this.at = at;
+    this.#draw();
+  }
+
+  #width() {
+    return Math.max(10, this.svg.clientWidth - MARGIN.left - MARGIN.right);
+  }
+
+  #draw() {
+    if (this.now === undefined || !this.svg.clientWidth) return;
+    const width = this.#width();
+    const height = this.svg.clientHeight - MARGIN.top - MARGIN.bottom;
+    const known = this.points.filter(([, value]) => value !== null);
+    const ticks = ticksOf(known.map(([, value]) => value));
+    const [low, high] = [ticks[0], ticks[ticks.length - 1]];
+    const x = (at) => MARGIN.left + (1 - (this.now - at) / this.seconds) * width;
+    const y = (value) => MARGIN.top + (1 - (value - low) / (high - low)) * height;
+    const parts = ticks.flatMap((tick) => [
+      make("line", { class: "grid", x1: MARGIN.left, x2: MARGIN.left + width, y1: y(tick), y2: y(tick) }),
+      make("text", { x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end" }, short(tick)),
+    ]);
+    const bottom = MARGIN.top + height + 16;
+    parts.push(
+      make("text", { x: MARGIN.left, y: bottom }, clock(this.now - this.seconds)),
+      make("text", { x: MARGIN.left + width, y: bottom, "text-anchor": "end" }, clock(this.now)),
+      make("path", { class: "line", d: pathOf(this.points, x, y) }),
+    );
+    const shown = (this.at !== null && known.find(([at]) => at >= this.at)) || known[known.length - 1];
+    if (shown) {
+      const [cx, cy] = [x(shown[0]), y(shown[1])];
+      if (this.at !== null) parts.push(make("line", { class: "cursor", x1: cx, x2: cx, y1: MARGIN.top, y2: MARGIN.top + height }));
+      parts.push(make("circle", { class: "dot", cx, cy, r: 3.5 }));
+    }
+    for (const part of parts) part.setAttribute("aria-hidden", "true");
+    this.svg.replaceChildren(...parts);
+    this.#tell(shown, known);
+  }
+
+  #tell(shown, known) {
+    const text = shown ? `${clock(shown[0])}: ${this.format(shown[1])}` : "nothing yet";
+    if (this.readout.textContent !== text) this.readout.textContent = text;
+    const values = known.map(([, value]) => value);
+    const range = values.length ? `, lowest ${this.format(Math.min(...values))}, highest ${this.format(Math.max(...values))}` : "";
+    set(this.svg, {
+      "aria-valuemin": Math.round(this.now - this.seconds),
+      "aria-valuemax": Math.round(this.now),
+      "aria-valuenow": Math.round(shown ? shown[0] : this.now),
+      "aria-valuetext": `${text}${range}`,
+    });
+  }
+}
+
+function pathOf(points, x, y) {
+  let path = "";
+  let before = null;
+  for (const [at, value] of points) {
+    if (value === null) {
+      before = null;
+      continue;
+    }
+    const joins = before !== null && at - before <= GAP_S;
+    path += `${joins ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (!joins) path += "h0.1"; // a lone point is seen, too
+    before = at;
+  }
+  return path;
+}
+
+/** Three to six round numbers around the values. */
+function ticksOf(values) {
+  const highest = values.length ? Math.max(...values, 0) : 1;
+  const lowest = values.length ? Math.min(...values, 0) : 0;
+  const span = highest - lowest || 1;
+  const rough = 10 ** Math.floor(Math.log10(span / 3));
+  const step = [1, 2, 5, 10].map((factor) => factor * rough).find((size) => span / size <= 5);
+  const ticks = [];
+  for (let i = Math.floor(lowest / step); i <= Math.ceil(highest / step) || ticks.length < 2; i += 1) ticks.push(i * step);
+  return ticks;
+}
+
+const short = (value) =>
+  Math.abs(value) >= 1000 ? value.toLocaleString("en", { notation: "compact" }) : String(Number(value.toPrecision(6)));
+
+function make(name, attributes, text) {
+  const element = document.createElementNS(SVG, name);
+  set(element, attributes);
+  if (text !== undefined) element.textContent = text;
+  return element;
+}
+
+function set(element, attributes) {
+  for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
+}

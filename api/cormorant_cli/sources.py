@@ -1,0 +1,136 @@
+"""Jobs that a command looks at side by side: where each is asked, and what it said last.
+
+A `Source` is anything that can be asked for a job's status: a head's URL here, a job found in a cluster elsewhere.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cormorant_cli.connection import Connection
+from cormorant_cli.errors import BadInput, CliError
+
+if TYPE_CHECKING:
+    from cormorant_contract.rest.status import Status, Worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """What a job said."""
+
+    status: "Status"
+    workers: "tuple[Worker, ...]" = ()
+    """Empty where nobody asked for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A job that can be asked."""
+
+    name: str
+    """What it is called until it has said its own name."""
+    fetch: Callable[[], Reading]
+    """Asks it; may take seconds. Raises CliError with a sentence. Called by one thread at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """A source, and what is known of it."""
+
+    name: str
+    reading: Reading | None = None
+    """The last one that came."""
+    error: str = ""
+    """Why the newest one did not."""
+    is_asked: bool = False
+    """An answer of either kind has come."""
+
+
+def url_sources(urls: Sequence[str], *, token: str, token_files: Sequence[str], workers: bool) -> tuple[Source, ...]:
+    """A source for each URL.
+
+    Args:
+        urls: of heads.
+        token: for all of them; empty: the token files.
+        token_files: one for all, one for each URL in the same order, or none.
+        workers: ask for every worker, too.
+
+    Raises:
+        BadInput: there are no URLs, or the token files do not fit.
+    """
+    if not urls:
+        raise BadInput("no head is named; give --url, once for each job, or set CORMORANT_URL")
+    if len(token_files) not in (0, 1, len(urls)):
+        raise BadInput(
+            f"{len(token_files)} token files for {len(urls)} URLs; give one for all, or one for each in the same order"
+        )
+    files = list(token_files) * len(urls) if len(token_files) == 1 else list(token_files) or [""] * len(urls)
+    return tuple(
+        Source(name=url, fetch=_fetcher(Connection(url=url, token=token, token_file=file), workers=workers))
+        for url, file in zip(urls, files, strict=True)
+    )
+
+
+def _fetcher(connection: Connection, *, workers: bool) -> Callable[[], Reading]:
+    def fetch() -> Reading:
+        # Anew each time: a head that was started again may have other tokens in the same file.
+        with connection.client("read") as client:
+            status = client.status()
+            return Reading(status=status, workers=client.workers().workers if workers else ())
+
+    return fetch
+
+
+class Board:
+    """The newest reading of every source. A thread a source: one that does not answer holds nobody up."""
+
+    def __init__(self, sources: Sequence[Source], *, interval_s: float) -> None:
+        """Begin to ask.
+
+        Args:
+            sources: in the order in which they are shown.
+            interval_s: between an answer and the next question; 0: ask once.
+        """
+        self._changed = threading.Condition()
+        """Guards `_entries`; notified at every answer."""
+        self._entries = [Entry(name=source.name) for source in sources]
+        self._interval_s = interval_s
+        self._closed = threading.Event()
+        for place, source in enumerate(sources):
+            # Daemons: a head that keeps its answer to itself does not hold up the end of the command.
+            threading.Thread(target=self._ask, args=(place, source), name=f"top-{place}", daemon=True).start()
+
+    def wait(self, timeout_s: float) -> tuple[Entry, ...]:
+        """Wait until every source was asked; those that have not answered by then say so in their error."""
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: all(entry.is_asked for entry in self._entries), deadline - time.monotonic())
+            late = f"no answer within {timeout_s:g} s"
+            return tuple(
+                entry if entry.is_asked else Entry(name=entry.name, error=late, is_asked=True)
+                for entry in self._entries
+            )
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What is known now."""
+        with self._changed:
+            return tuple(self._entries)
+
+    def close(self) -> None:
+        """Ask no more."""
+        self._closed.set()
+
+    def _ask(self, place: int, source: Source) -> None:
+        while not self._closed.is_set():
+            reading, error = self._entries[place].reading, ""
+            try:
+                reading = source.fetch()
+            except CliError as failure:
+                error = str(failure)
+            with self._changed:
+                self._entries[place] = Entry(name=source.name, reading=reading, error=error, is_asked=True)
+                self._changed.notify_all()
+            if not self._interval_s or self._closed.wait(self._interval_s):
+                return

@@ -1,0 +1,264 @@
+"""`/v1/live`, the page's files, and pictures of environments, over a real head."""
+
+import http.client
+import io
+import json
+import re
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from cormorant_api import live as live_module
+from cormorant_testing.browser import chromium, watching
+from cormorant_testing.collecting import make_job
+from cormorant_testing.scripts import until
+from cormorant_testing.serving import Api, Served, serve, weights_file
+
+Frame = tuple[str, Any]
+
+
+@contextmanager
+def listening(api: Api) -> Iterator[Iterator[Frame]]:
+    """The frames of one listener, as they come."""
+    connection = http.client.HTTPConnection("127.0.0.1", api.port, timeout=30)
+    connection.request("GET", "/v1/live", headers={"Authorization": f"Bearer {api.token}"})
+    response = connection.getresponse()
+    assert (response.status, response.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    try:
+        yield frames_of(response)
+    finally:
+        connection.close()
+
+
+def frames_of(lines: Any) -> Iterator[Frame]:
+    kind = ""
+    for raw in lines:
+        name, _, value = raw.decode().rstrip("\n").partition(": ")
+        if name == "event":
+            kind = value
+        elif name == "data":
+            yield kind, json.loads(value)
+
+
+def first(frames: Iterator[Frame], kind: str, what: Any = lambda _: True) -> Any:
+    """The first frame of a kind of which something is true; twenty may come before it."""
+    for _, (found, data) in zip(range(20), frames, strict=False):
+        if found == kind and what(data):
+            return data
+    raise AssertionError(f"no {kind} came")
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A job whose observations are pictures, over weights that name their version in every action."""
+    job = make_job(
+        num_envs=4, policy="versioned", action="box", observation="image", lengths=(3, 8), step_s=0.002,
+        queue={"capacityBatches": 4, "onFull": "drop_oldest"},
+    )  # fmt: skip
+    with serve(job, directory=tmp_path_factory.mktemp("head"), workers=2) as served:
+        yield served
+
+
+def test_a_listener_hears_what_the_api_says(watched: Served) -> None:
+    with listening(watched.reader) as frames:
+        assert first(frames, "hello") == {"role": "read"}
+        opening = first(frames, "opening")
+        assert (opening["num_envs"], opening["picture"]) == (4, {"height": 6, "width": 6})
+        history = opening["history"]
+        assert len(history["at"]) == len(history["per_second"]) == len(history["mean_return"])
+        status = watched.reader.get("/v1/status").json
+        told = opening["moment"]["status"]
+        for name in ("job", "epoch", "groups", "started_at", "data_port"):
+            assert told[name] == status[name]
+        assert [w["id"] for w in opening["moment"]["workers"]] == ["cpu-0", "cpu-1"]
+        version = watched.writer.put("/v1/models/policy/weights", weights_file(3)).json["version"]
+        moment = first(frames, "moment", lambda data: data["status"]["weights"]["version"] == version)
+        update = watched.reader.get(f"/v1/updates/u{version}").json
+        summary = moment["updates"][0]
+        assert {name: summary[name] for name in ("version", "update_id", "bytes", "staged_at")} == {
+            name: update[name] for name in ("version", "update_id", "bytes", "staged_at")
+        }
+        lease = watched.writer.post("/v1/pauses", {"owner": "one", "wait_seconds": 0}).headers["location"]
+        paused = first(frames, "moment", lambda data: data["status"]["phase"] == "Paused")
+        assert (paused["status"]["pauses"][0]["owner"], paused["spec_paused"]) == ("one", False)
+        watched.writer.delete(lease)
+        first(frames, "moment", lambda data: data["status"]["phase"] == "Running")
+    # What happened is in one of the moments, and in the opening of the next listener.
+    with listening(watched.reader) as frames:
+        kinds = [event["kind"] for event in first(frames, "opening")["moment"]["events"]]
+        assert {"published", "paused", "resumed"} <= set(kinds)
+        assert not {"accepted", "applied"} & set(kinds)
+
+
+def test_a_moment_is_put_into_words_once_for_all(watched: Served) -> None:
+    live = watched.server.head.watchers[0].__self__  # type: ignore[attr-defined]  # the bound method of a Live
+    until(lambda: live.listeners == 0)
+    before = live.moments
+    time.sleep(1.6)
+    assert live.moments == before, "nobody listens"
+
+    def listen(_: int) -> list[str]:
+        with listening(watched.reader) as frames:
+            first(frames, "opening")
+            return [json.dumps(first(frames, "moment")) for _ in range(2)]
+
+    began = time.monotonic()
+    with ThreadPoolExecutor(12) as pool:
+        heard = list(pool.map(listen, range(12)))
+    made = live.moments - before
+    assert made <= time.monotonic() - began + 2, "one a second, however many listen"
+    assert len({text for texts in heard for text in texts}) <= made
+    until(lambda: live.listeners == 0)
+
+
+def test_too_many_listeners_are_told_so(watched: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_module, "MOST_LISTENERS", 1)
+    with listening(watched.reader) as frames:
+        first(frames, "opening")
+        refused = watched.reader.get("/v1/live")
+        assert (refused.status, refused.kind) == (429, "busy")
+        assert refused.headers["retry-after"] == "10"
+
+
+@pytest.mark.slow
+def test_a_head_that_ends_says_goodbye(tmp_path: Path) -> None:
+    job = make_job(lengths=(3, 8), step_s=0.002)
+    with serve(job, directory=tmp_path) as served, listening(served.reader) as frames:
+        first(frames, "opening")
+        served.server.head.close()
+        assert first(frames, "bye") == {"reason": ""}
+        assert next(frames, None) is None
+
+
+def test_before_the_first_worker_there_is_nothing_to_hear(tmp_path: Path) -> None:
+    from cormorant_api.server import HeadServer
+    from cormorant_api.settings import Settings
+
+    with HeadServer(make_job(), Settings(port=0, directory=tmp_path, has_tokens=False)) as server:
+        api = Api(int(server.url.rpartition(":")[2]))
+        assert api.get("/v1/live").kind == "no-workers"
+        assert api.get("/v1/workers/cpu-0/picture").kind == "no-workers"
+        assert api.get("/").status == 200, "the page itself needs no fleet"
+
+
+# -- the page's files ------------------------------------------------------------------------------------------
+
+
+def test_the_page_needs_no_token_and_nothing_from_elsewhere(watched: Served) -> None:
+    index = watched.nobody.get("/")
+    assert (index.status, index.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    policy = dict(part.strip().split(" ", 1) for part in index.headers["content-security-policy"].split(";"))
+    assert policy["default-src"] == "'none'"
+    assert {policy[name] for name in ("script-src", "style-src", "img-src", "connect-src")} == {"'self'"}
+    text = index.body.decode()
+    named = re.findall(r'(?:src|href)="([^"#]+)"', text)
+    assert not [name for name in named if "//" in name or name.startswith("/")], "relative: a proxy may add a prefix"
+    assert " style=" not in text
+    assert "<style" not in text
+    seen: set[str] = set()
+    queue = [name for name in named if name.startswith("page/")]
+    while queue:
+        name = queue.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        found = watched.nobody.get(f"/{name}")
+        assert found.status == 200, name
+        assert found.headers["x-content-type-options"] == "nosniff"
+        source = found.body.decode()
+        if name.endswith(".js"):
+            assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source), name
+            queue += [f"page/{part}" for part in re.findall(r'from "\./([^"]+)"', source)]
+        again = watched.nobody.get(f"/{name}", If_None_Match=found.headers["etag"])
+        assert (again.status, again.body) == (304, b"")
+    assert len(seen) > 8
+    # Every file that is shipped is used.
+    folder = Path(live_module.__file__).parent / "page"
+    assert {f"page/{path.name}" for path in folder.iterdir()} == seen | {"page/index.html"}
+
+
+def test_files_that_the_page_has_not_are_problems(watched: Served) -> None:
+    for name in ("nothing.js", "..%2Fapp.py", "%2e%2e/app.py", ""):
+        assert watched.nobody.get(f"/page/{name}").kind == "not-found"
+    assert watched.nobody.call("POST", "/").kind == "method-not-allowed"
+    assert watched.nobody.call("HEAD", "/").status == 200
+
+
+# -- pictures --------------------------------------------------------------------------------------------------
+
+
+def look(api: Api, worker: str, env: int) -> np.ndarray[Any, Any]:
+    reply = api.get(f"/v1/workers/{worker}/picture?env={env}")
+    while reply.status == 429:
+        time.sleep(0.05)
+        reply = api.get(f"/v1/workers/{worker}/picture?env={env}")
+    assert (reply.status, reply.headers["content-type"], reply.headers["cache-control"]) == (
+        200, "image/png", "no-store"
+    )  # fmt: skip
+    with Image.open(io.BytesIO(reply.body)) as image:
+        return np.asarray(image)
+
+
+def test_pictures_are_those_of_the_environment_and_change(watched: Served) -> None:
+    seen: dict[tuple[str, int], set[int]] = {}
+    for _ in range(6):
+        for worker, env in (("cpu-0", 0), ("cpu-1", 2)):
+            picture = look(watched.reader, worker, env)
+            assert picture.shape == (6, 6)
+            seen.setdefault((worker, env), set()).add(int(picture.max()))
+        time.sleep(0.21)
+    assert all(len(values) > 1 for values in seen.values()), seen
+
+
+def test_a_paused_environment_shows_where_it_stands(watched: Served) -> None:
+    watched.writer.post("/v1/pause", {"wait_seconds": 60})
+    try:
+        shown = []
+        for _ in range(3):
+            shown.append(look(watched.reader, "cpu-0", 1))
+            time.sleep(0.25)
+        assert np.array_equal(shown[0], shown[1])
+        assert np.array_equal(shown[1], shown[2])
+    finally:
+        watched.writer.post("/v1/resume")
+
+
+def test_who_looks_at_the_same_moment_gets_the_same_picture_and_asks_the_worker_once(watched: Served) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        replies = list(pool.map(lambda _: watched.reader.get("/v1/workers/cpu-1/picture?env=1"), range(40)))
+    assert {reply.status for reply in replies} <= {200, 429}
+    assert len({reply.body for reply in replies if reply.status == 200}) <= 12, "at most one every 0.2 s"
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("/v1/workers/cpu-7/picture", "unknown-worker"),
+        ("/v1/workers/cpu-0/picture?env=4", "invalid-request"),
+        ("/v1/workers/cpu-0/picture?env=-1", "invalid-request"),
+        ("/v1/workers/cpu-0/picture?env=x", "invalid-request"),
+    ],
+)
+def test_what_nobody_can_look_at_is_refused(watched: Served, path: str, kind: str) -> None:
+    assert watched.reader.get(path).kind == kind
+
+
+# -- a browser -------------------------------------------------------------------------------------------------
+
+
+def test_a_browser_shows_what_the_api_says(watched: Served) -> None:
+    with chromium() as browser, watching(browser, watched.writer.port, watched.writer.token) as page:
+        page.page.get_by_role("button", name="Pause", exact=True).click()
+        page.wait_for_text("#phase", "Paused")
+        status = watched.reader.get("/v1/status").json
+        page.wait_for_text("#frames", f"{status['frames']['collected']:,}")
+        page.page.get_by_role("button", name="Resume", exact=True).click()
+        page.wait_for_text("#phase", "Running")
+        page.assert_clean()

@@ -1,0 +1,185 @@
+"""The live page when heads are killed, stopped and replaced, when many watch, and when somebody looks closely."""
+
+import http.client
+import signal
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from playwright.sync_api import Browser
+
+from cormorant_testing.browser import watching
+from cormorant_testing.heads import HeadProcess, write_manifest
+from cormorant_testing.scripts import until, unused_port
+from cormorant_testing.serving import Api
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+MANY = 50
+MEASURED_S = 10.0
+
+
+def start(folder: Path, port: int, *options: str, task: str = "CartPole-v1") -> HeadProcess:
+    ports = ("--port", str(port), "--data-port", str(unused_port()))
+    return HeadProcess(write_manifest(folder, task), folder / "head", *ports, *options)
+
+
+def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, browser: Browser) -> None:
+    port = unused_port()
+    line = "document.querySelector('#plot-fps .line').getAttribute('d')"
+    with start(tmp_path, port) as head:
+        api = head.api("write")
+        with watching(browser, port, api.token) as watched:
+            watched.wait_for_text("#phase", "Running")
+            epoch = watched.text("#epoch")
+            watched.page.wait_for_function(f"() => {line}.split('L').length > 4")
+            head.kill()
+            watched.wait_for_text("#phase", "Disconnected")
+            watched.wait_for_text("#link-text", "Trying again")
+            assert watched.text("#said") == "Disconnected."
+            assert watched.text("#frames").replace(",", "").isdigit(), "the last numbers stay"
+            watched.page.get_by_role("button", name="Pause", exact=True).click()
+            watched.wait_for_text("#trouble", "Could not pause: the head does not answer.")
+            with start(tmp_path, port) as second:
+                watched.wait_for_text("#phase", "Starting")  # it listens before its first worker is there
+                second.api()
+                watched.wait_for_text("#link-text", "Live")
+                watched.wait_for_text("#phase", "Running")
+                assert watched.text("#epoch") != epoch
+                watched.wait_for_text("#events", "another head answers")
+                assert watched.text("#trouble") == ""
+                assert watched.evaluate(line).count("M") >= 2, "what was before stays in view, with a gap"
+                moments = watched.text("#frames")
+                watched.page.wait_for_function(
+                    "old => document.querySelector('#frames').textContent !== old", arg=moments
+                )
+                second.end()
+                watched.wait_for_text("#phase", "Disconnected")
+                watched.wait_for_text("#link-text", "he head")
+            assert watched.page.locator("#door").is_hidden()
+            watched.assert_clean(may_fail=("401", "503", "ERR_"))
+
+
+def test_a_token_that_is_not_valid_any_more_gets_a_sentence_and_the_form(tmp_path: Path, browser: Browser) -> None:
+    port = unused_port()
+    with start(tmp_path, port) as head:
+        old = head.api("read").token
+        with watching(browser, port, old) as watched:
+            watched.wait_for_text("#phase", "Running")
+            head.kill()
+            (tmp_path / "head" / "tokens.json").unlink()
+            with start(tmp_path, port) as second:
+                api = second.api("read")
+                watched.page.locator("#door").wait_for()
+                watched.wait_for_text("#door-error", "does not know this token any more")
+                assert watched.page.locator("#board").is_hidden()
+                assert watched.evaluate("sessionStorage.length") == 0
+                assert watched.evaluate("document.activeElement.id") == "token"
+                watched.enter(api.token)
+                watched.page.locator("#board").wait_for()
+                watched.wait_for_text("#phase", "Running")
+
+
+def test_a_head_that_falls_silent_is_noticed(tmp_path: Path, browser: Browser) -> None:
+    with start(tmp_path, unused_port()) as head:
+        api = head.api("read")
+        with watching(browser, api.port, api.token) as watched:
+            watched.wait_for_text("#phase", "Running")
+            head.process.send_signal(signal.SIGSTOP)
+            try:
+                watched.wait_for_text("#phase", "Disconnected")
+            finally:
+                head.process.send_signal(signal.SIGCONT)
+            watched.page.get_by_role("button", name="Try now").click()
+            watched.wait_for_text("#link-text", "Live")
+            watched.wait_for_text("#phase", "Running")
+
+
+def test_eyes_show_changing_pictures_while_they_are_open_and_ask_for_none_otherwise(
+    tmp_path: Path, browser: Browser
+) -> None:
+    with start(tmp_path, unused_port(), task="Pong-v5") as head:
+        api = head.api("read")
+        with watching(browser, api.port, api.token) as watched:
+            watched.wait_for_text("#phase", "Running")
+            time.sleep(1)
+            assert watched.asked("/picture") == 0, "closed: nobody looks"
+            watched.page.get_by_text("Look", exact=True).click()
+            watched.page.wait_for_function(
+                "() => document.querySelector('#eyes-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
+            )
+            canvas = "document.querySelector('#eyes-canvas')"
+            assert watched.evaluate(f"[{canvas}.width, {canvas}.height]") == [84, 84]
+            seen = set()
+            deadline = time.monotonic() + 30
+            while len(seen) < 5 and time.monotonic() < deadline:
+                seen.add(watched.evaluate(f"{canvas}.toDataURL()"))
+                time.sleep(0.2)
+            assert len(seen) >= 5, "Pong moves"
+            pixels = watched.evaluate(f"[...{canvas}.getContext('2d').getImageData(0, 0, 84, 84).data]")
+            assert len(set(pixels[0::4])) > 3, "a picture of something"
+            watched.page.fill("#eyes-env", "3")
+            watched.page.keyboard.press("Enter")
+            watched.page.wait_for_function(
+                "() => document.querySelector('#eyes-canvas').ariaLabel.includes('environment 3')"
+            )
+            watched.page.fill("#eyes-env", "99")
+            watched.page.keyboard.press("Enter")
+            watched.wait_for_text("#eyes-note", "there is no environment 99")
+            watched.page.get_by_text("Look", exact=True).click()
+            time.sleep(0.5)
+            asked = watched.asked("/picture")
+            time.sleep(1.5)
+            assert watched.asked("/picture") == asked, "closed again"
+            watched.assert_clean(may_fail=("401", "422"))
+
+
+class Listener(threading.Thread):
+    """What a page does with the head, without a browser."""
+
+    def __init__(self, api: Api) -> None:
+        super().__init__(daemon=True)
+        self.api, self.moments, self.bytes = api, 0, 0
+        self.is_over = False
+        self.start()
+
+    def run(self) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", self.api.port, timeout=30)
+        connection.request("GET", "/v1/live", headers={"Authorization": f"Bearer {self.api.token}"})
+        for line in connection.getresponse():
+            self.bytes += len(line)
+            self.moments += line.startswith(b"event: moment")
+            if self.is_over:
+                break
+        connection.close()
+
+
+def test_fifty_pages_cost_the_head_next_to_nothing(tmp_path: Path) -> None:
+    with start(tmp_path, unused_port(), "--workers", "2") as head:
+        api = head.api("read")
+        process = psutil.Process(head.process.pid)
+
+        def cpu_share() -> float:
+            """Of one processor, by the head itself: its workers are processes of their own."""
+            before, began = process.cpu_times(), time.monotonic()
+            time.sleep(MEASURED_S)
+            after, seconds = process.cpu_times(), time.monotonic() - began
+            return (after.user + after.system - before.user - before.system) / seconds
+
+        # Paused: what the fleet's own work costs varies more than what is measured.
+        head.api("write").post("/v1/pause", {"wait_seconds": 60})
+        alone = cpu_share()
+        listeners = [Listener(api) for _ in range(MANY)]
+        until(lambda: all(listener.moments for listener in listeners))
+        heard = sum(listener.moments for listener in listeners)
+        watched = cpu_share()
+        heard = sum(listener.moments for listener in listeners) - heard
+        for listener in listeners:
+            listener.is_over = True
+        for listener in listeners:
+            listener.join(10)
+        report = {"alone": alone, "watched": watched, "moments": heard, "bytes": sum(x.bytes for x in listeners)}
+        assert heard >= MANY * MEASURED_S * 0.7, "everybody heard about one a second"
+        # Generous: measured were 0.003 of a processor.
+        assert watched - alone < 0.05, report

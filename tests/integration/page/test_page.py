@@ -1,0 +1,313 @@
+"""The live page in a real browser, over a real head and a real CartPole."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from playwright.sync_api import Browser
+
+from cormorant_testing import browser as browser_module
+from cormorant_testing.browser import watching
+from cormorant_testing.heads import HeadProcess
+from cormorant_testing.scripts import until
+from cormorant_testing.serving import Api
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@contextmanager
+def paused(api: Api, owner: str = "tests") -> Iterator[None]:
+    api.post("/v1/pauses", {"owner": owner, "wait_seconds": 60})
+    try:
+        yield
+    finally:
+        api.post("/v1/resume", {"owner": owner})
+
+
+def weights_of(api: Api) -> bytes:
+    """Zeros for every tensor of the policy."""
+    tensors = api.get("/v1/models/policy").json["tensors"]
+    assert {tensor["dtype"] for tensor in tensors} == {"F32"}
+    return bytes(safetensors.numpy.save({t["name"]: np.zeros(t["shape"], np.float32) for t in tensors}))
+
+
+def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("write")
+    with watching(browser, api.port, api.token) as watched:
+        until(lambda: api.get("/v1/status").json["episodes"]["count"] > 20)
+        with paused(api):
+            watched.wait_for_text("#phase", "Paused")
+            # Standing still: what the page shows from now on is what the API says now.
+            status, workers = api.get("/v1/status").json, api.get("/v1/workers").json["workers"]
+            watched.wait_for_text("#frames", f"{status['frames']['collected']:,}")
+            watched.wait_for_text("#episodes", f"{status['episodes']['count']:,} episodes")
+            assert watched.text("#job") == "team-a/cartpole"
+            assert watched.text("#crew") == "2 of 2"
+            assert watched.text("#epoch") == status["epoch"]
+            assert float(watched.text("#return")) == pytest.approx(status["episodes"]["mean_return"], rel=0.005)
+            assert watched.text("#queue") == f"{status['queue']['waiting'] + status['queue']['ready']} of 4"
+            watched.wait_for_text("#workers", "paused")
+            rows = watched.evaluate(
+                "[...document.querySelectorAll('#workers tr')].map(r => [...r.cells].map(c => c.textContent))"
+            )
+            assert [(row[0], row[1], row[2], row[3], row[5]) for row in rows] == [
+                (w["id"], w["phase"], str(w["version"]), str(w["lag"]), f"{w['frames']:,}") for w in workers
+            ]
+            # The rate runs out over its window of ten seconds.
+            watched.wait_for_text("#plot-fps output", ": 0 frames per second")
+        watched.assert_clean()
+
+
+def test_plots_move_and_know_what_was_before_they_were_opened(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("read")
+    until(lambda: api.get("/v1/status").json["episodes"]["count"] > 0)
+    path = "document.querySelector('#plot-fps .line').getAttribute('d')"
+    with watching(browser, api.port, api.token) as first:
+        before = first.evaluate(path)
+        first.page.wait_for_function(f"before => {path} !== before", arg=before)
+    time.sleep(3)
+    with watching(browser, api.port, api.token) as second:
+        second.wait_for_text("#plot-return output", "return")
+        assert second.evaluate(path).count("L") >= 3, "samples of before this page"
+
+
+def test_it_pauses_a_real_job_and_lets_it_go_on(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("write")
+    with watching(browser, api.port, api.token) as watched, watching(browser, api.port, api.token) as other:
+        watched.page.get_by_role("button", name="Pause", exact=True).click()
+        until(lambda: api.get("/v1/pauses").json["state"] == "paused")
+        (lease,) = api.get("/v1/pauses").json["leases"]
+        assert (lease["owner"], lease["reason"]) == ("page", "from the live page")
+        watched.wait_for_text("#phase", "Paused")
+        watched.wait_for_text("#leases", "Paused by page until")
+        stepped = api.get("/v1/status").json["frames"]["stepped"]
+        time.sleep(1)
+        assert api.get("/v1/status").json["frames"]["stepped"] == stepped
+        # Another person's page ends it.
+        other.page.get_by_role("button", name="Resume", exact=True).click()
+        until(lambda: api.get("/v1/status").json["frames"]["stepped"] > stepped)
+        watched.wait_for_text("#phase", "Running")
+        watched.wait_for_text("#events", "resumed")
+        # Somebody else's lease has a button of its own, and is text whatever it says.
+        api.post("/v1/pauses", {"owner": "evaluation", "reason": "<img src=x onerror=alert(1)>", "wait_seconds": 0})
+        watched.wait_for_text("#leases", "Paused by evaluation")
+        watched.wait_for_text("#leases", "<img src=x onerror=alert(1)>")
+        watched.page.get_by_role("button", name="End the pause of evaluation").click()
+        until(lambda: api.get("/v1/pauses").json["state"] == "running")
+        watched.assert_clean()
+
+
+def test_weights_have_a_history_with_receipts(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("write")
+    with watching(browser, api.port, api.token) as watched:
+        published = api.put("/v1/models/policy/weights", weights_of(api), Prefer="wait=60")
+        assert published.status == 200, published.body
+        version = published.json["version"]
+        watched.wait_for_text("#version", str(version))
+        row = watched.page.get_by_role("row").filter(has=watched.page.get_by_role("button", name=f"Version {version},"))
+        row.wait_for()
+        watched.page.wait_for_function("() => document.querySelector('#updates tr').textContent.includes('applied')")
+        assert "2 of 2" in row.inner_text()
+        button = row.get_by_role("button")
+        assert button.get_attribute("aria-expanded") == "false"
+        button.click()
+        watched.wait_for_text(f"#receipts-u{version}", "cpu-1: applied")
+        receipts = {r["worker"]: r for r in api.get(f"/v1/updates/u{version}").json["receipts"]}
+        shown = watched.text(f"#receipts-u{version}")
+        assert {line.split(":")[0] for line in shown.splitlines()} == set(receipts)
+        button.click()
+        assert watched.page.locator(f"#receipts-u{version}").is_hidden()
+        watched.assert_clean()
+
+
+def test_a_read_token_watches_and_does_not_pause(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("read")
+    with watching(browser, api.port, api.token) as watched:
+        watched.wait_for_text("#pause-help", "pausing needs the write token")
+        button = watched.page.get_by_role("button", name="Pause", exact=True)
+        assert button.get_attribute("aria-disabled") == "true"
+        button.click(force=True)
+        watched.wait_for_text("#trouble", "pausing needs the write token")
+        assert api.get("/v1/pauses").json["leases"] == []
+        watched.assert_clean()
+
+
+def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("read")
+    with watching(browser, api.port) as watched:
+        watched.enter("x" * 43)
+        watched.wait_for_text("#door-error", "this token is none of the job's")
+        watched.enter('{"read": "two words"}')
+        watched.wait_for_text("#door-error", "paste one token, without its JSON")
+        assert watched.evaluate("sessionStorage.length") == 0, "refused tokens are not kept"
+        watched.enter(f"  {api.token}\n".strip("\n"))
+        watched.page.locator("#board").wait_for()
+        assert watched.evaluate("[sessionStorage.length, localStorage.length, document.cookie]") == [1, 0, ""]
+        assert not [url for url in watched.requests if api.token in url]
+        watched.page.reload()
+        watched.page.locator("#board").wait_for()
+        watched.page.get_by_role("button", name="Forget the token").click()
+        watched.page.locator("#door").wait_for()
+        assert watched.page.locator("#board").is_hidden()
+        assert watched.evaluate("sessionStorage.length") == 0
+        watched.assert_clean()
+
+
+def test_a_tab_that_nobody_sees_lets_go_of_the_head(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("read")
+    turn = """(isHidden) => {
+      Object.defineProperty(document, 'hidden', {value: isHidden, configurable: true});
+      document.dispatchEvent(new Event('visibilitychange'));
+    }"""
+    with watching(browser, api.port, api.token) as watched:
+        watched.page.clock.install()
+        watched.page.reload()
+        watched.wait_for_text("#phase", "Running")
+        asked = watched.asked("/v1/live")
+        watched.page.evaluate(turn, True)
+        watched.page.clock.fast_forward(31_000)
+        time.sleep(1.5)
+        shown = watched.text("#frames")
+        time.sleep(2.5)
+        assert watched.text("#frames") == shown, "nothing comes any more"
+        watched.page.evaluate(turn, False)
+        watched.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=shown)
+        assert watched.asked("/v1/live") == asked + 1
+        assert watched.text("#link-text") == "Live"
+
+
+# -- for everybody ---------------------------------------------------------------------------------------------
+
+
+def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("write")
+    with watching(browser, api.port) as watched:
+        press = watched.page.keyboard.press
+        watched.page.locator("#door").wait_for()
+        assert watched.evaluate("document.activeElement.id") == "token", "one can type at once"
+        watched.page.keyboard.type(api.token)
+        press("Enter")
+        watched.page.locator("#board").wait_for()
+
+        def tab_to(wanted: str) -> None:
+            for _ in range(40):
+                press("Tab")
+                if watched.evaluate(f"document.activeElement.matches({wanted!r})"):
+                    outline = watched.evaluate("getComputedStyle(document.activeElement).outline")
+                    assert "solid 3px" in outline, f"focus is seen: {outline}"
+                    return
+            raise AssertionError(f"Tab does not reach {wanted}")
+
+        watched.page.locator("body").press("Home")
+        tab_to("#pause")
+        press("Enter")
+        until(lambda: [lease["owner"] for lease in api.get("/v1/pauses").json["leases"]] == ["page"])
+        watched.wait_for_text("#pause", "Resume")
+        assert watched.evaluate("document.activeElement.id") == "pause", "news do not take the focus away"
+        press("Space")
+        until(lambda: api.get("/v1/pauses").json["leases"] == [])
+        watched.wait_for_text("#phase", "Running")
+        tab_to("#plot-fps svg")
+        press("Home")
+        oldest = watched.text("#plot-fps output")
+        value = watched.evaluate("document.activeElement.getAttribute('aria-valuetext')")
+        assert value.startswith(oldest)
+        assert "highest" in value
+        press("End")
+        assert watched.text("#plot-fps output") != oldest
+        press("ArrowLeft")
+        watched.page.locator("#theme").focus()
+        press("End")
+        watched.page.wait_for_function("() => document.documentElement.dataset.theme === 'dark'")
+        watched.assert_clean()
+
+
+AUDIT = (Path(browser_module.__file__).parent / "audit.js").read_text()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("place", ["door", "board"])
+def test_everybody_can_read_it(cartpole: HeadProcess, browser: Browser, scheme: Any, place: str) -> None:
+    api = cartpole.api("write")
+    if api.get("/v1/models/policy").json["version"] == 0:
+        api.put("/v1/models/policy/weights", weights_of(api))
+    token = api.token if place == "board" else ""
+    with watching(browser, api.port, token, color_scheme=scheme) as watched:
+        if place == "door":
+            watched.enter("x" * 40)
+            watched.wait_for_text("#door-error", "none of the job's")
+        else:
+            watched.wait_for_text("#updates", "applied")
+            watched.page.locator("#updates button").first.click()
+            watched.page.locator("td.receipts li").first.wait_for()
+        found = watched.evaluate(AUDIT)
+        assert found.pop("checked") > (40 if place == "board" else 8)
+        headings = found.pop("headings")
+        assert headings[0] == "H1"
+        assert set(headings[1:]) == {"H2"}
+        assert found.pop("titled") in ("Cormorant", "cartpole: Running")
+        assert found == {
+            "faint": [], "nameless": [], "twice": [], "dangling": [], "headless": 0, "loud": [], "small": [],
+            "language": "en", "landmarks": [1, 1, 1],
+        }  # fmt: skip
+        dark = watched.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (max(map(int, re.findall(r"\d+", dark)[:3])) < 60) == (scheme == "dark")
+
+
+def test_a_screen_reader_hears_what_changes_and_not_every_number(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("write")
+    with watching(browser, api.port, api.token) as watched:
+        watched.wait_for_text("#phase", "Running")
+        # Both live regions, watched for all that is said in them.
+        watched.evaluate(
+            """() => {
+              window.said = [];
+              for (const id of ["said", "trouble"])
+                new MutationObserver(() => window.said.push(document.getElementById(id).textContent))
+                  .observe(document.getElementById(id), {childList: true, characterData: true, subtree: true});
+            }"""
+        )
+        frames = watched.text("#frames")
+        watched.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=frames)
+        time.sleep(2)
+        assert watched.evaluate("window.said") == []
+        with paused(api):
+            watched.wait_for_text("#said", "cartpole: Paused.")
+        watched.wait_for_text("#said", "cartpole: Running.")
+        assert watched.evaluate("window.said") == ["cartpole: Paused.", "cartpole: Running."]
+
+
+def test_the_theme_is_a_choice_that_stays(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("read")
+    ground = "getComputedStyle(document.body).backgroundColor"
+    with watching(browser, api.port, api.token, color_scheme="light") as watched:
+        light = watched.evaluate(ground)
+        watched.page.select_option("#theme", "dark")
+        dark = watched.evaluate(ground)
+        assert dark != light
+        watched.page.reload()
+        assert watched.evaluate(ground) == dark
+        watched.page.select_option("#theme", "system")
+        assert watched.evaluate(ground) == light
+        watched.page.emulate_media(color_scheme="dark")
+        assert watched.evaluate(ground) == dark
+        watched.page.select_option("#theme", "light")
+        assert watched.evaluate(ground) == light
+
+
+@pytest.mark.parametrize("width", [320, 480, 760])
+def test_a_narrow_window_has_it_all(cartpole: HeadProcess, browser: Browser, width: int) -> None:
+    api = cartpole.api("write")
+    with watching(browser, api.port, api.token, viewport={"width": width, "height": 800}) as watched:
+        watched.wait_for_text("#phase", "Running")
+        assert watched.evaluate("document.documentElement.scrollWidth") <= width
+        for name in ("#pause", "#plot-fps svg", "#plot-return svg", "#theme"):
+            box = watched.page.locator(name).bounding_box()
+            assert box is not None
+            assert 0 <= box["x"] <= box["x"] + box["width"] <= width

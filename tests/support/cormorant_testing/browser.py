@@ -1,0 +1,98 @@
+"""A real Chromium, and the live page in it as a person uses it."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+FOUND = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+WAIT_MS = 120_000
+"""As long as a head may take to start on a busy machine."""
+_OUR_SCHEMES = ("blob", "data")
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """A headless Chromium of this machine; skips where there is none. Playwright downloads nothing."""
+    if FOUND is None:
+        pytest.skip("there is no Chromium on this machine (Debian: apt-get install chromium)")
+    # root has no user namespaces to build a sandbox of; the page under test is our own.
+    sandbox = [] if os.getuid() else ["--no-sandbox"]
+    with sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=FOUND, args=[*sandbox, "--disable-dev-shm-usage"])
+        try:
+            yield found
+        finally:
+            found.close()
+
+
+class Watching:
+    """The live page of one head, in a browser profile of its own."""
+
+    def __init__(self, context: BrowserContext, port: int) -> None:
+        self.origin = f"http://127.0.0.1:{port}"
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(WAIT_MS)
+        self.requests: list[str] = []
+        self.errors: list[str] = []
+        """What the browser complains of: scripts that fail, what its policy refuses."""
+        self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+
+    def open(self, token: str = "") -> "Watching":
+        """Go there, and through the door if there is a token."""
+        self.page.goto(f"{self.origin}/")
+        if token:
+            self.enter(token)
+            self.page.locator("#board").wait_for()
+        return self
+
+    def enter(self, token: str) -> None:
+        """Give a token."""
+        self.page.locator("#door").wait_for()
+        self.page.fill("#token", token)
+        self.page.keyboard.press("Enter")
+
+    def text(self, selector: str) -> str:
+        """What stands there."""
+        return self.page.locator(selector).inner_text()
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        """Wait until it stands there, among other words."""
+        self.page.wait_for_function(
+            "([selector, text]) => document.querySelector(selector)?.textContent.includes(text)", arg=[selector, text]
+        )
+
+    def evaluate(self, script: str) -> Any:
+        """Run a script in the page."""
+        return self.page.evaluate(script)
+
+    def asked(self, part: str) -> int:
+        """How many requests there were to addresses with this part."""
+        return sum(part in url for url in self.requests)
+
+    def assert_clean(self, *, may_fail: tuple[str, ...] = ("401",)) -> None:
+        """Nothing left the origin, no script failed, nothing was refused. Answers that a test provokes may be named."""
+        strangers = [
+            url
+            for url in self.requests
+            if not url.startswith(f"{self.origin}/") and urlsplit(url).scheme not in _OUR_SCHEMES
+        ]
+        assert strangers == []
+        assert [error for error in self.errors if not any(part in error for part in may_fail)] == []
+
+
+@contextmanager
+def watching(browser: Browser, port: int, token: str = "", **options: Any) -> Iterator[Watching]:
+    """The page in a fresh profile; `options` are those of a browser context."""
+    context = browser.new_context(**options)
+    try:
+        yield Watching(context, port).open(token)
+    finally:
+        context.close()

@@ -1,0 +1,160 @@
+"""`cormorant top`: the table, and sources that answer, fail or keep silent."""
+
+import json
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+from typer.testing import CliRunner
+
+from cormorant_cli import __main__ as entry
+from cormorant_cli import top
+from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.sources import Board, Entry, Reading, Source, url_sources
+from cormorant_contract.rest.status import (
+    EpisodeReport,
+    FrameCounts,
+    GroupReport,
+    QueueReport,
+    Status,
+    WeightsReport,
+    Worker,
+)
+
+WORKER = Worker(
+    id="cpu-0", group="cpu", ready=True, phase="stepping", attempt=1, version=6, lag=1, frames=900, per_second=80.0,
+    env_restarts=0, pid=1,
+)  # fmt: skip
+
+
+def status(job: str = "pong", **changes: object) -> Status:
+    queue = QueueReport(capacity=4, waiting=1, ready=1, lent=0, acked=0, redelivered=0, ended=False)
+    known: dict[str, object] = {
+        "job": job,
+        "namespace": "default",
+        "epoch": "e",
+        "phase": "Running",
+        "conditions": (),
+        "frames": FrameCounts(
+            collected=12_345, target=100_000, per_second=1234.4, stepped=12_400, delivered=0, dropped={}
+        ),
+        "episodes": EpisodeReport(count=3, mean_return=-20.5, mean_length=900.0),
+        "weights": WeightsReport(version=7, min_applied_version=6),
+        "groups": (GroupReport(name="cpu", desired=3, ready=2), GroupReport(name="gpu", desired=1, ready=1)),
+        "restarts": 2,
+        "pause_state": "running",
+        "pauses": (),
+        "queue": queue,
+        "consumers": (),
+        "data_port": 0,
+        "listeners": 0,
+        "listeners_dropped": 0,
+        "started_at": datetime.now(UTC),
+    }
+    return Status.model_validate(known | changes)
+
+
+def fails(sentence: str) -> Source:
+    def fetch() -> Reading:
+        raise CommandFailed(sentence)
+
+    return Source(name="http://gone:8000", fetch=fetch)
+
+
+def says(found: Status, *workers: Worker) -> Source:
+    return Source(name="http://here:8000", fetch=lambda: Reading(status=found, workers=workers))
+
+
+def test_a_job_is_one_line() -> None:
+    (row,) = top.rows_of([Entry(name="u", reading=Reading(status=status()), is_asked=True)])
+    assert row.cells == (
+        "pong", "Running", "1,234", "12,345 (12%)", "3/4", "7", "1", "-20.50", "2/4", "2 restarts"
+    )  # fmt: skip
+
+
+def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:
+    entries = [Entry(name="u", reading=Reading(status=status(namespace="team-a"), workers=(WORKER,)), is_asked=True)]
+    heading, job, worker = top.lines_of(tuple(top.rows_of(entries)))
+    assert job.startswith("team-a/pong  Running")
+    assert worker.startswith("  cpu-0      stepping")
+    end = heading.index("FRAMES/S") + len("FRAMES/S")
+    assert (job[:end].split()[-1], worker[:end].split()[-1]) == ("1,234", "80")
+
+
+def test_a_job_that_fails_is_a_cell_and_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
+    top.show([says(status()), fails("the token is\nnone of the job's")], interval_s=1, once=True, as_json=False)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1].split()[:3] == ["pong", "Running", "1,234"]
+    assert lines[2].startswith("http://gone:8000  Unreachable")
+    assert lines[2].endswith("the token is none of the job's")
+    assert lines[3].split()[:5] == ["2", "jobs", "1", "answer", "1,234"]
+
+
+def test_what_a_job_said_last_stays_when_it_falls_silent() -> None:
+    answers = [Reading(status=status()), None]
+
+    def fetch() -> Reading:
+        found = answers.pop(0) if answers else None
+        if found is None:
+            raise CommandFailed("no head answers")
+        return found
+
+    board = Board([Source(name="u", fetch=fetch)], interval_s=0.01)
+    deadline = time.monotonic() + 10
+    while not board.entries()[0].error:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    board.close()
+    (row,) = top.rows_of(board.entries())
+    assert (row.job, row.phase, row.fps, row.note, row.is_stale) == (
+        "pong", "Unreachable", "1,234", "no head answers", True
+    )  # fmt: skip
+
+
+def test_a_job_that_keeps_silent_holds_nobody_up() -> None:
+    release = threading.Event()
+
+    def fetch() -> Reading:
+        release.wait(20)
+        raise CommandFailed("too late")
+
+    board = Board([Source(name="slow", fetch=fetch), says(status())], interval_s=0)
+    try:
+        slow, quick = board.wait(0.2)
+    finally:
+        release.set()
+    assert (slow.reading, slow.error) == (None, "no answer within 0.2 s")
+    assert quick.reading is not None
+
+
+def test_json_has_every_job(capsys: pytest.CaptureFixture[str]) -> None:
+    top.show([says(status(), WORKER), fails("gone")], interval_s=1, once=False, as_json=True)
+    good, bad = json.loads(capsys.readouterr().out)["jobs"]
+    assert (good["status"]["frames"]["collected"], good["workers"][0]["id"], good["error"]) == (12_345, "cpu-0", "")
+    assert (bad["status"], bad["workers"], bad["error"]) == (None, [], "gone")
+
+
+def test_it_fails_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["top", "--url", "ftp://gone", "--url", "nonsense"]) == 1
+    done = capsys.readouterr()
+    assert done.out.count("Unreachable") == 2
+    assert '"nonsense" is not the URL of a head' in done.out
+    assert done.err == "no job answered; the table says why\n"
+
+
+@pytest.mark.parametrize(
+    ("urls", "files", "sentence"),
+    [((), (), "no head is named"), (("http://a", "http://b", "http://c"), ("x", "y"), "2 token files for 3 URLs")],
+)
+def test_options_that_do_not_fit_are_refused(urls: tuple[str, ...], files: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(BadInput, match=sentence):
+        url_sources(urls, token="", token_files=files, workers=False)
+
+
+def test_help_names_the_ways_to_say_where() -> None:
+    from cormorant_cli.app import app
+
+    shown = CliRunner().invoke(app, ["top", "--help"], env={"COLUMNS": "200"}).output
+    assert "CORMORANT_URL" in shown
+    assert "--once" in shown
