@@ -6,7 +6,27 @@ imports in the body of the command. So `cormorant validate` starts in a blink, a
 
 import typer
 
-from cormorant_cli import batches, crd, dataset, envs, openapi, pause, run, state, status, validate, version, weights
+from cormorant_cli import (
+    batches,
+    crd,
+    dataset,
+    delete,
+    describe,
+    doctor,
+    envs,
+    get,
+    logs,
+    openapi,
+    pause,
+    run,
+    scale,
+    state,
+    status,
+    submit,
+    validate,
+    version,
+    weights,
+)
 
 app = typer.Typer(
     name="cormorant",
@@ -20,12 +40,19 @@ app.command()(run.run)
 app.command()(validate.validate)
 app.command()(envs.envs)
 app.add_typer(dataset.app)
+app.command()(submit.submit)
+app.command()(get.get)
+app.command()(describe.describe)
 app.command()(status.status)
+app.command()(logs.logs)
+app.command()(scale.scale)
 app.add_typer(weights.app)
 app.command()(pause.pause)
 app.command()(pause.resume)
 app.add_typer(state.app)
 app.add_typer(batches.app)
+app.command()(delete.delete)
+app.command()(doctor.doctor)
 app.command()(crd.crd)
 app.command()(openapi.openapi)
 app.command()(version.version)
