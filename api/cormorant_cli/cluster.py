@@ -5,12 +5,15 @@ Objects are plain JSON, as the server sends them. Every request has a time limit
 
 import difflib
 import json
+import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote, urlencode, urlsplit
+
+import yaml
 
 from cormorant_cli.errors import (
     BadInput,
@@ -311,8 +314,13 @@ class Cluster:
         except HTTPError as error:
             raise ClusterAway(_away(self.server, self.context, error)) from error
         except ApiException as error:
-            reason = " ".join(str(error.reason or error).split())
-            raise ClusterFailed(f"the API server does not open {path} ({method}): {reason}") from error
+            # A web socket that was refused: the client writes the whole answer into one text, its body last.
+            reason = str(error.reason or error)
+            answer = _read_json(reason.rpartition("-+-+-")[2].strip().encode())
+            if answer.get("code"):
+                raise self._refusal(method, path, int(answer["code"]), answer) from error
+            words = " ".join(reason.split())
+            raise ClusterFailed(f"the API server opens no way to {path}: {words}") from error
         except OSError as error:
             raise ClusterAway(_away(self.server, self.context, error)) from error
 
@@ -405,12 +413,14 @@ def connect(context: str = "") -> Cluster:
             f"this command needs {error.name}, which is not installed: pip install 'cormorant[cli]'"
         ) from error
     configuration = Configuration()
+    # The library would ask the environment once, when it is imported.
+    files = os.environ.get("KUBECONFIG") or "~/.kube/config"
     try:
-        contexts, current = config.list_kube_config_contexts()
+        contexts, current = config.list_kube_config_contexts(files)
     except config.ConfigException as error:
         return _in_cluster(context, error)
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadInput(f"the kubeconfig cannot be read: {error}") from error
+    except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
+        raise BadInput(f"the kubeconfig {files} cannot be read: {' '.join(str(error).split())}") from error
     names = [str(entry["name"]) for entry in contexts]
     if context and context not in names:
         raise BadInput(f'there is no context "{context}" in the kubeconfig{near_names(context, names)}')
@@ -418,8 +428,8 @@ def connect(context: str = "") -> Cluster:
     if not chosen:
         raise BadInput(f"the kubeconfig has no current context; name one with --context: {', '.join(names) or 'none'}")
     try:
-        config.load_kube_config(context=chosen["name"], client_configuration=configuration)
-    except (config.ConfigException, OSError, ValueError, TypeError, KeyError) as error:
+        config.load_kube_config(files, context=chosen["name"], client_configuration=configuration)
+    except (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise BadInput(f"the kubeconfig's context {chosen['name']} cannot be used: {error}") from error
     namespace = str((chosen.get("context") or {}).get("namespace") or "default")
     return Cluster(ApiClient(configuration), namespace=namespace, context=str(chosen["name"]))

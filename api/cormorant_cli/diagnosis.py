@@ -124,8 +124,9 @@ def _of_crd(facts: ClusterFacts) -> Iterator[Finding]:
 def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
     if facts.operators is None:
         return
+    is_kept = job is not None and bool(job.job.get("status")) and is_current(job.job)
     if not facts.operators:
-        if job is not None and job.job.get("status") and is_current(job.job):
+        if is_kept:
             yield _note(
                 "the operator has no Deployment in the cluster, and somebody keeps the job's status: it runs elsewhere"
             )
@@ -140,6 +141,9 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
     watched = [_watched(deployment) for deployment in facts.operators]
     if all(namespaces and facts.namespace not in namespaces for namespaces in watched):
         shown = ", ".join(sorted({name for names in watched for name in names}))
+        if is_kept:
+            yield _note(f"the operator in the cluster looks after {shown} only, and another keeps the job's status")
+            return
         yield _problem(
             f"the operator does not look after namespace {facts.namespace}, only {shown}; add it to watchNamespaces of "
             "the chart, or use one of these"
@@ -286,7 +290,7 @@ def _of_pods(facts: JobFacts) -> Iterator[Finding]:
         if trouble and not (code and code in trouble):
             troubles.setdefault(trouble, []).append(pod.name)
     for trouble, names in troubles.items():
-        others = f" and {len(names) - 1} other pods" if len(names) > 1 else ""
+        others = {1: "", 2: " and another pod"}.get(len(names), f" and {len(names) - 1} other pods")
         yield _problem(f"{names[0]}{others} cannot start: {trouble}{_advice(trouble)}")
 
 

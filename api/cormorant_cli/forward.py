@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from cormorant_cli.cluster import Stream
-from cormorant_cli.errors import CommandFailed
+from cormorant_cli.errors import CliError
 
 _CHUNK = 256 * 1024
 _JOIN_S = 2.0
+_THEIR_THREADS = "Kubernetes port forward proxy"
 
 
 class Forwarder:
@@ -59,7 +60,7 @@ class Forwarder:
     def _serve(self, connection: socket.socket) -> None:
         try:
             stream = self._open()
-        except CommandFailed as error:
+        except CliError as error:
             self.error = str(error)
             connection.close()
             return
@@ -79,10 +80,26 @@ class Forwarder:
 def forwarded(open_stream: Callable[[], Stream]) -> Iterator[Forwarder]:
     """A port of this machine that leads to what `open_stream` connects to."""
     forwarder = Forwarder(open_stream)
+    before, threading.excepthook = threading.excepthook, _quietly(threading.excepthook)
     try:
         yield forwarder
     finally:
         forwarder.close()
+        threading.excepthook = before
+
+
+def _quietly(
+    hook: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], None]:
+    """A hook without the tracebacks of the Kubernetes client's own threads: a connection that broke is the client's to
+    notice, who asks again.
+    """
+
+    def handle(given: threading.ExceptHookArgs) -> None:
+        if given.thread is None or not given.thread.name.startswith(_THEIR_THREADS):
+            hook(given)
+
+    return handle
 
 
 def _copy(source: Stream | socket.socket, sink: Stream | socket.socket) -> None:

@@ -57,10 +57,7 @@ def logs(
     previous: Annotated[
         bool, typer.Option("--previous", "-p", help="Of the pod before, if it is still there.")
     ] = False,
-    tail: Annotated[
-        int,
-        typer.Option(min=-1, help="The last lines of each pod; -1: all. With --all and -f: 20.", show_default=False),
-    ] = -2,
+    tail: Annotated[int, typer.Option(min=-1, help="The last lines of each pod; -1: all, and 20 with --all -f.")] = -1,
     timestamps: Annotated[bool, typer.Option("--timestamps", help="A time before each line.")] = False,
     namespace: Namespace = "",
     context: Context = "",
@@ -71,7 +68,7 @@ def logs(
     if previous and follow:
         raise BadInput("--previous shows a pod that has ended: there is nothing to follow")
     selection = Selection(slot=worker, is_all=all_pods, is_previous=previous)
-    lines = (_TAIL_OF_MANY if all_pods and follow else -1) if tail == -2 else tail
+    lines = _TAIL_OF_MANY if all_pods and follow and tail < 0 else tail
     with connected(context) as cluster:
         found = cluster.get("CollectorJob", job, namespace=namespace or cluster.namespace)
         if follow:
