@@ -6,7 +6,6 @@ Objects are plain JSON, as the server sends them. Every request has a time limit
 import difflib
 import json
 import os
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -115,8 +114,6 @@ class Cluster:
         self.namespace = namespace
         self.context = context
         self.server = str(api.configuration.host)
-        self._forwarding = threading.Lock()
-        """Guards the client while it is turned to web sockets."""
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
@@ -235,15 +232,19 @@ class Cluster:
         Raises:
             ClusterFailed: there is no way there.
         """
-        from kubernetes.client import CoreV1Api
-        from kubernetes.stream import portforward
+        # What `kubernetes.stream.portforward` ends in: by way of its generated class, models that nobody needs here
+        # cost every command two seconds, and the client could open one connection at a time.
+        from kubernetes.stream.ws_client import portforward_call
 
-        with self._forwarding, self._translated("GET", f"{pod}: port {port}"):
-            forward = portforward(
-                CoreV1Api(self._api).connect_get_namespaced_pod_portforward, pod, namespace, ports=str(port)
+        _, url, headers, _, _ = self._api.param_serialize(
+            method="GET", resource_path=f"/{_path('Pod', namespace, pod)}/portforward", auth_settings=["BearerToken"]
+        )
+        with self._translated("GET", f"port {port} of {pod}"):
+            forward = portforward_call(
+                self._api.configuration, "GET", url, headers=headers, query_params=[("ports", str(port))]
             )
-            stream: Stream = forward.socket(port)
-            return stream
+        stream: Stream = forward.socket(port)
+        return stream
 
     # -- one request -------------------------------------------------------------------------------------------
 
