@@ -136,18 +136,20 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
             "helm install cormorant charts/cormorant"
         )
         return
-    for deployment in facts.operators:
+    watched = {identity(deployment): _watched(deployment) for deployment in facts.operators}
+    near = [d for d in facts.operators if not watched[identity(d)] or facts.namespace in watched[identity(d)]]
+    for deployment in near:
         yield from _of_deployment(facts, deployment)
-    watched = [_watched(deployment) for deployment in facts.operators]
-    if all(namespaces and facts.namespace not in namespaces for namespaces in watched):
-        shown = ", ".join(sorted({name for names in watched for name in names}))
-        if is_kept:
-            yield _note(f"the operator in the cluster looks after {shown} only, and another keeps the job's status")
-            return
-        yield _problem(
-            f"the operator does not look after namespace {facts.namespace}, only {shown}; add it to watchNamespaces of "
-            "the chart, or use one of these"
-        )
+    if near:
+        return
+    shown = ", ".join(sorted({name for names in watched.values() for name in names}))
+    if is_kept:
+        yield _note(f"the operator in the cluster looks after {shown} only, and another keeps the job's status")
+        return
+    yield _problem(
+        f"the operator does not look after namespace {facts.namespace}, only {shown}; add it to watchNamespaces of the "
+        "chart, or use one of these"
+    )
 
 
 def _of_deployment(facts: ClusterFacts, deployment: Raw) -> Iterator[Finding]:

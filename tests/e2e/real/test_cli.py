@@ -5,11 +5,10 @@ An operator of its own, beside the cluster, looks after the test's namespace.
 
 import io
 import json
-import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -18,17 +17,18 @@ import yaml
 
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace, apply_crd, skip_without_cluster
+from cormorant_worker.policies import mlp
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
 
 IMAGE = "localhost/cormorant:dev"
+HIDDEN = [1024, 1024]
 START_S = 240
 CODE = """
 from cormorant_worker.policies import mlp
 
 
 def make(observation_space, action_space, **kwargs):
-    print("code of the ConfigMap makes the policy", flush=True)
     return mlp(observation_space, action_space, **kwargs)
 """
 
@@ -66,7 +66,7 @@ class Job:
             "spec": {
                 "image": IMAGE,
                 "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
-                "policy": {"entrypoint": "my_pkg.policies:make"},
+                "policy": {"entrypoint": "my_pkg.policies:make", "kwargs": {"hidden": HIDDEN}},
                 "collection": {"framesPerBatch": 64},
                 "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
                 "head": {"resources": small},
@@ -118,21 +118,30 @@ def job(image: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 
 def test_doctor_finds_nothing_wrong_and_the_head_takes_the_token(job: Job) -> None:
-    job.namespace.until(lambda: int(json.loads(job.good("status", "cart", "--json"))["frames"]["collected"]), what="frames")
+    job.namespace.until(
+        lambda: int(json.loads(job.good("status", "cart", "--json"))["frames"]["collected"]), what="frames"
+    )
     code, out, _ = job("doctor", "cart")
     assert code == 0, out
     assert "answers, and takes the job's token" in out
 
 
 def test_weights_go_out_and_come_back(job: Job) -> None:
-    file = job.folder / "policy.safetensors"
-    job.good("weights", "pull", str(file), "cart", "--version", "0") if False else None
-    first = job("weights", "pull", str(file), "cart")
-    if first[0]:
-        from cormorant_client.publishing import make_body  # noqa: F401
+    import gymnasium
+    from safetensors.torch import load_file, save_file
 
-    models = json.loads(job.good("weights", "list", "cart", "--json"))
-    assert [model["name"] for model in models["models"]] == ["policy"]
+    env = gymnasium.make("CartPole-v1")
+    sent = mlp(env.observation_space, env.action_space, hidden=HIDDEN).state_dict()
+    file, back = job.folder / "sent.safetensors", job.folder / "back.safetensors"
+    save_file(sent, file)
+    assert file.stat().st_size > 4_000_000  # many pieces of a forwarded connection
+    assert job.good("weights", "push", str(file), "cart", "--wait", "60").startswith(
+        "version 1: applied, 1 of 1 workers"
+    )
+    job.good("weights", "pull", str(back), "cart")
+    got = load_file(back)
+    assert all((got[name] == tensor).all() for name, tensor in sent.items())
+    assert "version 1" in job.good("weights", "list", "cart")
 
 
 def test_pause_holds_until_resume(job: Job) -> None:
@@ -152,9 +161,33 @@ def test_batches_come_through_the_api_server(job: Job) -> None:
     assert "64 frames" in lines[0]
 
 
-def test_logs_are_told_apart_and_followed_to_the_end(job: Job) -> None:
+def test_logs_are_told_apart(job: Job) -> None:
     assert "head_ready" in job.good("logs", "cart")
-    assert job.good("logs", "cart", "--worker", "cpu-0", "--tail", "3").count("\n") == 3
-    together = job.good("logs", "cart", "--all")
-    assert {line.partition(" | ")[0] for line in together.splitlines()} == {"head", "cpu-0"}
-    assert "code of the ConfigMap makes the policy" in together
+    assert job.good("logs", "cart", "--worker", "cpu-0", "--tail", "1").count("\n") == 1
+    together = job.good("logs", "cart", "--all").splitlines()
+    assert {line.partition(" | ")[0] for line in together} == {"head", "cpu-0"}
+    assert "no earlier pod" in job("logs", "cart", "--previous")[2]
+
+
+def test_follower_goes_on_with_the_next_head(job: Job) -> None:
+    command = [sys.executable, "-m", "cormorant_cli", "logs", "cart", "-f", "--tail", "1", "-n", job.namespace.name]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # it follows
+        job.namespace("delete", "pod", "cart-head-1", "--wait=false")
+        events = [json.loads(line)["event"] for line in until_ready(process.stdout) if line.startswith("{")]
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+    assert events.index("head_ended") < events.index("head_ready")
+
+
+def until_ready(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if '"head_ready"' in line:
+            return

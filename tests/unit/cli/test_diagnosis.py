@@ -149,6 +149,13 @@ def test_operator_outside_of_the_cluster_is_known_by_what_it_writes() -> None:
     assert "it runs elsewhere" in found["note"][0]
 
 
+def test_operator_of_other_namespaces_is_nobodys_trouble_here() -> None:
+    others = make_operator(ready=0, args=("--namespace=a",))
+    found = of_cluster(replace(HEALTHY, operators=[others]), facts_of(READY))
+    assert (found["problem"], len(found["note"])) == ([], 2)
+    assert of_cluster(replace(HEALTHY, operators=[others, make_operator()]))["problem"] == []
+
+
 def test_gpus_are_a_problem_only_where_a_group_wants_one() -> None:
     assert of_cluster(HEALTHY)["problem"] == []
     wanting = facts_of(make_job(spec={"workerGroups": GPU_GROUPS}))
