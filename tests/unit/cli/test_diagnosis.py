@@ -151,6 +151,7 @@ def test_operator_outside_of_the_cluster_is_known_by_what_it_writes() -> None:
 
 def test_operator_of_other_namespaces_is_nobodys_trouble_here() -> None:
     others = make_operator(ready=0, args=("--namespace=a",))
+    others["metadata"]["name"] = "theirs"
     found = of_cluster(replace(HEALTHY, operators=[others]), facts_of(READY))
     assert (found["problem"], len(found["note"])) == ([], 2)
     assert of_cluster(replace(HEALTHY, operators=[others, make_operator()]))["problem"] == []
