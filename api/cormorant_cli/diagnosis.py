@@ -288,7 +288,7 @@ def _of_pods(facts: JobFacts) -> Iterator[Finding]:
     for pod in facts.pods or ():
         if not pod.is_live or pod.has_started:
             continue
-        trouble = _pod_trouble(pod) or _mount_trouble(pod, facts.events or ())
+        trouble = _cause(_pod_trouble(pod)) or _mount_trouble(pod, facts.events or ())
         if trouble and not (code and code in trouble):
             troubles.setdefault(trouble, []).append(pod.name)
     for trouble, names in troubles.items():
@@ -381,6 +381,12 @@ def _pod_trouble(pod: JobPod) -> str:
             words = ended.get("message") or "see its log"
             return f"{ended.get('reason', 'Error')}, exit code {ended['exitCode']}: {words}"
     return ""
+
+
+def _cause(trouble: str) -> str:
+    """What is behind a back-off: pods that wait for one image are in one state and the other in turn."""
+    _, found, cause = trouble.partition(": ErrImagePull: ")
+    return f"ErrImagePull: {cause}" if found else trouble
 
 
 def _mount_trouble(pod: JobPod, events: Sequence[Raw]) -> str:

@@ -123,6 +123,7 @@ class _Following:
         self._tail, self._has_times = tail, has_times
         self._threads: dict[str, threading.Thread] = {}
         self._said: set[str] = set()
+        self._has_no_reader = False
         self._printing = threading.Lock()
         """Guards standard output."""
 
@@ -138,6 +139,8 @@ class _Following:
                 if time.monotonic() - away_since > _AWAY_S:
                     raise
                 is_over = False
+            if self._has_no_reader:
+                raise BrokenPipeError
             if is_over and not any(thread.is_alive() for thread in self._threads.values()):
                 return
             time.sleep(_LOOK_S)
@@ -179,6 +182,9 @@ class _Following:
                     _print(prefix, line)
         except ObjectMissing:
             return
+        except BrokenPipeError:
+            # The reader went away (`logs -f | head`): the main thread ends the command.
+            self._has_no_reader = True
         except (CommandFailed, BadInput) as error:
             typer.echo(f"{prefix}{pod.name}: the log broke off: {error}", err=True)
 

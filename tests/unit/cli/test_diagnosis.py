@@ -246,6 +246,15 @@ def test_pods_that_wait_for_the_same_are_one_sentence() -> None:
     assert problem.startswith("pong-cpu-0-x and 4 other pods cannot start")
 
 
+def test_pods_that_try_one_image_in_turn_are_one_sentence() -> None:
+    now = make_pod("pong-cpu-0-x", **waiting("ErrImagePull", "no such image"))
+    later = make_pod(
+        "pong-cpu-1-x", **waiting("ImagePullBackOff", 'Back-off pulling image "i": ErrImagePull: no such image')
+    )
+    (problem,) = of_job(facts_of(make_job(), pods=[later, now]))["problem"]
+    assert problem.startswith("pong-cpu-1-x and another pod cannot start: ErrImagePull: no such image; is the image's")
+
+
 def test_volume_that_cannot_be_mounted_is_told_from_the_events() -> None:
     pod = make_pod(**waiting("ContainerCreating", ""))
     event = {"involvedObject": {"uid": pod.name}, "reason": "FailedMount", "message": "secret x not found"}
