@@ -19,7 +19,7 @@ import yaml
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
-from cormorant_testing.stub_heads import StubHeads
+from cormorant_testing.stub_heads import StubHead, StubHeads
 
 NOWHERE = {"spec": {"schedulerName": "nobody"}}
 
@@ -50,6 +50,11 @@ class Cli:
         finally:
             os.environ["KUBECONFIG"] = before
         return Done(code, out.getvalue(), err.getvalue())
+
+    @property
+    def head(self) -> StubHead:
+        """The job's head, also before the operator has asked it."""
+        return self.heads.by_job.setdefault("pong", StubHead())
 
     def good(self, *arguments: str) -> str:
         """As a call; it must work. Returns what it printed."""

@@ -123,7 +123,7 @@ def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
 
 
 def test_get_prints_the_columns_of_the_crd_and_every_format(running) -> None:
-    running.heads.by_job["pong"].frames = 1234
+    running.head.frames = 1234
     running.namespace.until(lambda: "1234" in running.good("get"), what="frames are shown")
     header, row = running.good("get").splitlines()
     assert header.split() == ["NAME", "PHASE", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
@@ -207,10 +207,10 @@ def test_pause_is_written_in_the_spec_and_reaches_the_head(running) -> None:
     done = running("pause", "pong")
     assert done.code == 0
     assert "paused in its spec; whether its workers know is not known" in done.err
-    running.namespace.until(lambda: running.heads.by_job["pong"].paused, what="the head is told")
+    running.namespace.until(lambda: running.head.paused, what="the head is told")
     assert running.namespace.get("cjob", "pong")["spec"]["paused"] is True
     assert running.good("resume", "pong", "--wait", "0") == f"{running.namespace.name}/pong: resumed\n"
-    running.namespace.until(lambda: not running.heads.by_job["pong"].paused, what="the head is told again")
+    running.namespace.until(lambda: not running.head.paused, what="the head is told again")
 
 
 def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
