@@ -18,10 +18,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sys.exit(run(arguments))
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def kubectl_main() -> None:
+    """As `main`, under the name of a plugin: kubectl runs `kubectl-cormorant` for `kubectl cormorant`."""
+    sys.exit(run(prog_name="kubectl cormorant"))
+
+
+def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant") -> int:
     """Run one command and return its exit code; what went wrong stands on stderr in one sentence."""
     try:
-        code = app(arguments, prog_name="cormorant", standalone_mode=False)
+        code = app(arguments, prog_name=prog_name, standalone_mode=False)
     except ManifestError as error:
         return _end(str(error), 2)
     except CliError as error:

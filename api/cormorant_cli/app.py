@@ -10,12 +10,19 @@ from cormorant_cli import (
     batches,
     crd,
     dataset,
+    delete,
+    describe,
+    doctor,
     envs,
+    get,
+    logs,
     openapi,
     pause,
     run,
+    scale,
     state,
     status,
+    submit,
     top,
     validate,
     version,
@@ -34,13 +41,20 @@ app.command()(run.run)
 app.command()(validate.validate)
 app.command()(envs.envs)
 app.add_typer(dataset.app)
+app.command()(submit.submit)
+app.command()(get.get)
+app.command()(describe.describe)
 app.command()(status.status)
 app.command()(top.top)
+app.command()(logs.logs)
+app.command()(scale.scale)
 app.add_typer(weights.app)
 app.command()(pause.pause)
 app.command()(pause.resume)
 app.add_typer(state.app)
 app.add_typer(batches.app)
+app.command()(delete.delete)
+app.command()(doctor.doctor)
 app.command()(crd.crd)
 app.command()(openapi.openapi)
 app.command()(version.version)

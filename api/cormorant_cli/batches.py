@@ -5,23 +5,28 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, Token, TokenFile, Url
+from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
 
 app = typer.Typer(name="batches", help="Look at a head's batches.", no_args_is_help=True, rich_markup_mode=None)
 
 
 @app.command()
 def tail(
-    count: Annotated[int, typer.Option("--count", "-n", min=0, help="End after so many batches; 0: never.")] = 0,
+    count: Annotated[int, typer.Option("--count", min=0, help="End after so many batches; 0: never.")] = 0,
     frames: Annotated[int, typer.Option(min=0, help="End after at least so many frames; 0: with the stream.")] = 0,
     consumer: Annotated[str, typer.Option(help="Name under which the head counts what was taken.")] = "cli",
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
     """Take batches and print a line for each. Consumers share the stream: a learner does not get what is taken here."""
-    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "read"
+    ) as client:
         # None ahead: whatever is not printed stays with the head.
         stream = client.batches(frames or None, consumer=consumer, prefetch=0)
         with stream:

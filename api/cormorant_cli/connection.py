@@ -1,29 +1,49 @@
-"""How commands reach a head: the options they share, the token, and errors as sentences."""
+"""Which head a command speaks to, and how it gets there: the one notion that all commands share.
 
+    --url URL                        a head that can be reached: `cormorant run --serve`, an Ingress, a forwarded port
+    JOB [-n NS] [--context CTX]      a job of a cluster: its head's pod by the API server, its token from the Secret
+
+What goes wrong on the way becomes a sentence.
+"""
+
+import base64
+import binascii
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed, ObjectMissing
+from cormorant_contract.children import API_PORT, tokens_secret
 
 if TYPE_CHECKING:
+    from cormorant_cli.cluster import Cluster, Raw
+    from cormorant_cli.jobs import JobPod
     from cormorant_client import Client
     from cormorant_client.token_file import Role
 
 _RECONNECT_S = 3.0
 """A person waits: a head that restarts is asked for again by the next command."""
+_URL, _TOKEN, _TOKEN_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE"
+_ROLES: "tuple[Role, ...]" = ("read", "write", "operator")
 
-Url = Annotated[
-    str, typer.Option("--url", envvar="CORMORANT_URL", metavar="URL", help="The head, like http://127.0.0.1:8000.")
+Job = Annotated[str, typer.Argument(metavar="[JOB]", help="A job of the cluster, instead of --url.")]
+Namespace = Annotated[
+    str, typer.Option("--namespace", "-n", metavar="NS", help="Of the job; by default the context's own.")
 ]
+Context = Annotated[
+    str, typer.Option("--context", metavar="CTX", help="Of the kubeconfig; by default the current one.")
+]
+Url = Annotated[str, typer.Option("--url", envvar=_URL, metavar="URL", help="The head, like http://127.0.0.1:8000.")]
 Token = Annotated[
     str,
     typer.Option(
         "--token",
-        envvar="CORMORANT_TOKEN",
+        envvar=_TOKEN,
         metavar="TOKEN",
         show_envvar=True,
         help="Others see it in the process list.",
@@ -33,7 +53,7 @@ TokenFile = Annotated[
     str,
     typer.Option(
         "--token-file",
-        envvar="CORMORANT_TOKEN_FILE",
+        envvar=_TOKEN_FILE,
         metavar="FILE",
         help="The head's token file (JSON by role), or a file with one token.",
     ),
@@ -48,6 +68,21 @@ class Connection:
     url: str
     token: str
     token_file: str
+    job: str = ""
+    namespace: str = ""
+    context: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what contradicts itself."""
+        if self.job and _given(self.url, _URL):
+            raise BadInput(
+                f'"{self.job}" is a job of a cluster and {self.url} is a head: give one of them; a head of --url '
+                "needs no job's name"
+            )
+        if not self.job and (self.namespace or self.context):
+            raise BadInput("--namespace and --context say where a job is: name the job")
+        if not self.job and not self.url:
+            raise BadInput("no head is named; give a job's name, or --url for a head without a cluster")
 
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
@@ -57,19 +92,121 @@ class Connection:
             BadInput: the URL, the token or what shall be sent cannot be used.
             CommandFailed: the head refuses, or does not answer.
         """
-        from cormorant_client import BadAddress, BadTensors, ClientError, Unauthenticated, connect
+        if not self.job:
+            token = self._own_token(role)
+            with _client_of(self.url, token, hint="" if token else "; give --token or --token-file") as client:
+                yield client
+            return
+        from cormorant_cli.cluster import connected
+
+        with connected(self.context) as cluster:
+            job = cluster.get("CollectorJob", self.job, namespace=self.namespace or cluster.namespace)
+            with self.client_in(cluster, job, role) as client:
+                yield client
+
+    @contextmanager
+    def client_in(self, cluster: "Cluster", job: "Raw", role: "Role") -> Iterator["Client"]:
+        """As `client`, of a job that was read already."""
+        from cormorant_cli.forward import forwarded
+        from cormorant_cli.jobs import identity
+
+        head = _head_of(cluster, job)
+        # What the environment says is of a head without a cluster.
+        is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
+        token = self._own_token(role) if is_own else token_of(cluster, job, role)
+        secret = tokens_secret(job["metadata"]["name"])
+        open_stream = partial(cluster.open_port, head.name, API_PORT, namespace=job["metadata"]["namespace"])
+        with forwarded(open_stream) as forwarder:
+            hint = "" if is_own else f"; the token is of Secret {secret}"
+            try:
+                with _client_of(f"http://127.0.0.1:{forwarder.port}", token, hint=hint) as client:
+                    yield client
+            except HeadAway as error:
+                reason = forwarder.error or str(error)
+                raise HeadAway(
+                    f"the head of {identity(job)} (pod {head.name}) does not answer through the API server: {reason}"
+                ) from error
+
+    def _own_token(self, role: "Role") -> str:
+        """The token of the options."""
+        if self.token or not self.token_file:
+            return self.token
+        from cormorant_client import BadAddress
         from cormorant_client.token_file import read_token
 
-        token = self.token
         try:
-            if not token and self.token_file:
-                token = read_token(self.token_file, role)
-            with connect(self.url, token=token, reconnect_s=_RECONNECT_S) as client:
-                yield client
-        except (BadAddress, BadTensors) as error:
+            return read_token(self.token_file, role)
+        except BadAddress as error:
             raise BadInput(str(error)) from error
-        except Unauthenticated as error:
-            hint = "" if token else "; give --token or --token-file"
-            raise CommandFailed(f"{error}{hint}") from error
-        except ClientError as error:
-            raise CommandFailed(str(error)) from error
+
+
+def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
+    """The token of a role, or of the next higher one, from the job's Secret.
+
+    Raises:
+        CommandFailed: the user may not read it, or it is not there.
+    """
+    namespace, name = job["metadata"]["namespace"], tokens_secret(job["metadata"]["name"])
+    try:
+        secret = cluster.get("Secret", name, namespace=namespace)
+    except NotAllowed as error:
+        raise NotAllowed(f"{error}; or give the token with --token-file") from error
+    except ObjectMissing as error:
+        raise ObjectMissing(
+            f"Secret {name} of namespace {namespace} is not there, which has the job's tokens; the operator makes it: "
+            "is it running (`cormorant doctor`)?"
+        ) from error
+    data = secret.get("data") or {}
+    for candidate in _ROLES[_ROLES.index(role) :]:
+        try:
+            token = base64.b64decode(data.get(candidate) or "", validate=True).decode()
+        except (binascii.Error, UnicodeDecodeError):
+            continue
+        if token:
+            return token
+    raise CommandFailed(
+        f"Secret {name} of namespace {namespace} has no token for {role}; delete it, and the operator makes it again"
+    )
+
+
+def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
+    """The head that a job has now."""
+    from cormorant_cli.jobs import holds, identity, live_head, pods_of, why_waiting
+
+    head = live_head(pods_of(cluster, job))
+    if head is not None and head.has_started:
+        return head
+    phase = (job.get("status") or {}).get("phase", "")
+    if head is not None:
+        reason = why_waiting(head) or "its container has not started"
+        raise NoHead(f"the head of {identity(job)} does not run yet (pod {head.name}): {reason}")
+    for kind in ("Completed", "Failed", "Suspended"):
+        if holds(job, kind):
+            raise NoHead(f"{identity(job)} has no head any more: it is {kind}")
+    if not phase:
+        raise NoHead(f"{identity(job)} has no head: no operator has seen the job yet (`cormorant doctor`)")
+    raise NoHead(
+        f"{identity(job)} has no head yet: it is {phase}; `cormorant describe {job['metadata']['name']}` says why"
+    )
+
+
+@contextmanager
+def _client_of(url: str, token: str, *, hint: str) -> Iterator["Client"]:
+    from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, Unauthenticated, connect
+
+    try:
+        with connect(url, token=token, reconnect_s=_RECONNECT_S) as client:
+            yield client
+    except (BadAddress, BadTensors) as error:
+        raise BadInput(str(error)) from error
+    except Unauthenticated as error:
+        raise CommandFailed(f"{error}{hint}") from error
+    except HeadUnreachable as error:
+        raise HeadAway(str(error)) from error
+    except ClientError as error:
+        raise CommandFailed(str(error)) from error
+
+
+def _given(value: str, variable: str) -> bool:
+    """Whether the user wrote a value, and not only the environment."""
+    return bool(value) and value != os.environ.get(variable, "")

@@ -2,6 +2,13 @@
 
 CliError             exit code 1; every one is a sentence for the user
   CommandFailed      the work was begun and did not succeed; exit code 1
+    ClusterFailed      the API server refused, or does not answer
+      ObjectMissing      there is no object of that name, or no such kind
+      NotAllowed         the user may not do that
+      ObjectConflict     somebody else changed it, or owns it
+      ClusterAway        no answer within the time
+    HeadAway           the head does not answer
+    NoHead             the job has no head that could answer
   BadInput           what the user wrote cannot be used; exit code 2
 
 cormorant_contract.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
@@ -16,6 +23,34 @@ class CliError(Exception):
 
 class CommandFailed(CliError):
     """The command's work did not succeed. Commands translate the errors of heavier rooms into this."""
+
+
+class ClusterFailed(CommandFailed):
+    """The API server refused, or does not answer."""
+
+
+class ObjectMissing(ClusterFailed):
+    """There is no object of that name, or no such kind."""
+
+
+class NotAllowed(ClusterFailed):
+    """The user may not do that."""
+
+
+class ObjectConflict(ClusterFailed):
+    """Somebody else changed the object, or owns a field of it."""
+
+
+class ClusterAway(ClusterFailed):
+    """No answer within the time."""
+
+
+class HeadAway(CommandFailed):
+    """The head does not answer."""
+
+
+class NoHead(CommandFailed):
+    """The job has no head that could answer."""
 
 
 class BadInput(CliError):

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import Connection, Token, TokenFile, Url
+from cormorant_cli.connection import Connection, Context, Job, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput
 from cormorant_cli.weights import write_whole
 
@@ -17,12 +17,17 @@ app = typer.Typer(
 @app.command()
 def save(
     out: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.")],
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
     """Write the fleet's state to a file: frames, random streams, environments where they can be saved."""
-    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "read"
+    ) as client:
         data = client.state()
     write_whole(Path(out), data)
     typer.echo(f"{out}: {len(data):,} bytes")
@@ -31,6 +36,9 @@ def save(
 @app.command()
 def load(
     file: Annotated[str, typer.Argument(metavar="FILE", help="What `state save` wrote.")],
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
@@ -40,6 +48,8 @@ def load(
         data = Path(file).read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
-    with Connection(url=url, token=token, token_file=token_file).client("write") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "write"
+    ) as client:
         client.load_state(data)
     typer.echo(f"{file} is loaded; `cormorant resume` goes on from it")

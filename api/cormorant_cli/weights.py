@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, Token, TokenFile, Url
+from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed
 
 app = typer.Typer(
@@ -25,6 +25,9 @@ def push(
     model: ModelName = "policy",
     version: Annotated[int, typer.Option(min=0, help="The version to give them; 0 is the next.")] = 0,
     wait: Wait = 30.0,
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
@@ -32,7 +35,9 @@ def push(
 ) -> None:
     """Publish a safetensors file. Ends with 1 when no worker took it."""
     path = Path(file)
-    with Connection(url=url, token=token, token_file=token_file).client("write") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "write"
+    ) as client:
         update = client.publish(path, model=model, version=version or None, wait=wait)
         if wait:
             update.wait(0.001)
@@ -48,12 +53,17 @@ def pull(
     out: Annotated[str, typer.Argument(metavar="FILE", help="Where to write the safetensors file.")],
     model: ModelName = "policy",
     version: Annotated[int, typer.Option(min=0, help="Which version; 0 is the newest.")] = 0,
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
     """Fetch weights into a file."""
-    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "read"
+    ) as client:
         found = client.weights(model, version=version or None)
     write_whole(Path(out), found.data)
     typer.echo(f"{out}: version {found.version} of {model}, {len(found.data):,} bytes")
@@ -62,13 +72,18 @@ def pull(
 @app.command(name="list")
 def list_versions(
     model: Annotated[str, typer.Option("--model", help="Show the retained versions of this model.")] = "",
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
     """List the models and their newest versions, or the versions of one model."""
-    with Connection(url=url, token=token, token_file=token_file).client("read") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "read"
+    ) as client:
         if not model:
             models = client.models()
             if as_json:
@@ -93,12 +108,17 @@ def rollback(
     version: Annotated[int, typer.Argument(metavar="VERSION", help="A retained version.")],
     model: ModelName = "policy",
     wait: Wait = 30.0,
+    job: Job = "",
+    namespace: Namespace = "",
+    context: Context = "",
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
     """Publish an old version's weights again, under a new number."""
-    with Connection(url=url, token=token, token_file=token_file).client("write") as client:
+    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
+        "write"
+    ) as client:
         update = client.rollback(version, model=model)
         if wait:
             update.wait(wait)

@@ -78,5 +78,5 @@ class Code(Contract):
     """The user's code for environments and policies."""
 
     config_map: Label
-    """ConfigMap of the job's namespace whose files are on PYTHONPATH of head and workers. `cormorant run` puts the
-    manifest's folder there instead."""
+    """ConfigMap of the job's namespace whose files, and whose packages.zip, are on PYTHONPATH of head and workers.
+    `cormorant submit --code` makes it; `cormorant run` puts the manifest's folder there instead."""

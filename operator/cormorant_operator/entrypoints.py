@@ -21,22 +21,25 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from cormorant_contract.children import API_PORT, CODE_ARCHIVE, CODE_FOLDER, DATA_PORT
+
+__all__ = ["API_PORT", "CODE_FOLDER", "DATA_PORT"]
+
 LAST_WORDS_FILE = "/dev/termination-log"
 """Kubernetes' default for a container's last words."""
 
-API_PORT, DATA_PORT, GCS_PORT, WORKER_PORT = 8000, 8001, 6379, 8000
+GCS_PORT, WORKER_PORT = 6379, 8000
 EXIT_DONE, EXIT_REFUSED = 0, 2
 
 JOB_FILE = "/etc/cormorant/job/job.yaml"
 TOKEN_FILE = "/etc/cormorant/tokens/tokens.json"
-CODE_FOLDER = "/etc/cormorant/code"
 STATE_FOLDER = "/var/lib/cormorant"
 
 _SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
 
 _COMMON: Mapping[str, str] = {
     "HOME": "/tmp",
-    "PYTHONPATH": CODE_FOLDER,
+    "PYTHONPATH": f"{CODE_FOLDER}:{CODE_FOLDER}/{CODE_ARCHIVE}",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",
     # A lost node is known after 3 s and not after 15; a raylet of an old head ends after 5 s and not after 60.

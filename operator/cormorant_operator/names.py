@@ -1,4 +1,4 @@
-"""Names, labels and annotations of everything the operator makes; the only module that spells them.
+"""Names, labels and annotations of everything the operator makes; what the command line looks for is the contract's.
 
 All names are computed, none is drawn: two operators that see the same world ask for the same objects.
 """
@@ -8,25 +8,47 @@ import hashlib
 import json
 from typing import Any
 
-PREFIX = "cormorant.dev"
+from cormorant_contract.children import (
+    ATTEMPT,
+    EPOCH,
+    GROUP,
+    HEAD,
+    INDEX,
+    JOB,
+    JOB_UID,
+    PREFIX,
+    RESTARTS,
+    ROLE,
+    WORKER,
+    api_service,
+    tokens_secret,
+)
+
+__all__ = [
+    "ATTEMPT",
+    "EPOCH",
+    "GROUP",
+    "HEAD",
+    "INDEX",
+    "JOB",
+    "JOB_UID",
+    "PREFIX",
+    "RESTARTS",
+    "ROLE",
+    "WORKER",
+    "api_service",
+    "tokens_secret",
+]
+
 MANAGER = "cormorant-operator"
 STATUS_MANAGER = "cormorant-operator-status"
 """Field managers of server-side apply: children, and the job's status."""
 
 MANAGED_BY = "app.kubernetes.io/managed-by"
-JOB = f"{PREFIX}/collectorjob"
-JOB_UID = f"{PREFIX}/job-uid"
-ROLE = f"{PREFIX}/role"
-GROUP = f"{PREFIX}/group"
-INDEX = f"{PREFIX}/index"
-ATTEMPT = f"{PREFIX}/attempt"
-EPOCH = f"{PREFIX}/epoch"
 TEMPLATE = f"{PREFIX}/template"
 
 FAILURES = f"{PREFIX}/failures"
 """Annotation: failures in a row that came before this pod."""
-RESTARTS = f"{PREFIX}/restarts"
-"""Annotation: failures that this slot ever had before this pod."""
 BASE_IMAGE = f"{PREFIX}/base-image"
 """Annotation: the job's image when the pod was made; all pods of one Ray cluster have the same."""
 RETIRING = f"{PREFIX}/retiring-since"
@@ -36,7 +58,6 @@ DRAINING = f"{PREFIX}/draining-since"
 STALLED = f"{PREFIX}/stalled-since"
 """Annotation: this head collected nothing for too long; its end counts as a failure."""
 
-HEAD, WORKER = "head", "worker"
 WATCHED = f"{MANAGED_BY}={MANAGER}"
 """Label selector of everything the operator makes."""
 
@@ -56,19 +77,9 @@ def head_service(job: str) -> str:
     return f"{job}-head"
 
 
-def api_service(job: str) -> str:
-    """Service that users reach the control plane by."""
-    return f"{job}-api"
-
-
 def config_map(job: str, digest: str) -> str:
     """ConfigMap of the manifest that a head reads."""
     return f"{job}-config-{digest}"
-
-
-def tokens_secret(job: str) -> str:
-    """Secret of the job's tokens."""
-    return f"{job}-tokens"
 
 
 def digest(*parts: Any) -> str:

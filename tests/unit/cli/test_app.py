@@ -14,7 +14,7 @@ from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_contract.errors import ManifestError, Problem
 
 ROOT = Path(__file__).parents[3]
-HEAVY = ("torch", "tensordict", "envpool", "gymnasium", "numpy", "ray", "cormorant_worker")
+HEAVY = ("torch", "tensordict", "envpool", "gymnasium", "numpy", "ray", "kubernetes", "cormorant_worker")
 
 
 def python(*arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -1,0 +1,153 @@
+"""`submit --code DIR`: a folder of user code as the ConfigMap that `spec.code` names.
+
+    my_policies.py            -> data["my_policies.py"]      readable with kubectl
+    assets.bin                -> binaryData["assets.bin"]
+    my_pkg/__init__.py, ...   -> binaryData["packages.zip"]  a ConfigMap has no folders; Python imports from the archive
+
+The same files make the same name and the same bytes: code that changed is another ConfigMap, and its pods are replaced.
+"""
+
+import base64
+import hashlib
+import io
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cormorant_cli.cluster import Raw
+from cormorant_cli.errors import BadInput
+from cormorant_contract.children import CODE_ARCHIVE, JOB, code_config_map
+
+MOST_BYTES = 1024 * 1024
+"""What the API server takes as the data of one ConfigMap."""
+_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_SKIPPED = ("__pycache__", "node_modules")
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip archive can hold."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeMap:
+    """The files of a ConfigMap."""
+
+    files: Mapping[str, bytes]
+
+    @property
+    def digest(self) -> str:
+        """Eight characters that differ when the files do."""
+        found = hashlib.sha256()
+        for name, data in sorted(self.files.items()):
+            found.update(f"{name}\0{len(data)}\0".encode() + data)
+        # Base 32 in lower case: every character may stand in a name.
+        return base64.b32encode(found.digest()).decode().lower()[:8]
+
+    def name(self, job: str) -> str:
+        """Name of the ConfigMap."""
+        return code_config_map(job, self.digest)
+
+    def manifest(self, job: str, *, namespace: str, owner: Raw | None = None) -> Raw:
+        """The ConfigMap.
+
+        Args:
+            job: name of the job.
+            namespace: of the job.
+            owner: the job as the server has it: the ConfigMap goes when it goes. None: it does not exist yet.
+        """
+        text = {name: data.decode() for name, data in self.files.items() if _is_text(data)}
+        binary = {name: base64.b64encode(data).decode() for name, data in self.files.items() if name not in text}
+        metadata: Raw = {
+            "name": self.name(job),
+            "namespace": namespace,
+            "labels": {"app.kubernetes.io/name": "cormorant", "app.kubernetes.io/part-of": "cormorant", JOB: job},
+        }
+        if owner is not None:
+            metadata["ownerReferences"] = [
+                {
+                    "apiVersion": owner["apiVersion"],
+                    "kind": owner["kind"],
+                    "name": owner["metadata"]["name"],
+                    "uid": owner["metadata"]["uid"],
+                }
+            ]
+        parts = {key: value for key, value in (("data", text), ("binaryData", binary)) if value}
+        return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, **parts}
+
+
+def read_code(folder: Path) -> CodeMap:
+    """The files of a folder. Hidden ones, bytecode and links are left out.
+
+    Raises:
+        BadInput: it is no folder, has no Python in it, or is too large for a ConfigMap.
+    """
+    if not folder.is_dir():
+        raise BadInput(f"--code {folder}: {'is a file; name its folder' if folder.exists() else 'no such folder'}")
+    files: dict[str, bytes] = {}
+    packed: dict[str, bytes] = {}
+    for path in _files_below(folder):
+        relative = path.relative_to(folder)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise BadInput(f"--code {folder}: cannot read {relative}: {error.strerror or error}") from error
+        if len(relative.parts) > 1:
+            packed[relative.as_posix()] = data
+        elif relative.name == CODE_ARCHIVE and packed:
+            raise BadInput(f"--code {folder}: {CODE_ARCHIVE} is what its packages are packed into; rename the file")
+        elif not _KEY.fullmatch(relative.name):
+            raise BadInput(
+                f'--code {folder}: "{relative.name}" cannot be a key of a ConfigMap; name files with letters, digits, '
+                "dashes, dots and underscores"
+            )
+        else:
+            files[relative.name] = data
+    names = [*files, *packed]
+    if not any(name.endswith(".py") for name in names):
+        raise BadInput(f"--code {folder}: there is no Python file in it")
+    if packed:
+        files[CODE_ARCHIVE] = _zipped(packed)
+    _refuse_size(folder, files, packed)
+    return CodeMap(files=files)
+
+
+def _files_below(folder: Path) -> list[Path]:
+    found = []
+    for path in sorted(folder.iterdir(), key=lambda path: (not path.is_dir(), path.name)):
+        if path.name.startswith(".") or path.name in _SKIPPED or path.is_symlink():
+            continue
+        if path.is_dir():
+            found += _files_below(path)
+        elif path.is_file() and path.suffix != ".pyc":
+            found.append(path)
+    return found
+
+
+def _zipped(files: Mapping[str, bytes]) -> bytes:
+    """An archive that depends on nothing but the files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for name in sorted(files):
+            archive.writestr(zipfile.ZipInfo(name, _EPOCH), files[name], zipfile.ZIP_DEFLATED)
+    return buffer.getvalue()
+
+
+def _refuse_size(folder: Path, files: Mapping[str, bytes], packed: Mapping[str, bytes]) -> None:
+    total = sum(len(name) + len(data) for name, data in files.items())
+    if total <= MOST_BYTES:
+        return
+    every = {name: data for name, data in files.items() if name != CODE_ARCHIVE or not packed} | dict(packed)
+    largest = sorted(every, key=lambda name: len(every[name]), reverse=True)[:3]
+    shown = ", ".join(f"{name} {len(every[name]):,}" for name in largest)
+    raise BadInput(
+        f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; the largest are {shown}"
+        "; leave data out, or put the code in an image of its own"
+    )
+
+
+def _is_text(data: bytes) -> bool:
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        return False
+    return "\0" not in text

@@ -1,0 +1,53 @@
+"""`cormorant delete JOB...`: jobs and all that belongs to them."""
+
+import time
+from typing import Annotated
+
+import typer
+
+from cormorant_cli.cluster import Cluster, Raw, connected
+from cormorant_cli.connection import Context, Namespace
+from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.jobs import identity, pods_of
+from cormorant_cli.printing import Output
+
+_POLL_S = 0.3
+
+
+def delete(
+    jobs: Annotated[list[str], typer.Argument(metavar="JOB...")],
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until their pods are gone too.")] = True,
+    timeout: Annotated[float, typer.Option(min=1, help="Of --wait, in seconds.")] = 120.0,
+    namespace: Namespace = "",
+    context: Context = "",
+    output: Annotated[Output, typer.Option("--output", "-o", help="table or name.")] = Output.TABLE,
+) -> None:
+    """Delete jobs with their pods, Services, Secrets and code. A durable dataset stays."""
+    if output not in (Output.TABLE, Output.NAME):
+        raise BadInput(f"-o {output}: what is deleted is printed as table or name")
+    with connected(context) as cluster:
+        where = namespace or cluster.namespace
+        # All of them are looked up first: a name that is wrong deletes nothing.
+        found = [cluster.get("CollectorJob", name, namespace=where) for name in dict.fromkeys(jobs)]
+        for job in found:
+            cluster.delete("CollectorJob", job["metadata"]["name"], namespace=where, uid=job["metadata"]["uid"])
+        deadline = time.monotonic() + timeout
+        for job in found:
+            if wait:
+                _wait_until_gone(cluster, job, deadline=deadline, timeout_s=timeout)
+            name = f"collectorjob.cormorant.dev/{job['metadata']['name']}"
+            typer.echo(name if output is Output.NAME else f"{identity(job)}: deleted")
+
+
+def _wait_until_gone(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    while True:
+        left = cluster.find("CollectorJob", name, namespace=namespace)
+        is_there = left is not None and left["metadata"]["uid"] == job["metadata"]["uid"]
+        pods = [pod.name for pod in pods_of(cluster, job)]
+        if not is_there and not pods:
+            return
+        if time.monotonic() >= deadline:
+            rest = ", ".join([*(["the job"] if is_there else []), *pods])
+            raise CommandFailed(f"{identity(job)} is deleted, and after {timeout_s:g} s there still is {rest}")
+        time.sleep(_POLL_S)

@@ -1,0 +1,72 @@
+"""What commands print of a cluster's objects: `-o table|wide|json|yaml|name`, and columns."""
+
+import json
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+import yaml
+
+from cormorant_cli.cluster import Raw
+from cormorant_cli.jobs import name_of, strip
+
+
+class Output(StrEnum):
+    """How objects are printed."""
+
+    TABLE = "table"
+    WIDE = "wide"
+    JSON = "json"
+    YAML = "yaml"
+    NAME = "name"
+
+
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print it; wide: all columns.")]
+
+
+def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:
+    """Objects in JSON, YAML or by name.
+
+    Args:
+        found: the objects.
+        output: JSON, YAML or NAME.
+        is_list: wrap them in a List, also when it is one.
+    """
+    if output is Output.NAME:
+        return "\n".join(map(name_of, found))
+    bare = [strip(raw) for raw in found]
+    document = {"apiVersion": "v1", "kind": "List", "items": bare} if is_list else bare[0]
+    if output is Output.JSON:
+        return json.dumps(document, indent=2)
+    return yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True).rstrip("\n")
+
+
+def show_table(table: Raw, *, is_wide: bool, has_namespaces: bool) -> str:
+    """A table of the API server as text: the columns that the CRD names, in its order."""
+    columns = table.get("columnDefinitions") or ()
+    shown = [index for index, column in enumerate(columns) if is_wide or not column.get("priority")]
+    header = [str(columns[index]["name"]).upper() for index in shown]
+    rows = []
+    for row in table.get("rows") or ():
+        cells = [_cell(row["cells"][index]) for index in shown]
+        rows.append(([row["object"]["metadata"].get("namespace", "")] if has_namespaces else []) + cells)
+    return columns_of([(["NAMESPACE"] if has_namespaces else []) + header, *rows])
+
+
+def columns_of(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
+    """Rows of cells as aligned text, three blanks between columns."""
+    lines = [list(row) for row in rows]
+    if not lines:
+        return ""
+    widths = [max(len(line[column]) for line in lines) for column in range(len(lines[0]))]
+    padded = ("   ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join(indent + line.rstrip() for line in padded)
+
+
+def _cell(value: object) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

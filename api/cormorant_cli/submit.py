@@ -1,0 +1,207 @@
+"""`cormorant submit FILE`: jobs of a manifest into a cluster, with their code.
+
+    validate locally -> ConfigMap of --code -> the job -> the ConfigMap is the job's, and goes with it
+
+Server-side apply: submitting a changed manifest again changes the job, and what others own (an autoscaler's replicas)
+is theirs until --force-conflicts.
+"""
+
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from pydantic.alias_generators import to_camel
+
+from cormorant_cli.cluster import Cluster, Raw, connected
+from cormorant_cli.code_map import CodeMap, read_code
+from cormorant_cli.connection import Context, Namespace
+from cormorant_cli.errors import BadInput, CliError, CommandFailed, ObjectMissing
+from cormorant_cli.jobs import condition, holds, identity, is_current, why
+from cormorant_cli.printing import Output, OutputOption, show_objects
+from cormorant_contract.base import Contract
+from cormorant_contract.job import API_VERSION, KIND, CollectorJob
+from cormorant_manifest.reader import load_jobs
+
+_POLL_S = 0.5
+
+
+class DryRun(StrEnum):
+    """How much of a submission is done."""
+
+    NONE = "none"
+    CLIENT = "client"
+    SERVER = "server"
+
+
+def submit(
+    manifest: Annotated[str, typer.Argument(metavar="FILE", help="CollectorJobs in YAML; - reads standard input.")],
+    code: Annotated[
+        Path | None, typer.Option("--code", metavar="DIR", help="Folder of environments and policies; at most 1 MiB.")
+    ] = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Until the jobs collect; ends with 1 when one fails.")] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Of --wait, in seconds.")] = 600.0,
+    dry_run: Annotated[
+        DryRun,
+        typer.Option("--dry-run", help="client: send nothing. server: the API server's verdict, nothing is kept."),
+    ] = DryRun.NONE,
+    force_conflicts: Annotated[
+        bool, typer.Option("--force-conflicts", help="Take over fields that others own.")
+    ] = False,
+    namespace: Namespace = "",
+    context: Context = "",
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create or change the jobs of a manifest. It is checked here first, as `cormorant validate` does."""
+    jobs = load_jobs(manifest)
+    files = read_code(code) if code is not None else None
+    for job in jobs:
+        _refuse_contradictions(job, files, namespace=namespace, is_alone=len(jobs) == 1)
+    if dry_run is DryRun.CLIENT:
+        found = [document_of(job, files, namespace=namespace) for job in jobs]
+        _show(found, output, words=["created (dry run of the client)"] * len(found))
+        return
+    with connected(context) as cluster:
+        made = [
+            _submit(
+                cluster,
+                document_of(job, files, namespace=namespace or cluster.namespace),
+                files,
+                dry_run,
+                is_forced=force_conflicts,
+            )
+            for job in jobs
+        ]
+        suffix = " (dry run of the server)" if dry_run is DryRun.SERVER else ""
+        _show([raw for raw, _ in made], output, words=[word + suffix for _, word in made])
+        if wait and dry_run is DryRun.NONE:
+            deadline = time.monotonic() + timeout
+            for raw, _ in made:
+                _wait_until_ready(cluster, raw, deadline=deadline, timeout_s=timeout)
+
+
+def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> Raw:
+    """A job as it is sent: what the user wrote and no default, so that the sender owns nothing else.
+
+    Args:
+        job: as read.
+        files: the code that goes with it.
+        namespace: where the manifest names none; empty leaves it out.
+    """
+    written = _written(job)
+    given = written["metadata"]
+    metadata = {key: given[key] for key in ("name", "namespace", "labels", "annotations") if key in given}
+    if namespace:
+        metadata.setdefault("namespace", namespace)
+    spec = written["spec"]
+    if files is not None:
+        spec = {**spec, "code": {"configMap": files.name(job.metadata.name)}}
+    return {"apiVersion": API_VERSION, "kind": KIND, "metadata": metadata, "spec": spec}
+
+
+def _written(value: object) -> Any:
+    """A model as plain data, with the fields that were written and no others; null counts as an absent field."""
+    if isinstance(value, Contract):
+        fields = {
+            to_camel(name): getattr(value, name) for name in type(value).model_fields if name in value.model_fields_set
+        }
+        return {key: _written(item) for key, item in fields.items() if item is not None} | (value.model_extra or {})
+    return [_written(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _refuse_contradictions(job: CollectorJob, files: CodeMap | None, *, namespace: str, is_alone: bool) -> None:
+    name, written = job.metadata.name, job.metadata.namespace
+    if namespace and "namespace" in job.metadata.model_fields_set and written != namespace:
+        raise BadInput(
+            f'the manifest puts {name} in namespace "{written}" and --namespace in "{namespace}"; leave one of them out'
+        )
+    if files is None:
+        return
+    if not is_alone:
+        raise BadInput("--code goes with one job, and the manifest has several; submit them one by one")
+    if job.spec.code is not None:
+        raise BadInput(
+            f'spec.code of {name} names the ConfigMap "{job.spec.code.config_map}", and --code would make another; '
+            "leave one of them out"
+        )
+
+
+def _submit(
+    cluster: Cluster,
+    document: Raw,
+    files: CodeMap | None,
+    dry_run: DryRun,
+    *,
+    is_forced: bool,
+) -> tuple[Raw, str]:
+    """Bring a job and its code about. Returns it, and what became of it."""
+    name, namespace = document["metadata"]["name"], document["metadata"]["namespace"]
+    kind: Literal["none", "server"] = "server" if dry_run is DryRun.SERVER else "none"
+    before = cluster.find("CollectorJob", name, namespace=namespace)
+    owner = before if before is not None and "deletionTimestamp" not in before["metadata"] else None
+    had_code = True
+    if files is not None:
+        # Before the job: a pod that misses its code waits for the kubelet's next try.
+        _, is_new = cluster.apply(files.manifest(name, namespace=namespace, owner=owner), dry_run=kind)
+        had_code = not is_new
+    try:
+        job, is_created = cluster.apply(document, dry_run=kind, is_forced=is_forced)
+    except CliError:
+        if files is not None and not had_code and dry_run is DryRun.NONE:
+            cluster.delete("ConfigMap", files.name(name), namespace=namespace)
+        raise
+    if files is not None and owner is None and dry_run is DryRun.NONE:
+        # Also takes it over from a job of this name that is gone, before the garbage collector does.
+        cluster.apply(files.manifest(name, namespace=namespace, owner=job))
+    if is_created:
+        return job, "created"
+    generations = (raw["metadata"].get("generation") for raw in (before or job, job))
+    return job, "unchanged" if len(set(generations)) == 1 else "changed"
+
+
+def _show(found: list[Raw], output: Output, *, words: list[str]) -> None:
+    if output in (Output.TABLE, Output.WIDE):
+        for raw, word in zip(found, words, strict=True):
+            name = identity(raw) if "namespace" in raw["metadata"] else raw["metadata"]["name"]
+            typer.echo(f"{name}: {word}")
+        return
+    typer.echo(show_objects(found, output, is_list=len(found) > 1))
+
+
+def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: float) -> None:
+    """Until the newest spec is ready, or the job has ended; says each change on stderr.
+
+    Raises:
+        CommandFailed: it failed, or is not ready in time.
+    """
+    uid, said = job["metadata"]["uid"], ""
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    while True:
+        found = cluster.find("CollectorJob", name, namespace=namespace)
+        if found is None or found["metadata"]["uid"] != uid:
+            raise ObjectMissing(f"{identity(job)} was deleted while it was waited for")
+        if holds(found, "Failed"):
+            raise CommandFailed(f"{identity(job)} failed: {why(condition(found, 'Failed'))}")
+        if holds(found, "Completed") or (is_current(found) and holds(found, "Ready")):
+            typer.echo(f"{identity(job)}: {found['status'].get('phase', 'Ready')}")
+            return
+        obstacle = obstacle_of(found)
+        if obstacle and obstacle != said:
+            typer.echo(f"{identity(job)}: {obstacle}", err=True)
+            said = obstacle
+        if time.monotonic() >= deadline:
+            reason = obstacle or "no operator has seen it"
+            raise CommandFailed(
+                f"{identity(job)} is not ready after {timeout_s:g} s: {reason}; `cormorant doctor {name}`"
+            )
+        time.sleep(_POLL_S)
+
+
+def obstacle_of(job: Raw) -> str:
+    """What a job waits for, as its conditions say; empty when they say nothing."""
+    for kind in ("Accepted", "Scheduled", "Ready"):
+        fact = condition(job, kind)
+        if fact.get("status") == "False":
+            return why(fact)
+    return why(condition(job, "Suspended")) if holds(job, "Suspended") else ""

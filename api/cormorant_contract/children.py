@@ -1,0 +1,39 @@
+"""What the pods and the Secret of a job are called: the operator makes them, the command line finds them."""
+
+PREFIX = "cormorant.dev"
+
+JOB = f"{PREFIX}/collectorjob"
+"""Label of everything that belongs to a job: the job's name."""
+JOB_UID = f"{PREFIX}/job-uid"
+ROLE = f"{PREFIX}/role"
+GROUP = f"{PREFIX}/group"
+INDEX = f"{PREFIX}/index"
+ATTEMPT = f"{PREFIX}/attempt"
+EPOCH = f"{PREFIX}/epoch"
+RESTARTS = f"{PREFIX}/restarts"
+"""Annotation: failures that this slot ever had before this pod."""
+
+HEAD, WORKER = "head", "worker"
+"""Roles; also the names of the containers."""
+
+API_PORT, DATA_PORT = 8000, 8001
+"""Of a head: control, and bulk bytes."""
+
+CODE_FOLDER = "/etc/cormorant/code"
+CODE_ARCHIVE = "packages.zip"
+"""File of spec.code's ConfigMap whose packages are importable; a ConfigMap has no folders."""
+
+
+def api_service(job: str) -> str:
+    """Service that users reach the control plane by."""
+    return f"{job}-api"
+
+
+def tokens_secret(job: str) -> str:
+    """Secret of the job's tokens: one key a role."""
+    return f"{job}-tokens"
+
+
+def code_config_map(job: str, digest: str) -> str:
+    """ConfigMap of the code that was submitted with a job; at most 54 characters."""
+    return f"{job}-code-{digest}"

@@ -1,0 +1,120 @@
+"""The command line as a process, and a namespace with an operator of its own.
+
+Pods name a scheduler that nobody is: no kubelet takes them, with a node or without, and the test says what they do.
+"""
+
+import io
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cormorant_cli.__main__ import run
+from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.operator_world import make_spec
+from cormorant_testing.stub_heads import StubHead, StubHeads
+
+NOWHERE = {"spec": {"schedulerName": "nobody"}}
+
+
+@dataclass(frozen=True)
+class Done:
+    """A command that ended."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Cli:
+    """Commands in one namespace."""
+
+    def __init__(self, namespace: Namespace, heads: StubHeads, folder: Path) -> None:
+        self.namespace, self.heads, self.folder = namespace, heads, folder
+        self.kubeconfig = os.environ["KUBECONFIG"]
+
+    def __call__(self, *arguments: str, namespace: str = "") -> Done:
+        """Run a command in the namespace, or in another; in this process, whose imports take seconds."""
+        out, err = io.StringIO(), io.StringIO()
+        before, os.environ["KUBECONFIG"] = os.environ["KUBECONFIG"], self.kubeconfig
+        try:
+            with redirect_stdout(out), redirect_stderr(err):
+                code = run([*arguments, "-n", namespace or self.namespace.name])
+        finally:
+            os.environ["KUBECONFIG"] = before
+        return Done(code, out.getvalue(), err.getvalue())
+
+    @property
+    def head(self) -> StubHead:
+        """The job's head, also before the operator has asked it."""
+        return self.heads.by_job.setdefault("pong", StubHead())
+
+    def good(self, *arguments: str) -> str:
+        """As a call; it must work. Returns what it printed."""
+        done = self(*arguments)
+        assert done.code == 0, f"{arguments}: {done.err}"
+        return done.out
+
+    def write(self, name: str = "pong", **spec: Any) -> str:
+        """A manifest whose pods no kubelet takes."""
+        groups = [{"template": NOWHERE, **group} for group in spec.pop("workerGroups", [{"name": "cpu"}])]
+        head = {"template": NOWHERE, **spec.pop("head", {})}
+        document = {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": name, **spec.pop("metadata", {})},
+            "spec": make_spec(head=head, workerGroups=groups, **spec),
+        }
+        path = self.folder / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return str(path)
+
+    @contextmanager
+    def operator(self, *, has_kubelet: bool = True) -> Iterator[None]:
+        """An operator process that looks after the namespace alone, and a kubelet that says that pods run."""
+        key, log = self.folder / "key", self.folder / "operator.log"
+        key.write_text("0123456789abcdef" * 4)
+        arguments = [
+            *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", self.namespace.name),
+            *("--head-url", self.heads.url, "--poll-seconds", "1", "--probe-port", "0"),
+        ]
+        with log.open("ab") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "cormorant_operator", *arguments], stdout=file, stderr=subprocess.STDOUT
+            )
+        try:
+            with Kubelet(self.namespace) if has_kubelet else nullcontext():
+                yield
+        finally:
+            process.kill()
+            process.wait(timeout=10)
+            sys.stdout.write(log.read_text()[-3000:])
+
+
+@pytest.fixture(scope="session")
+def crd() -> None:
+    skip_without_cluster()
+    apply_crd()
+    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
+    subprocess.run(wait, check=True, timeout=60)
+
+
+@pytest.fixture
+def cli(crd: None, tmp_path: Path) -> Iterator[Cli]:
+    with StubHeads() as heads, Namespace("kube-cli") as namespace:
+        yield Cli(namespace, heads, tmp_path)
+
+
+@pytest.fixture
+def running(cli: Cli) -> Iterator[Cli]:
+    """A submitted job of two workers, all ready."""
+    with cli.operator():
+        cli.good("submit", cli.write(), "--wait", "--timeout", "60")
+        yield cli

@@ -1,0 +1,328 @@
+"""The command line against a real API server: what it makes, shows, changes and refuses."""
+
+import base64
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cormorant_contract.children import CODE_ARCHIVE
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    (folder / "my_pkg").mkdir(parents=True)
+    (folder / "my_policies.py").write_text("def make(observation_space, action_space): ...\n")
+    (folder / "my_pkg" / "__init__.py").write_text("")
+    return folder
+
+
+# -- submit --------------------------------------------------------------------------------------------------------
+
+
+def test_submit_makes_changes_and_finds_unchanged(cli) -> None:
+    name = f"{cli.namespace.name}/pong"
+    assert cli.good("submit", cli.write()) == f"{name}: created\n"
+    assert cli.good("submit", cli.write()) == f"{name}: unchanged\n"
+    assert cli.good("submit", cli.write(replicas=3)) == f"{name}: changed\n"
+    assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 3
+
+
+def test_submit_refuses_what_validate_refuses_before_it_asks_the_server(cli) -> None:
+    done = cli("submit", cli.write(replicas=-1))
+    assert done.code == 2
+    assert "spec.replicas: -1 is less than 0" in done.err
+    assert cli.namespace("get", "cjob", "-o", "name") == ""
+
+
+def test_submit_of_what_cannot_change_is_refused_in_the_servers_words(cli) -> None:
+    cli.good("submit", cli.write())
+    done = cli("submit", cli.write(env={"envpool": {"taskId": "Acrobot-v1", "numEnvs": 8}}))
+    assert done.code == 2
+    assert "the API server refuses it" in done.err
+    assert "spec.env" in done.err
+
+
+def test_dry_run_of_the_server_keeps_nothing(cli, code: Path) -> None:
+    out = cli.good("submit", cli.write(), "--code", str(code), "--dry-run=server", "-o", "json")
+    assert json.loads(out)["metadata"]["uid"]
+    assert cli.namespace("get", "cjob,cm", "-o", "name", "--field-selector=metadata.name!=kube-root-ca.crt") == ""
+
+
+def test_replicas_of_an_autoscaler_are_kept_until_they_are_taken_over(cli) -> None:
+    cli.good("submit", cli.write())
+    cli.namespace("scale", "cjob/pong", "--replicas=5")
+    done = cli("submit", cli.write())
+    assert done.code == 1
+    assert ".spec.replicas" in done.err
+    assert "--force-conflicts" in done.err
+    assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 5
+    cli.good("submit", cli.write(), "--force-conflicts")
+    assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 2
+
+
+def test_code_is_a_config_map_that_is_the_jobs_and_goes_with_it(cli, code: Path) -> None:
+    cli.good("submit", cli.write(), "--code", str(code))
+    job = cli.namespace.get("cjob", "pong")
+    name = job["spec"]["code"]["configMap"]
+    made = cli.namespace.get("cm", name)
+    (owner,) = made["metadata"]["ownerReferences"]
+    assert owner["uid"] == job["metadata"]["uid"]
+    assert list(made["data"]) == ["my_policies.py"]
+    assert list(made["binaryData"]) == [CODE_ARCHIVE]
+    assert "unchanged" in cli.good("submit", cli.write(), "--code", str(code))
+    (code / "my_policies.py").write_text("# another\n")
+    assert "changed" in cli.good("submit", cli.write(), "--code", str(code))
+    assert cli.namespace.get("cjob", "pong")["spec"]["code"]["configMap"] != name
+    cli.good("delete", "pong")
+    cli.namespace.until(lambda: "pong-code" not in cli.namespace("get", "cm"), what="its code is gone")
+
+
+def test_code_of_a_job_that_is_made_again_at_once_is_not_collected(cli, code: Path) -> None:
+    for _ in range(3):
+        cli.good("submit", cli.write(), "--code", str(code))
+        cli.namespace("delete", "cjob", "pong", "--wait=false")
+    cli.good("submit", cli.write(), "--code", str(code))
+    time.sleep(5)  # the garbage collector's time to do harm
+    job = cli.namespace.get("cjob", "pong")
+    made = cli.namespace.get("cm", job["spec"]["code"]["configMap"])
+    assert [owner["uid"] for owner in made["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
+
+
+def test_code_of_a_job_that_is_refused_is_taken_back(cli, code: Path) -> None:
+    cli.namespace("create", "quota", "q", "--hard=count/collectorjobs.cormorant.dev=0")
+    cli.namespace.until(lambda: "used" in cli.namespace.get("quota", "q").get("status", {}), what="the quota counts")
+    done = cli("submit", cli.write(), "--code", str(code))
+    assert done.code == 1
+    assert "exceeded quota" in done.err
+    assert "pong-code" not in cli.namespace("get", "cm")
+
+
+def test_namespace_that_is_not_there_is_said_with_those_that_look_alike(cli) -> None:
+    name = cli.namespace.name
+    done = cli("submit", cli.write(), namespace=name[:-1])
+    assert done.code == 1
+    assert f'there is no namespace "{name[:-1]}"; did you mean' in done.err
+
+
+def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
+    done = cli("submit", cli.write(), "--wait", "--timeout", "2")
+    assert done.code == 1
+    assert "is not ready after 2 s: no operator has seen it; `cormorant doctor pong`" in done.err
+
+
+# -- get, describe -------------------------------------------------------------------------------------------------
+
+
+def test_get_prints_the_columns_of_the_crd_and_every_format(running) -> None:
+    running.head.frames = 1234
+    running.namespace.until(lambda: "1234" in running.good("get"), what="frames are shown")
+    header, row = running.good("get").splitlines()
+    assert header.split() == ["NAME", "PHASE", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
+    assert row.split()[:7] == ["pong", "Running", "1234", "100000", "10", "0", "2/2"]
+    assert running.good("get", "-o", "wide").splitlines()[0].split()[-4:] == [
+        "ENVPOOL",
+        "GYMNASIUM",
+        "RESTARTS",
+        "REASON",
+    ]
+    assert running.good("get", "-o", "name") == "collectorjob.cormorant.dev/pong\n"
+    one = yaml.safe_load(running.good("get", "pong", "-o", "yaml"))
+    assert one["status"]["frames"]["collected"] == 1234
+    assert json.loads(running.good("get", "-o", "json"))["kind"] == "List"
+
+
+def test_kubectl_finds_the_plugin_and_runs_it(cli, tmp_path: Path) -> None:
+    cli.good("submit", cli.write())
+    plugin = tmp_path / "bin" / "kubectl-cormorant"
+    plugin.parent.mkdir()
+    # What the console script of pyproject.toml is, whatever the environment was installed from.
+    plugin.write_text(f"#!{sys.executable}\nfrom cormorant_cli.__main__ import kubectl_main\nkubectl_main()\n")
+    plugin.chmod(0o755)
+    path = {**os.environ, "PATH": f"{plugin.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["kubectl", "cormorant", "get", "-A"], env=path, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert f"{cli.namespace.name}   pong" in done.stdout
+    help_ = subprocess.run(
+        ["kubectl", "cormorant", "get", "--help"], env=path, capture_output=True, text=True, timeout=60
+    )
+    assert "Usage: kubectl cormorant get" in help_.stdout
+
+
+def test_names_that_are_not_there_come_with_near_ones(cli) -> None:
+    cli.good("submit", cli.write())
+    for command in (["get", "pnog"], ["describe", "pnog"], ["logs", "pnog"], ["delete", "pnog"], ["pause", "pnog"]):
+        done = cli(*command)
+        assert done.code == 1, command
+        assert 'there is no CollectorJob "pnog"' in done.err
+    assert "did you mean pong?" in cli("get", "pnog").err
+
+
+def test_describe_shows_conditions_groups_pods_and_events(running) -> None:
+    out = running.good("describe", "pong")
+    for words in (
+        f"{running.namespace.name}/pong: Running",
+        "EnvPool CartPole-v1, 8 a worker",
+        "Ready         True    EnoughWorkers",
+        "2 of 2 ready",
+        "pong-head-1",
+        "HeadCreated",
+    ):
+        assert words in out, out
+    (worker,) = [name for name in running.namespace.names("pods") if name.startswith("pong-cpu-1")]
+    running.namespace.finish(worker, container="worker", exit_code=137, reason="OOMKilled")
+    running.namespace.until(
+        lambda: "OOMKilled   exit code 137" in running.good("describe", "pong"), what="the failure is shown"
+    )
+
+
+# -- scale, pause, delete ------------------------------------------------------------------------------------------
+
+
+def test_scale_resizes_the_elastic_group_and_others_by_name(cli) -> None:
+    groups = [{"name": "cpu", "maxReplicas": 4}, {"name": "extra", "replicas": 1}]
+    cli.good("submit", cli.write(workerGroups=groups))
+    assert cli.good("scale", "pong", "--replicas", "4") == f"{cli.namespace.name}/pong: cpu 2 -> 4 workers\n"
+    assert "extra 1 -> 3" in cli.good("scale", "pong", "--replicas", "3", "--group", "extra")
+    spec = cli.namespace.get("cjob", "pong")["spec"]
+    assert (spec["replicas"], spec["workerGroups"][1]["replicas"]) == (4, 3)
+    over = cli("scale", "pong", "--replicas", "5")
+    assert over.code == 2
+    assert "greater than maxReplicas 4" in over.err
+    unknown = cli("scale", "pong", "--replicas", "1", "--group", "extro")
+    assert (unknown.code, 'no group "extro"; did you mean extra?' in unknown.err) == (2, True)
+
+
+def test_pause_is_written_in_the_spec_and_reaches_the_head(running) -> None:
+    # No kubelet runs here that could forward a port: the command says that it did not hear from the workers.
+    done = running("pause", "pong")
+    assert done.code == 0
+    assert "paused in its spec; whether its workers know is not known" in done.err
+    running.namespace.until(lambda: running.head.paused, what="the head is told")
+    assert running.namespace.get("cjob", "pong")["spec"]["paused"] is True
+    assert running.good("resume", "pong", "--wait", "0") == f"{running.namespace.name}/pong: resumed\n"
+    running.namespace.until(lambda: not running.head.paused, what="the head is told again")
+
+
+def test_job_without_a_head_is_paused_all_the_same(cli) -> None:
+    cli.good("submit", cli.write())
+    assert "paused; " in cli.good("pause", "pong")
+    assert "no operator has seen the job yet" in cli("status", "pong").err
+    assert cli("pause", "pong", "--ttl", "60").code == 1
+
+
+def test_delete_waits_until_nothing_is_left(running) -> None:
+    assert running.good("delete", "pong") == f"{running.namespace.name}/pong: deleted\n"
+    assert running.namespace.names("pods") == []
+
+
+def test_delete_of_a_wrong_name_deletes_nothing(cli) -> None:
+    cli.good("submit", cli.write())
+    assert cli("delete", "pong", "gone").code == 1
+    assert cli.good("get", "-o", "name") == "collectorjob.cormorant.dev/pong\n"
+
+
+# -- rights --------------------------------------------------------------------------------------------------------
+
+
+def as_viewer(cli, folder: Path) -> None:
+    """Commands become those of somebody who may read jobs and pods, and no Secrets."""
+    run = cli.namespace
+    run("create", "serviceaccount", "viewer")
+    rules = ["--verb=get,list", "--resource=collectorjobs.cormorant.dev,pods,events"]
+    run("create", "role", "viewer", *rules)
+    run("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={run.name}:viewer")
+    token = run("create", "token", "viewer").strip()
+    config = yaml.safe_load(run("config", "view", "--minify", "--raw"))
+    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+    path = folder / "viewer.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    cli.kubeconfig = str(path)
+
+
+def test_missing_rights_are_named(running, tmp_path: Path) -> None:
+    as_viewer(running, tmp_path)
+    assert "pong" in running.good("get")
+    assert "pong-head-1" in running.good("describe", "pong")
+    for command, words in (
+        (["scale", "pong", "--replicas", "1"], 'cannot patch resource "collectorjobs/scale"'),
+        (["delete", "pong"], 'cannot delete resource "collectorjobs"'),
+        (["status", "pong"], 'cannot get resource "secrets"'),
+        (["logs", "pong"], 'cannot get resource "pods/log"'),
+    ):
+        done = running(*command)
+        assert (done.code, words in done.err) == (1, True), done.err
+    assert "--token-file" in running("status", "pong").err
+    found = running("doctor", "pong")
+    assert found.code == 1
+    assert "you may not get secrets" in found.out
+    assert "the nodes cannot be looked at" in found.out
+
+
+# -- doctor --------------------------------------------------------------------------------------------------------
+
+
+def problems(cli, *arguments: str) -> str:
+    done = cli("doctor", *arguments, "-o", "json")
+    found = json.loads(done.out)
+    assert done.code == (0 if found["healthy"] else 1)
+    return "\n".join(finding["sentence"] for finding in found["findings"] if finding["level"] == "problem")
+
+
+def test_doctor_finds_a_job_that_no_operator_sees(cli) -> None:
+    cli.good("submit", cli.write())
+    cli.namespace.until(lambda: "no operator has seen" in problems(cli, "pong"), what="it is said")
+    assert 'there is no CollectorJob "pnog"' in problems(cli, "pnog")
+
+
+def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:
+    namespace = running.namespace
+    # The head is a stub beside the API server: no kubelet leads there.
+    assert "does not answer through the API server" in problems(running, "pong")
+    namespace("patch", "secret", "pong-tokens", "--type=json", "-p", '[{"op": "remove", "path": "/data/ray"}]')
+    assert "lacks the tokens ray" in problems(running, "pong")
+    namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"code": {"configMap": "nowhere"}}}')
+    assert "the ConfigMap nowhere with its code is not there" in problems(running, "pong")
+
+
+def test_doctor_repeats_the_kubelets_and_the_schedulers_words(cli) -> None:
+    with cli.operator(has_kubelet=False):
+        cli.good("submit", cli.write())
+        cli.namespace.until(lambda: len(cli.namespace.names("pods")) == 3, what="pods are there")
+        first, second, _ = cli.namespace.names("pods")
+        pulling = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+        state = {"name": "worker", "ready": False, "restartCount": 0, "image": "i", "imageID": "", "state": pulling}
+        cli.namespace.say(first, {"phase": "Pending", "containerStatuses": [state]})
+        placing = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/9 nodes"}
+        cli.namespace.say(second, {"phase": "Pending", "conditions": [placing]})
+        found = problems(cli, "pong")
+    assert f"{first} cannot start: ImagePullBackOff: no such image; is the image's name right" in found
+    assert f"{second} cannot start: Unschedulable: 0/9 nodes" in found
+
+
+def test_doctor_tells_of_suspension_and_quota(cli) -> None:
+    cli.namespace("create", "quota", "q", "--hard=pods=1")
+    time.sleep(1)  # the quota controller's first count
+    with cli.operator():
+        cli.good("submit", cli.write())
+        cli.namespace.until(lambda: "quota is used up" in problems(cli, "pong"), what="the quota is said")
+        queue = '{"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": true}}'
+        cli.namespace("patch", "cjob", "pong", "--type=merge", "-p", queue)
+        assert "suspended by Kueue until queue team has room" in problems(cli, "pong")
+
+
+def test_tokens_are_found_for_each_role(running) -> None:
+    secret = running.namespace.get("secret", "pong-tokens")
+    token = base64.b64decode(secret["data"]["write"]).decode()
+    # The way to the head is closed here; with a token of one's own the Secret is not asked for.
+    done = running("status", "pong", "--token", token)
+    assert "pod pong-head-1" in done.err

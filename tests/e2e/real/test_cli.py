@@ -1,0 +1,193 @@
+"""The command line and a job that really collects: its head is reached through the API server, its code is a ConfigMap.
+
+An operator of its own, beside the cluster, looks after the test's namespace.
+"""
+
+import io
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cormorant_cli.__main__ import run
+from cormorant_testing.kubectl import Namespace, apply_crd, skip_without_cluster
+from cormorant_worker.policies import mlp
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+
+IMAGE = "localhost/cormorant:dev"
+HIDDEN = [1024, 1024]
+START_S = 240
+CODE = """
+from cormorant_worker.policies import mlp
+
+
+def make(observation_space, action_space, **kwargs):
+    return mlp(observation_space, action_space, **kwargs)
+"""
+
+
+class Job:
+    """A submitted job, and commands about it."""
+
+    name = "cart"
+
+    def __init__(self, namespace: Namespace, folder: Path) -> None:
+        self.namespace, self.folder = namespace, folder
+
+    def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command: exit code, stdout, stderr."""
+        out, err = io.StringIO(), io.StringIO()
+        with redirect_stdout(out), redirect_stderr(err):
+            code = run([*arguments, "-n", self.namespace.name])
+        return code, out.getvalue(), err.getvalue()
+
+    def good(self, *arguments: str) -> str:
+        code, out, err = self(*arguments)
+        assert code == 0, f"{arguments}: {out}{err}"
+        return out
+
+    def write(self) -> Path:
+        package = self.folder / "code" / "my_pkg"
+        package.mkdir(parents=True)
+        (package / "__init__.py").write_text("")
+        (package / "policies.py").write_text(CODE)
+        small = {"requests": {"cpu": "50m", "memory": "256Mi"}}
+        document = {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": self.name},
+            "spec": {
+                "image": IMAGE,
+                "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
+                "policy": {"entrypoint": "my_pkg.policies:make", "kwargs": {"hidden": HIDDEN}},
+                "collection": {"framesPerBatch": 64},
+                "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
+                "head": {"resources": small},
+                "workerGroups": [{"name": "cpu", "resources": small}],
+                "replicas": 1,
+            },
+        }
+        path = self.folder / "cart.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+
+@pytest.fixture(scope="module")
+def image(request: pytest.FixtureRequest) -> None:
+    skip_without_cluster()
+    try:
+        # Where this folder's conftest builds and unpacks the image.
+        request.getfixturevalue("installed")
+    except pytest.FixtureLookupError:
+        nodes = subprocess.run(["kubectl", "get", "nodes", "-o", "json"], capture_output=True, check=True, timeout=60)
+        images = [image for node in json.loads(nodes.stdout)["items"] for image in node["status"].get("images", ())]
+        if not any(IMAGE in image["names"] for image in images):
+            pytest.skip(f"no node has {IMAGE}: start the cluster with nodes and load the image")
+        apply_crd()
+
+
+@pytest.fixture(scope="module")
+def job(image: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    folder = tmp_path_factory.mktemp("cli")
+    key, log = folder / "key", folder / "operator.log"
+    key.write_text("0123456789abcdef" * 4)
+    with Namespace("kube-real") as namespace:
+        arguments = ["--image", IMAGE, "--key-file", str(key), "--namespace", namespace.name, "--probe-port", "0"]
+        with log.open("ab") as file:
+            command = [sys.executable, "-m", "cormorant_operator", *arguments, "--poll-seconds", "2"]
+            operator = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
+        try:
+            made = Job(namespace, folder)
+            submission = [str(made.write()), "--code", str(folder / "code"), "--wait", "--timeout", str(START_S)]
+            made.good("submit", *submission)
+            yield made
+            made.good("delete", made.name)
+            left = namespace("get", "pods,services,secrets,cm", "-o", "name").split()
+            assert left == ["configmap/kube-root-ca.crt"]
+        finally:
+            operator.kill()
+            operator.wait(timeout=10)
+            sys.stdout.write(log.read_text()[-3000:])
+
+
+def test_doctor_finds_nothing_wrong_and_the_head_takes_the_token(job: Job) -> None:
+    job.namespace.until(
+        lambda: int(json.loads(job.good("status", "cart", "--json"))["frames"]["collected"]), what="frames"
+    )
+    code, out, _ = job("doctor", "cart")
+    assert code == 0, out
+    assert "answers, and takes the job's token" in out
+
+
+def test_weights_go_out_and_come_back(job: Job) -> None:
+    import gymnasium
+    from safetensors.torch import load_file, save_file
+
+    env = gymnasium.make("CartPole-v1")
+    sent = mlp(env.observation_space, env.action_space, hidden=HIDDEN).state_dict()
+    file, back = job.folder / "sent.safetensors", job.folder / "back.safetensors"
+    save_file(sent, file)
+    assert file.stat().st_size > 4_000_000  # many pieces of a forwarded connection
+    assert job.good("weights", "push", str(file), "cart", "--wait", "60").startswith(
+        "version 1: applied, 1 of 1 workers"
+    )
+    job.good("weights", "pull", str(back), "cart")
+    got = load_file(back)
+    assert all((got[name] == tensor).all() for name, tensor in sent.items())
+    assert "version 1" in job.good("weights", "list", "cart")
+
+
+def test_pause_holds_until_resume(job: Job) -> None:
+    name = f"{job.namespace.name}/cart"
+    assert job.good("pause", "cart") == f"{name}: paused\n"
+    assert json.loads(job.good("status", "cart", "--json"))["pause_state"] == "paused"
+    assert job.namespace.get("cjob", "cart")["spec"]["paused"] is True
+    assert job.good("resume", "cart") == f"{name}: resumed\n"
+    assert "paused until" in job.good("pause", "cart", "--ttl", "60", "--reason", "looking")
+    assert "looking" in job.good("status", "cart")
+    assert "still" not in job.good("resume", "cart", "--owner", "default")
+
+
+def test_batches_come_through_the_api_server(job: Job) -> None:
+    lines = job.good("batches", "tail", "cart", "--count", "2").splitlines()
+    assert len(lines) == 2
+    assert "64 frames" in lines[0]
+
+
+def test_logs_are_told_apart(job: Job) -> None:
+    assert "head_ready" in job.good("logs", "cart")
+    assert job.good("logs", "cart", "--worker", "cpu-0", "--tail", "1").count("\n") == 1
+    together = job.good("logs", "cart", "--all").splitlines()
+    assert {line.partition(" | ")[0] for line in together} == {"head", "cpu-0"}
+    assert "no earlier pod" in job("logs", "cart", "--previous")[2]
+
+
+def test_follower_goes_on_with_the_next_head(job: Job) -> None:
+    command = [sys.executable, "-m", "cormorant_cli", "logs", "cart", "-f", "--tail", "1", "-n", job.namespace.name]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    watchdog = threading.Timer(START_S, process.kill)
+    watchdog.start()
+    try:
+        assert process.stdout is not None
+        process.stdout.readline()  # it follows
+        job.namespace("delete", "pod", "cart-head-1", "--wait=false")
+        events = [json.loads(line)["event"] for line in until_ready(process.stdout) if line.startswith("{")]
+    finally:
+        watchdog.cancel()
+        process.kill()
+        process.communicate()
+    assert events.index("head_ended") < events.index("head_ready")
+
+
+def until_ready(lines: Iterable[str]) -> Iterator[str]:
+    for line in lines:
+        yield line
+        if '"head_ready"' in line:
+            return

@@ -1,0 +1,94 @@
+"""What an API server may answer besides an object, on a real socket: each is a sentence and an exit code."""
+
+import json
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from cormorant_cli.__main__ import run
+from cormorant_testing.scripted_head import Say, scripted
+
+
+def write_kubeconfig(folder: Path, server: str, **user: str) -> str:
+    path = folder / "config"
+    document = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "here",
+        "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "rl"}}],
+        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "users": [{"name": "u", "user": user}],
+    }
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def refusal(status: int, **members: object) -> Say:
+    return Say(status, json.dumps({"kind": "Status", "status": "Failure", **members}).encode())
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "sentence"),
+    [
+        (refusal(401, message="Unauthorized"), 1, "does not accept the credentials of context here"),
+        (
+            refusal(403, message='collectorjobs is forbidden: User "ann" cannot list resource "collectorjobs"'),
+            1,
+            'you may not do that: collectorjobs is forbidden: User "ann" cannot list',
+        ),
+        (refusal(429, message="too many requests"), 1, "is busy: too many requests; try again"),
+        (refusal(500, message="etcdserver: no leader"), 1, "with 500: etcdserver: no leader"),
+        (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
+        (Say(404, b"404 page not found"), 1, "does not know CollectorJobs; install the operator"),
+        (Say(breaks=True), 1, "of context here does not answer"),
+    ],
+)
+def test_refusals_are_sentences(
+    said: Say,
+    code: int,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with scripted(lambda _heard: said) as server:
+        monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, token="t"))
+        assert run(["get"]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert sentence in line
+
+
+def test_token_and_namespace_of_the_context_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = {"columnDefinitions": [{"name": "Name"}], "rows": [{"cells": ["pong"], "object": {"metadata": {}}}]}
+    with scripted(lambda _heard: Say(200, json.dumps(table).encode())) as server:
+        monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, server.url, token="secret"))
+        assert run(["get"]) == 0
+        (heard,) = server.heard
+    assert heard.path == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs"
+    assert heard.headers["authorization"] == "Bearer secret"
+
+
+def test_server_that_is_not_there_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    monkeypatch.setenv("KUBECONFIG", write_kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))
+    assert run(["get"]) == 1
+    said = capsys.readouterr().err
+    assert f"127.0.0.1:{port} of context here does not answer" in said
+    assert "refused" in said
+    assert "object at 0x" not in said
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1, 2]", "contexts: 5", "apiVersion: v1\nkind: Config\n"])
+def test_kubeconfig_that_is_none_is_a_sentence(
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config"
+    path.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", str(path))
+    assert run(["get"]) == 2
+    assert "kubeconfig" in capsys.readouterr().err

@@ -1,0 +1,96 @@
+"""A folder of code becomes a ConfigMap: which files, under which name, and what does not fit."""
+
+import base64
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cormorant_cli.code_map import MOST_BYTES, read_code
+from cormorant_cli.errors import BadInput
+from cormorant_contract.children import CODE_ARCHIVE
+
+JOB = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "metadata": {"name": "pong", "uid": "u1"}}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    found = tmp_path / "code"
+    (found / "my_pkg" / "deep").mkdir(parents=True)
+    (found / "my_policies.py").write_text("WHO = 'a module'\n")
+    (found / "table.bin").write_bytes(b"\xff\x00\x01")
+    (found / "my_pkg" / "__init__.py").write_text("")
+    (found / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'a package'\n")
+    (found / "my_pkg" / "__pycache__").mkdir()
+    (found / "my_pkg" / "__pycache__" / "deep.pyc").write_bytes(b"x")
+    (found / ".git").mkdir()
+    (found / ".git" / "config.py").write_text("secret")
+    return found
+
+
+def test_files_are_keys_and_packages_are_in_an_archive(folder: Path) -> None:
+    manifest = read_code(folder).manifest("pong", namespace="rl")
+    assert manifest["data"] == {"my_policies.py": "WHO = 'a module'\n"}
+    assert sorted(manifest["binaryData"]) == [CODE_ARCHIVE, "table.bin"]
+    assert base64.b64decode(manifest["binaryData"]["table.bin"]) == b"\xff\x00\x01"
+    assert manifest["immutable"] is True
+    assert "ownerReferences" not in manifest["metadata"]
+
+
+def test_python_imports_both_where_pods_have_them_on_their_path(folder: Path, tmp_path: Path) -> None:
+    mounted = tmp_path / "mounted"
+    mounted.mkdir()
+    for name, data in read_code(folder).files.items():
+        (mounted / name).write_bytes(data)
+    path = f"{mounted}:{mounted}/{CODE_ARCHIVE}"
+    code = "import my_policies, my_pkg.deep; print(my_policies.WHO, my_pkg.deep.WHO)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout == "a module a package\n", done.stderr
+
+
+def test_same_files_have_the_same_name_and_other_files_another(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    (copy / "my_pkg" / "deep").mkdir(parents=True)
+    for path in ("my_pkg/deep/__init__.py", "my_pkg/__init__.py", "table.bin", "my_policies.py"):
+        (copy / path).write_bytes((folder / path).read_bytes())
+    first = read_code(folder)
+    assert read_code(copy).manifest("pong", namespace="rl") == first.manifest("pong", namespace="rl")
+    (copy / "my_pkg" / "deep" / "__init__.py").write_text("WHO = 'another'\n")
+    assert read_code(copy).name("pong") != first.name("pong")
+
+
+def test_longest_job_has_a_name_that_fits_a_label(folder: Path) -> None:
+    assert len(read_code(folder).name("p" * 40)) <= 63
+
+
+def test_the_job_owns_it(folder: Path) -> None:
+    (owner,) = read_code(folder).manifest("pong", namespace="rl", owner=JOB)["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["name"], owner["uid"]) == ("CollectorJob", "pong", "u1")
+
+
+def test_too_large_a_folder_is_refused_with_its_largest_files(folder: Path) -> None:
+    (folder / "my_pkg" / "weights.bin").write_bytes(random.Random(7).randbytes(MOST_BYTES))
+    with pytest.raises(
+        BadInput, match=r"do not fit a ConfigMap.* 1,048,576; the largest are my_pkg/weights\.bin 1,048"
+    ):
+        read_code(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "sentence"),
+    [
+        (lambda path: None, "no such folder"),
+        (lambda path: path.write_text(""), "is a file; name its folder"),
+        (lambda path: path.mkdir(), "there is no Python file in it"),
+        (lambda path: (path.mkdir(), (path / "my code.py").write_text("")), "cannot be a key of a ConfigMap"),
+    ],
+)
+def test_what_is_no_folder_of_code_is_refused(tmp_path: Path, make, sentence: str) -> None:
+    path = tmp_path / "code"
+    make(path)
+    with pytest.raises(BadInput, match=sentence):
+        read_code(path)
