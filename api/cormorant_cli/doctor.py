@@ -56,10 +56,11 @@ def doctor(
                 of_job = read_job(cluster, cluster.get("CollectorJob", job, namespace=where))
             except ObjectMissing as error:
                 missing = str(error)
-        findings = list(examine_cluster(read_cluster(cluster, where, version), of_job))
+        of_cluster = read_cluster(cluster, where, version)
+        findings = list(examine_cluster(of_cluster, of_job))
         if of_job is not None:
             findings += examine_job(of_job)
-        elif missing and not any(finding.sentence in missing for finding in findings):
+        elif missing and of_cluster.crd != {} and of_cluster.has_namespace:
             findings.append(Finding(level="problem", sentence=missing))
     problems = [finding for finding in findings if finding.level == "problem"]
     if output is Output.JSON:
