@@ -1,4 +1,4 @@
-"""What a worker is doing right now, readable by its fleet without asking: two numbers in shared memory."""
+"""What a worker is doing right now, readable by its fleet without asking: a few numbers in shared memory."""
 
 from enum import IntEnum
 
@@ -6,8 +6,9 @@ import numpy as np
 
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
+from cormorant_worker.timing import NUMBERS, spent_ns
 
-_SIZE_BYTES = 16
+_SIZE_BYTES = 8 * (2 + NUMBERS)
 
 
 class Phase(IntEnum):
@@ -25,13 +26,15 @@ class Phase(IntEnum):
 
 
 class Pulse:
-    """[2] int64 in shared memory: frames landed so far, phase. Written by one worker, read by its fleet."""
+    """[12] int64 in shared memory: frames landed so far, phase, timing. Written by one worker, read by its fleet."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self._numbers: Array = np.frombuffer(memory.buffer, dtype=np.int64)
         self.frames: Array = self._numbers[:1]
         """[1] int64: frames landed, those of unfinished batches among them."""
+        self.timing: Array = self._numbers[2:]
+        """[10] int64: the numbers of a `Timing`."""
 
     @classmethod
     def create(cls) -> "Pulse":
@@ -51,6 +54,11 @@ class Pulse:
     def phase(self) -> Phase:
         """What the worker does."""
         return Phase(int(self._numbers[1]))
+
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """Nanoseconds by activity, up to now."""
+        return spent_ns(self.timing)
 
     def close(self) -> None:
         """Let go of the descriptor."""

@@ -58,6 +58,7 @@ class News:
     is_from_listen: bool
     frames: int
     phase: Phase
+    spent_ns: tuple[int, ...]
     pid: int
     node_id: str
 
@@ -204,6 +205,7 @@ class WorkerActor:
             is_from_listen=is_from_listen,
             frames=int(self._pulse.frames[0]),
             phase=self._pulse.phase,
+            spent_ns=self._pulse.spent_ns,
             pid=os.getpid(),
             node_id=self._node_id,
         )
