@@ -52,8 +52,8 @@ RESULT = Label(
 )
 STAGE = Label(
     name="stage",
-    help="receive: the body. verify: its tensors. distribute: to the fleet. apply: until the last worker's word. total: all "
-    "of them.",
+    help="receive: the body. verify: tensors. distribute: to the fleet. apply: until the last worker's word. total: "
+    "all of them.",
     values=UPDATE_STAGES,
 )
 WORKER_STATE = Label(

@@ -37,8 +37,8 @@ class FleetEvent:
     """applied: `worker` acts with `version` from its next frame on. worker_ready: it may collect. worker_lost: it is
     gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
     the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
-    consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on its
-    way. seeded: every worker begins anew, with the seed in `reason`. dropped: `frames` will not be delivered, for
+    consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on
+    its way. seeded: every worker begins anew, with the seed in `reason`. dropped: `frames` will not be delivered, for
     `reason` (crash, stale, drop_oldest, drain, restore, seed). failed: the fleet cannot go on, for `reason`."""
     worker: str = ""
     """`<group>-<index>`."""
