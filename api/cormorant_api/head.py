@@ -38,6 +38,7 @@ from cormorant_worker.engine.events import FleetEvent
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.engine.protocol import Fleet, FleetStats
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
 
@@ -87,6 +88,8 @@ class Head:
         self.leases = LeaseBook(spec_paused=job.spec.paused)
         self.pulse = Pulse()
         self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)
+        self.log_context = LogContext()
+        """What this process says of itself on each line of its log."""
         self.failure = ""
         """Why the fleet cannot go on."""
         self.is_draining = False
@@ -233,6 +236,8 @@ class Head:
             elif event.kind == "worker_lost":
                 self._tell(running.updates.lost(event.worker))
         self.metrics.fleet.hear(event)
+        if event.kind == "published":
+            self.log_context.version = event.version
         if event.kind == "accepted":
             self.metrics.batches["queue"].inc()
         if event.kind in ("sealed", "published", "lent"):

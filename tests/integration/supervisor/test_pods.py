@@ -30,14 +30,14 @@ def test_worker_waits_for_its_head_and_joins_the_next_one_when_it_dies() -> None
         with head_pod(port) as head:
             worker.wait_for("joined")
             assert worker.get("/readyz") == (200, "ok\n")
-            assert "cormorant_worker_joined 1\n" in worker.get("/metrics")[1]
+            assert 'cormorant_worker_joined{collectorjob="",group="cpu"} 1.0' in worker.get("/metrics")[1]
             head.kill()
             worker.wait_for("ray_ended", seconds=30)
             assert worker.get("/readyz")[0] == 503
             assert worker.get("/livez")[0] == 200
         with head_pod(port) as head:
             worker.wait_for("joined", times=2, seconds=30)
-            assert "cormorant_worker_joins_total 2\n" in worker.get("/metrics")[1]
+            assert 'cormorant_worker_joins_total{collectorjob="",group="cpu"} 2.0' in worker.get("/metrics")[1]
             assert worker.end() == 0
             assert worker.left() == []
             assert head.end() == 128 + signal.SIGTERM

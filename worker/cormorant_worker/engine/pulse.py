@@ -37,9 +37,13 @@ class Pulse:
         """[10] int64: the numbers of a `Timing`."""
 
     @classmethod
-    def create(cls) -> "Pulse":
-        """Make a pulse for a new worker."""
-        return cls(SharedMemory.create(_SIZE_BYTES))
+    def create(cls, path: str = "") -> "Pulse":
+        """Make a pulse for a new worker.
+
+        Args:
+            path: of a file that others on this machine can read it in; empty: those who get its descriptor alone.
+        """
+        return cls(SharedMemory.create(_SIZE_BYTES, path=path))
 
     @classmethod
     def attach(cls, descriptor: int) -> "Pulse":
