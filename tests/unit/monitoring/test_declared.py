@@ -15,7 +15,8 @@ def test_names_keep_to_prometheus_conventions(metric: Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind == "counter")
     assert bool(metric.buckets) == (metric.kind == "histogram")
     assert list(metric.buckets) == sorted(set(metric.buckets))
-    assert metric.help.endswith(".") and "|" not in metric.help
+    assert metric.help.endswith(".")
+    assert "|" not in metric.help
 
 
 def test_no_name_is_declared_twice() -> None:
