@@ -16,8 +16,10 @@ from cormorant_contract.metrics import (
 _ROOMS: dict[Exporter, tuple[str, str]] = {
     "head": (
         "The head",
-        "`GET /metrics` on the control port, open as probes are. It tells of the whole job: one scrape is enough "
-        "where nobody scrapes pods. `cormorant run --metrics-port` exports those of the fleet.",
+        (
+            "`GET /metrics` on the control port, open as probes are. It tells of the whole job: one scrape is enough "
+            "where nobody scrapes pods. `cormorant run --metrics-port` exports those of the fleet."
+        ),
     ),
     "worker": (
         "A worker's pod",
@@ -48,9 +50,9 @@ def _lines() -> Iterator[str]:
     yield (
         f"At most {BUDGET['head']} for a head of a job with two worker groups, and {BUDGET_PER_GROUP} more for each "
         f"further group, however many workers and consumers it has; {BUDGET['worker']} for a worker's pod; "
-        f"{BUDGET['operator']} for the operator, and {BUDGET_PER_JOB_OF_OPERATOR} more for each job. A thousand jobs of "
-        f"four workers are {(BUDGET['head'] + 4 * BUDGET['worker'] + BUDGET_PER_JOB_OF_OPERATOR) * 1000 // 1000} "
-        "thousand series. Tests hold these numbers."
+        f"{BUDGET['operator']} for the operator, and {BUDGET_PER_JOB_OF_OPERATOR} more for each job. A thousand jobs "
+        f"of four workers are {BUDGET['head'] + 4 * BUDGET['worker'] + BUDGET_PER_JOB_OF_OPERATOR} thousand series. "
+        "Tests hold these numbers."
     )
     for exporter, metrics in METRICS.items():
         title, words = _ROOMS[exporter]

@@ -47,4 +47,4 @@ def about(job: Job) -> AbstractContextManager[None]:
 
 
 def _in_order(_logger: Any, _method: str, event: Event) -> Mapping[str, Any]:
-    return {name: event.get(name) for name in _FIRST} | event
+    return {name: event.get(name) for name in _FIRST} | dict(event)

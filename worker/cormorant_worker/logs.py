@@ -69,7 +69,7 @@ def _with(context: LogContext) -> Callable[[Any, str, Event], Event]:
 
 
 def _in_order(_logger: Any, _method: str, event: Event) -> Mapping[str, Any]:
-    return {name: event.get(name) for name in _FIRST} | event
+    return {name: event.get(name) for name in _FIRST} | dict(event)
 
 
 def _without_empty(_logger: Any, _method: str, event: Event) -> Event:

@@ -39,6 +39,8 @@ class Metric:
     labels: tuple[Label, ...] = ()
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
+    comes_in_batches: bool = False
+    """Of a histogram: many values at a time."""
     when: str = ""
     """Where it is exported under a condition: which."""
 
@@ -55,8 +57,10 @@ class Metric:
 
     @property
     def sample_names(self) -> tuple[str, ...]:
-        """What its samples are called."""
-        return tuple(self.name + part for part in _PARTS) if self.kind == "histogram" else (self.name,)
+        """What its samples are called. A histogram of negative values has buckets only: its sum could fall."""
+        if self.kind != "histogram":
+            return (self.name,)
+        return tuple(self.name + part for part in (_PARTS if self.buckets[0] >= 0 else _PARTS[:1]))
 
     @property
     def most_series(self) -> int:

@@ -27,6 +27,10 @@ def build() -> Dashboard:
     )
 
 
+def _rate(metric: str, by: str, where: str = _JOB, *, of: str = "rate") -> str:
+    return f"sum by ({by}) ({of}({metric}{{{where}}}[$__rate_interval]))"
+
+
 def _quantile(q: str, metric: str, by: str = "le", where: str = _JOB) -> str:
     return f"histogram_quantile({q}, sum by ({by}) (rate({metric}_bucket{{{where}}}[$__rate_interval])))"
 
@@ -96,7 +100,7 @@ _FRAMES = Section(
     panels=(
         Panel(
             title="Job",
-            description="Accepted: what totalFrames counts. Stepped: also what is not in a finished batch, or was lost.",
+            description="Accepted: what totalFrames counts. Stepped: also what is in no finished batch, or was lost.",
             unit="cps",
             queries={
                 "accepted": f"sum(rate(cormorant_frames_total{{{_JOB}}}[$__rate_interval]))",
@@ -107,16 +111,14 @@ _FRAMES = Section(
             title="By group",
             description="Frames stepped per second by the workers of each group.",
             unit="cps",
-            queries={
-                "{{group}}": f"sum by (group) (rate(cormorant_stepped_frames_total{{{_GROUP}}}[$__rate_interval]))"
-            },
+            queries={"{{group}}": _rate("cormorant_stepped_frames_total", "group", _GROUP)},
             is_stacked=True,
         ),
         Panel(
             title="By environment",
             description="Frames stepped per second in each environment.",
             unit="cps",
-            queries={"{{env}}": f"sum by (env) (rate(cormorant_stepped_frames_total{{{_JOB}}}[$__rate_interval]))"},
+            queries={"{{env}}": _rate("cormorant_stepped_frames_total", "env")},
             is_stacked=True,
         ),
     ),
@@ -126,12 +128,10 @@ _TIME = Section(
     panels=(
         Panel(
             title="Workers' time by phase",
-            description="env: waiting for environments. inference: the policy. transfer: writing rows. idle: no room in "
-            "the queue, or nothing to do. In worker-seconds per second: the stack is as high as there are workers.",
+            description="env: waiting for environments. inference: the policy. transfer: writing rows. idle: no room "
+            "in the queue, or nothing to do. In worker-seconds per second: the stack is as high as there are workers.",
             unit="none",
-            queries={
-                "{{phase}}": f"sum by (phase) (rate(cormorant_phase_seconds_total{{{_GROUP}}}[$__rate_interval]))"
-            },
+            queries={"{{phase}}": _rate("cormorant_phase_seconds_total", "phase", _GROUP)},
             width=12,
             is_stacked=True,
         ),
@@ -188,7 +188,7 @@ _EPISODES = Section(
             title="Episodes per second",
             description="Terminated by the environment, or truncated.",
             unit="cps",
-            queries={"{{end}}": f"sum by (end) (rate(cormorant_episodes_total{{{_JOB}}}[$__rate_interval]))"},
+            queries={"{{end}}": _rate("cormorant_episodes_total", "end")},
             is_stacked=True,
         ),
     ),
@@ -238,9 +238,7 @@ _WEIGHTS = Section(
             title="Updates by result",
             description="Publishes per second, by what became of them; superseded ones were overtaken.",
             unit="cps",
-            queries={
-                "{{result}}": f"sum by (result) (rate(cormorant_weight_updates_total{{{_JOB}}}[$__rate_interval]))"
-            },
+            queries={"{{result}}": _rate("cormorant_weight_updates_total", "result")},
             is_stacked=True,
         ),
         Panel(
@@ -269,22 +267,20 @@ _QUEUE = Section(
             description="Share of the time. producer: workers, for room: the learner is the bottleneck. consumer: the "
             "learner, for batches: the workers are.",
             unit="percentunit",
-            queries={
-                "{{side}}": f"sum by (side) (rate(cormorant_queue_wait_seconds_total{{{_JOB}}}[$__rate_interval]))"
-            },
+            queries={"{{side}}": _rate("cormorant_queue_wait_seconds_total", "side")},
             most=1.0,
         ),
         Panel(
             title="Batches per second",
             description="Accepted by the queue, and handed over: over HTTP, in a stream, in shared memory.",
             unit="cps",
-            queries={"{{path}}": f"sum by (path) (rate(cormorant_batches_total{{{_JOB}}}[$__rate_interval]))"},
+            queries={"{{path}}": _rate("cormorant_batches_total", "path")},
         ),
         Panel(
             title="Bytes handed over",
             description="Of batches, per second, by the way they took.",
             unit="bytes",
-            queries={"{{path}}": f"sum by (path) (rate(cormorant_batch_bytes_total{{{_JOB}}}[$__rate_interval]))"},
+            queries={"{{path}}": _rate("cormorant_batch_bytes_total", "path")},
         ),
         Panel(
             title="Consumers",
@@ -316,17 +312,13 @@ _TROUBLE = Section(
             title="Environments restarted",
             description="Subprocess environments that crashed or hung, in the interval; their workers live on.",
             unit="none",
-            queries={
-                "{{group}}": f"sum by (group) (increase(cormorant_env_restarts_total{{{_GROUP}}}[$__rate_interval]))"
-            },
+            queries={"{{group}}": _rate("cormorant_env_restarts_total", "group", _GROUP, of="increase")},
         ),
         Panel(
             title="Frames dropped",
             description="Stepped and not delivered, per second, by why.",
             unit="cps",
-            queries={
-                "{{reason}}": f"sum by (reason) (rate(cormorant_frames_dropped_total{{{_JOB}}}[$__rate_interval]))"
-            },
+            queries={"{{reason}}": _rate("cormorant_frames_dropped_total", "reason")},
         ),
         Panel(
             title="Workers by state",
@@ -373,7 +365,7 @@ _REST = Section(
         ),
         Panel(
             title="GPU utilization",
-            description="Share of time in which a kernel ran, by pod and device; empty where there are no NVIDIA devices.",
+            description="Share of time in which a kernel ran, by pod and device; empty without NVIDIA devices.",
             unit="percentunit",
             queries={
                 "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_utilization_ratio{{{_GROUP}}})"
@@ -383,7 +375,7 @@ _REST = Section(
         ),
         Panel(
             title="GPU memory",
-            description="In use, by pod and device; empty where there are no NVIDIA devices.",
+            description="In use, by pod and device; empty without NVIDIA devices.",
             unit="bytes",
             queries={
                 "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_memory_used_bytes{{{_GROUP}}})"
@@ -394,9 +386,7 @@ _REST = Section(
             title="CPU of worker pods",
             description="Cores in use, by pod; empty where workers are processes of the head's machine.",
             unit="none",
-            queries={
-                "{{pod}}": f"sum by (pod) (rate(cormorant_worker_cpu_seconds_total{{{_GROUP}}}[$__rate_interval]))"
-            },
+            queries={"{{pod}}": _rate("cormorant_worker_cpu_seconds_total", "pod", _GROUP)},
         ),
         Panel(
             title="Memory of worker pods",

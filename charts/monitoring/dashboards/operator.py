@@ -56,7 +56,8 @@ def build() -> Dashboard:
                         description="So far, as the status says.",
                         unit="none",
                         queries={
-                            _WHO: f"max by (job_namespace, collectorjob) (cormorant_operator_job_head_restarts{{{_JOBS}}})"
+                            _WHO: "max by (job_namespace, collectorjob) "
+                            f"(cormorant_operator_job_head_restarts{{{_JOBS}}})"
                         },
                         width=12,
                     ),

@@ -165,7 +165,7 @@ def case(world: World, *, name: str, expected: dict[str, list[dict[str, Any]]]) 
 
 
 def test_no_alert_fires_where_all_is_well(tmp_path: Path) -> None:
-    silent = dict.fromkeys(ALERTS, [])
+    silent: dict[str, list[Any]] = {alert: [] for alert in ALERTS}
     done = run_promtool(tmp_path, [case(world, name=name, expected=silent) for name, world in QUIET.items()])
     assert done.returncode == 0, done.stdout + done.stderr
 

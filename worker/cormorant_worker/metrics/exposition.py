@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disa
 from prometheus_client.exposition import choose_encoder
 
 from cormorant_contract.metrics import Metric
+from cormorant_worker.metrics.spread import Spread, Spreads
 
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
@@ -54,7 +55,14 @@ class Exposition:
         """
         self._job = collectorjob
         self._registry = CollectorRegistry(auto_describe=False)
-        self._families: dict[str, Counter | Gauge | Histogram] = {m.name: self._make(m) for m in metrics}
+        self._spreads: dict[str, Spreads] = {}
+        self._families: dict[str, Counter | Gauge | Histogram] = {}
+        for metric in metrics:
+            if metric.comes_in_batches:
+                self._spreads[metric.name] = Spreads(metric)
+                self._registry.register(self._spreads[metric.name])
+            else:
+                self._families[metric.name] = self._make(metric)
 
     def counter(self, metric: Metric, **labels: str) -> Counter:
         """One series of a counter; made at the first call, at zero."""
@@ -74,6 +82,10 @@ class Exposition:
         assert isinstance(child, Histogram), metric
         return child
 
+    def spread(self, metric: Metric, **labels: str) -> Spread:
+        """The series of a histogram whose values come many at a time; made at the first call."""
+        return self._spreads[metric.name].child(tuple(self._values(metric, labels)))
+
     def rising(self, metric: Metric, *, floor: float = 0.0, **labels: str) -> Rising:
         """One series of a counter that follows a number."""
         return Rising(self.counter(metric, **labels), floor=floor)
@@ -88,10 +100,13 @@ class Exposition:
         return encode(self._registry), content_type
 
     def _child(self, metric: Metric, labels: dict[str, str]) -> Counter | Gauge | Histogram:
-        values = {"collectorjob": self._job, **labels}
-        ordered = [values[name] for name in metric.label_names]
+        ordered = self._values(metric, labels)
         family = self._families[metric.name]
         return family.labels(*ordered) if ordered else family
+
+    def _values(self, metric: Metric, labels: dict[str, str]) -> list[str]:
+        values = {"collectorjob": self._job, **labels}
+        return [values[name] for name in metric.label_names]
 
     def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
         names = metric.label_names

@@ -3,7 +3,6 @@
 import platform
 import threading
 import time
-from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 
@@ -12,7 +11,7 @@ from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.labels import ACTIVITIES, END
 from cormorant_worker.engine.events import FleetEvent
 from cormorant_worker.engine.messages import Sealed
-from cormorant_worker.engine.protocol import Fleet, FleetStats, GroupStats
+from cormorant_worker.engine.protocol import FleetStats, GroupStats
 from cormorant_worker.metrics.exposition import Exposition, Rising
 from cormorant_worker.metrics.gpus import read_gpus
 
@@ -41,18 +40,14 @@ class FleetMetrics:
         self._groups = {group.name: _Group(group.name, self._env, exposition) for group in job.spec.worker_groups}
         self._dropped: dict[str, Rising] = {}
         self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
-        self._returns = exposition.histogram(declared.EPISODE_RETURN, env=self._env)
-        self._lengths = exposition.histogram(declared.EPISODE_LENGTH, env=self._env)
+        self._returns = exposition.spread(declared.EPISODE_RETURN, env=self._env)
+        self._lengths = exposition.spread(declared.EPISODE_LENGTH, env=self._env)
         self._staleness = exposition.histogram(declared.STALENESS)
         self._sampling = threading.Lock()
         """Held while books are read and copied: two at a time would count a pause twice."""
         self._sampled_at = time.monotonic()
         self._was_paused = False
         self._describe_what_stays()
-
-    def listen(self, fleet: Fleet) -> Callable[[], None]:
-        """Hear what happens from now on. Returns what ends it."""
-        return fleet.subscribe(self.hear)
 
     def hear(self, event: FleetEvent) -> None:
         """Something happened."""
@@ -97,10 +92,8 @@ class FleetMetrics:
             return
         self._episodes["terminated"].inc(sealed.num_terminated)
         self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)
-        for value in sealed.returns:
-            self._returns.observe(value)
-        for length in sealed.lengths:
-            self._lengths.observe(length)
+        self._returns.observe(sealed.returns)
+        self._lengths.observe(sealed.lengths)
 
     def _describe_what_stays(self) -> None:
         spec = self._job.spec
