@@ -7,7 +7,7 @@ from itertools import accumulate
 import numpy as np
 from prometheus_client.core import HistogramMetricFamily
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
+from prometheus_client.utils import INF, floatToGoString
 
 from cormorant_contract.metrics import Metric
 
@@ -53,8 +53,13 @@ class Spreads(Collector):
     def collect(self) -> Iterator[HistogramMetricFamily]:
         """The family. Where a bound is negative prometheus-client leaves sum and count out: the sum could fall."""
         family = HistogramMetricFamily(self._metric.name, self._metric.help, labels=self._metric.label_names)
-        bounds = [floatToGoString(bound) for bound in (*self._metric.buckets, float("inf"))]
+        bounds = [_written(bound) for bound in (*self._metric.buckets, INF)]
         for labels, spread in tuple(self._spreads.items()):
             counts, total = spread.read()
             family.add_metric(list(labels), list(zip(bounds, counts, strict=True)), total)
         yield family
+
+
+def _written(bound: float) -> str:
+    text: str = floatToGoString(bound)  # type: ignore[no-untyped-call]  # it says nothing of its result
+    return text

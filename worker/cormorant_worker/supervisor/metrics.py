@@ -6,7 +6,7 @@ Names and texts are those of the contract, which is not imported here: a test co
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -64,7 +64,7 @@ class PodMetrics(Collector):
         self._read_pulse()
         frames, *spent = self._totals
         yield self._family("frames_total", "Frames that workers in this pod have stepped.", {(): frames})
-        seconds = {(name,): ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
+        seconds: dict[tuple[str, ...], float] = {(name,): ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
         yield self._family("phase_seconds_total", "Where the worker's time goes.", seconds, "phase")
         memory = self._read_processes()
         yield self._family("cpu_seconds_total", "CPU time of all processes of the pod.", {(): self._cpu_s})
@@ -72,12 +72,12 @@ class PodMetrics(Collector):
         yield self._family("memory_used_bytes", words, {(): memory})
         gpus = tuple(read_gpus())
         if gpus:
-            rates = {(gpu.index,): gpu.utilization for gpu in gpus}
-            used = {(gpu.index,): float(gpu.used_bytes) for gpu in gpus}
+            rates: dict[tuple[str, ...], float] = {(gpu.index,): gpu.utilization for gpu in gpus}
+            used: dict[tuple[str, ...], float] = {(gpu.index,): float(gpu.used_bytes) for gpu in gpus}
             yield self._family("gpu_utilization_ratio", "Share of time in which a kernel ran.", rates, "gpu")
             yield self._family("gpu_memory_used_bytes", "Memory in use, of all processes.", used, "gpu")
 
-    def _family(self, name: str, words: str, values: dict[tuple[str, ...], float], *labels: str) -> Family:
+    def _family(self, name: str, words: str, values: Mapping[tuple[str, ...], float], *labels: str) -> Family:
         make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
         family: Family = make(_PREFIX + name, words, labels=("collectorjob", "group", *labels))
         for own, value in values.items():
