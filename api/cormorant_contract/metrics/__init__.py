@@ -28,9 +28,10 @@ ALL_METRICS = (*HEAD_METRICS, *WORKER_METRICS, *OPERATOR_METRICS)
 SCRAPE_LABELS = ("namespace", "pod", "container", "instance", "job", "node")
 """Labels that scraping adds; no metric has one of its own of these names."""
 
-BUDGET: Mapping[Exporter, int] = {"head": 500, "worker": 40, "operator": 150}
+BUDGET: Mapping[Exporter, int] = {"head": 500, "worker": 50, "operator": 150}
 """Series that one process may export in use: a head of a job with two groups, a worker's pod, an operator less those
 that it has for each job."""
 BUDGET_PER_GROUP = 80
 """More series of a head for each further worker group."""
 BUDGET_PER_JOB_OF_OPERATOR = 3
+"""More series of an operator for each job."""

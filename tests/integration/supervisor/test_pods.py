@@ -148,10 +148,19 @@ def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tm
         # Of two slots one has a pod.
         assert {w["id"]: w["ready"] for w in api.get("/v1/workers").json["workers"]} == {"cpu-0": False, "cpu-1": True}
         assert job.take(api)
+        # The actor's pulse, as the supervisor tells it; the head's names are others.
+        assert frames_of(worker) > 0
+        assert api.get("/metrics").body.count(b"cormorant_worker_frames_total") == 0
         with job.worker(0) as other:
             until(lambda: job.take(api) and all(w["ready"] for w in api.get("/v1/workers").json["workers"]))
             assert other.end() == 0
         assert worker.end() == 0
+
+
+def frames_of(worker: Pod) -> float:
+    lines = worker.get("/metrics")[1].splitlines()
+    (line,) = [line for line in lines if line.startswith("cormorant_worker_frames_total{")]
+    return float(line.rpartition(" ")[2])
 
 
 def answers(api: Api) -> bool:

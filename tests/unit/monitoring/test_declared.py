@@ -4,7 +4,16 @@ import re
 
 import pytest
 
-from cormorant_contract.metrics import ALL_METRICS, METRICS, SCRAPE_LABELS, Metric
+from cormorant_contract.metrics import (
+    ALL_METRICS,
+    BUDGET,
+    BUDGET_PER_GROUP,
+    BUDGET_PER_JOB_OF_OPERATOR,
+    METRICS,
+    SCRAPE_LABELS,
+    Metric,
+)
+from cormorant_contract.metrics.labels import GROUP, JOB_NAMESPACE
 
 NAMES = [metric.name for metric in ALL_METRICS]
 
@@ -39,3 +48,21 @@ def test_heads_and_workers_export_different_names() -> None:
 
 def test_what_is_of_a_job_names_it() -> None:
     assert all(metric.label_names[0] == "collectorjob" for metric in (*METRICS["head"], *METRICS["worker"]))
+
+
+def test_series_stay_within_the_budgets_of_the_docs() -> None:
+    # A head in use is counted in tests/integration/api: of all requests that there could be it answers few.
+    of_groups = [metric for metric in METRICS["head"] if GROUP in metric.labels]
+    assert sum(metric.most_series for metric in of_groups) // GROUP.limit <= BUDGET_PER_GROUP
+    # A pod is of one group.
+    assert sum(metric.most_series for metric in METRICS["worker"]) // GROUP.limit <= BUDGET["worker"]
+    of_jobs = [metric for metric in METRICS["operator"] if JOB_NAMESPACE in metric.labels]
+    assert len(of_jobs) <= BUDGET_PER_JOB_OF_OPERATOR
+    others = sum(metric.most_series for metric in METRICS["operator"] if metric not in of_jobs)
+    assert others <= BUDGET["operator"]
+
+
+def test_most_series_counts_labels_and_buckets() -> None:
+    by_name = {metric.name: metric for metric in ALL_METRICS}
+    assert by_name["cormorant_paused"].most_series == 1
+    assert by_name["cormorant_weight_update_duration_seconds"].most_series == 5 * (11 + 3)
