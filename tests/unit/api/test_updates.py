@@ -18,7 +18,13 @@ class Clock:
 class Board:
     def __init__(self) -> None:
         self.clock = Clock()
-        self.tracker = UpdateTracker(apply_within_s=10, bell=Bell(), clock=self.clock)
+        self.results: list[tuple[int, str]] = []
+        self.tracker = UpdateTracker(
+            apply_within_s=10,
+            bell=Bell(),
+            clock=self.clock,
+            on_result=lambda update: self.results.append((update.version, update.state)),
+        )
 
     def stage(self, version: int, *models: str) -> None:
         described = ModelUpdate(digest="xxh3:1", etag='"1"', bytes=10, tensors=2)
@@ -163,3 +169,18 @@ def test_without_any_worker_an_update_is_not_applied() -> None:
 def test_ids_of_updates_are_those_of_versions() -> None:
     assert version_of(update_id(7)) == 7
     assert [version_of(text) for text in ("7", "u", "u07", "u-1", "u7x", "", "u" + "9" * 30)] == [None] * 7
+
+
+def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
+    board = Board()
+    board.publish(1)
+    board.publish(2)
+    board.tracker.acknowledged("cpu-0", 2)
+    board.wait(11)
+    board.wait(11)
+    board.tracker.acknowledged("cpu-1", 2)
+    board.publish(3, waiting=())
+    board.stage(4)
+    board.tracker.hand_over(4, applied=("cpu-0", "cpu-1"), waiting=(), distribute_ms=1)
+    told = [(version, state) for version, state in board.results if version != 3]
+    assert told == [(1, "superseded"), (2, "partially_applied"), (2, "applied"), (4, "applied")]
