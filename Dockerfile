@@ -50,7 +50,7 @@ RUN if [ -n "$TORCH_INDEX" ]; then \
       /opt/uv/bin/uv pip install --quiet --no-deps --default-index "$TORCH_INDEX" "$(grep '^torch==' constraints.txt | cut -d ' ' -f 1)"; \
     fi
 RUN /opt/uv/bin/uv pip install --quiet --constraint constraints.txt --requirement pyproject.toml \
-      --extra worker --extra ray --extra api --extra cli --extra client
+      --extra worker --extra gpu --extra ray --extra api --extra cli --extra client
 
 # -- project: pure Python, the same in both images -------------------------------------------------------------------
 

@@ -40,13 +40,15 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/lint-imports
 	@$(BIN)/cormorant crd | diff - charts/cormorant/files/crds/collectorjobs.yaml
 	@$(BIN)/python -m cormorant_contract.chart charts/cormorant --check
+	@$(BIN)/python -m charts.monitoring --check
 
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
 
-docs: $(INSTALLED) ## Write what is generated: the CRD, the chart's values, their schema and table
+docs: $(INSTALLED) ## Write what is generated: CRD, chart values, rules, dashboards, the page of metrics
 	@$(BIN)/cormorant crd > charts/cormorant/files/crds/collectorjobs.yaml
 	@$(BIN)/python -m cormorant_contract.chart charts/cormorant
+	@$(BIN)/python -m charts.monitoring
 
 constraints: ## Pin the versions that pyproject.toml allows today
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \

@@ -23,6 +23,7 @@ from cormorant_api.settings import DEFAULT_PORT, Settings
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError, EnvError, ManifestError
 from cormorant_worker.front import load_job, refuse_unknown_task
+from cormorant_worker.logs import LogContext, configure_logs
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,16 +74,8 @@ class Signals:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a head. Returns the exit code."""
     given = _parser().parse_args(arguments)
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(),
-        cache_logger_on_first_use=False,
-    )
+    context = LogContext(epoch=given.epoch or None)
+    configure_logs(context)
     log = structlog.get_logger()
     signals = Signals()
     signals.install()
@@ -90,12 +83,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         settings.check()
         job = load_job(given.job, name=given.name)
+        context.job = job.metadata.name
         refuse_unknown_task(job)
         # What is slow to import comes after wrong arguments and manifests.
         from cormorant_api.server import HeadServer
 
         make_fleet = _engine(given)
-        with HeadServer(job, settings) as server:
+        with HeadServer(job, settings, context) as server:
             with signals.interrupting():
                 server.start_fleet(make_fleet, FleetOptions(workers=given.workers, device=given.device))
             end = server.wait(lambda: bool(signals.number))

@@ -12,6 +12,7 @@ from cormorant_api.docs_page import render
 from cormorant_api.gallery import Gallery
 from cormorant_api.head import Head
 from cormorant_api.live import Live
+from cormorant_api.measured import Measured
 from cormorant_api.routes import batches, control, live, pauses, seed, state, status, weights
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
@@ -53,6 +54,8 @@ def make_app(head: Head | None = None) -> FastAPI:
     app.include_router(status.health)
     problems.install(app)
     app.include_router(live_page.make_router())
+    if head is not None:
+        app.add_middleware(Measured, head=head)
     app.add_api_route("/docs", lambda: HTMLResponse(render(app.openapi())), include_in_schema=False)
     app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
     return app

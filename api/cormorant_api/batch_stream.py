@@ -71,6 +71,7 @@ class BatchStream(Response):
                 await send_within(send, scope, chunk, timeout_s=self._head.settings.stall_timeout_s)
             await send_within(send, scope, b"", timeout_s=self._head.settings.stall_timeout_s)
             is_whole = True
+            self._head.metrics.handed_over("stream", batch.size_bytes)
         finally:
             ledger.sent(lent.id)
             if not is_whole:

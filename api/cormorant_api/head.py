@@ -22,6 +22,7 @@ from cormorant_api.event_ring import EventRing
 from cormorant_api.journal import Journal
 from cormorant_api.leases import LeaseBook, PauseKeeper
 from cormorant_api.ledger import Ledger
+from cormorant_api.metrics import HeadMetrics
 from cormorant_api.publisher import Publisher
 from cormorant_api.pulse import Pulse
 from cormorant_api.pump import Pump
@@ -37,6 +38,7 @@ from cormorant_worker.engine.events import FleetEvent
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.engine.protocol import Fleet, FleetStats
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
 
@@ -56,7 +58,9 @@ class Running:
             epoch=head.epoch, ack_within_s=settings.ack_within_s, on_settled=head.journal.settle
         )
         self.pump = Pump(fleet, self.ledger)
-        self.updates = UpdateTracker(apply_within_s=settings.apply_within_s, bell=Bell())
+        self.updates = UpdateTracker(
+            apply_within_s=settings.apply_within_s, bell=Bell(), on_result=head.metrics.update_ended
+        )
         self.publisher = Publisher(fleet, head.store, self.updates, head.events)
         self.pauses = PauseKeeper(
             head.leases, pause=fleet.pause, resume=fleet.resume, bell=Bell(), starts_paused=is_paused
@@ -83,6 +87,9 @@ class Head:
         self.events = EventRing(epoch=self.epoch)
         self.leases = LeaseBook(spec_paused=job.spec.paused)
         self.pulse = Pulse()
+        self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)
+        self.log_context = LogContext()
+        """What this process says of itself on each line of its log."""
         self.failure = ""
         """Why the fleet cannot go on."""
         self.watchers: list[Callable[[FleetStats], None]] = []
@@ -108,6 +115,7 @@ class Head:
         """
         running = Running(self, fleet, is_paused=is_paused)
         self._unsubscribe = fleet.subscribe(self._hear)
+        self.sample(fleet.stats())
         running.publisher.restore()
         self._running = running
         running.pump.start()
@@ -229,7 +237,12 @@ class Head:
                 self._tell(running.updates.acknowledged(event.worker, event.version))
             elif event.kind == "worker_lost":
                 self._tell(running.updates.lost(event.worker))
-        if event.kind in ("sealed", "published"):
+        self.metrics.fleet.hear(event)
+        if event.kind == "published":
+            self.log_context.version = event.version
+        if event.kind == "accepted":
+            self.metrics.batches["queue"].inc()
+        if event.kind in ("sealed", "published", "lent"):
             return  # too many to tell; told by the publisher, with the update's id
         if event.kind == "failed" and not event.worker:
             self.failure = event.reason
@@ -251,6 +264,11 @@ class Head:
             if update.state in ("failed", "partially_applied"):
                 log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
 
+    def sample(self, stats: FleetStats) -> None:
+        """Take the fleet's books over into the metrics."""
+        self.journal.note_exported(stats.frames)
+        self.metrics.fleet.sample(stats)
+
     def _keep_house(self) -> None:
         running = self.running
         has_told_end = False
@@ -258,6 +276,7 @@ class Head:
             try:
                 stats = running.fleet.stats()
                 self.pulse.sample(stats)
+                self.sample(stats)
                 self._note_refusals(running, stats.version)
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:

@@ -9,7 +9,7 @@ _DIGITS = 20
 
 
 class Journal:
-    """Two small files in the head's directory; nothing without one. `settle` may be called from any thread."""
+    """Three small files in the head's directory; nothing without one. `settle` may be called from any thread."""
 
     def __init__(self, folder: Path | None, *, epoch: int = 0, floor_frames: int = 0) -> None:
         """Open it, and count this head.
@@ -26,7 +26,9 @@ class Journal:
         """Heads before this one."""
         self.frames = floor_frames
         """Frames that earlier heads settled."""
-        self._descriptor = -1
+        self.exported_frames = floor_frames
+        """The highest count of frames that any head has told to scrapers: a counter must not go back."""
+        self._descriptor = self._exported = -1
         if folder is None:
             return
         try:
@@ -35,6 +37,9 @@ class Journal:
             self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
             text = os.pread(self._descriptor, _DIGITS, 0)
             self.frames = max(floor_frames, int(text) if text else 0)
+            self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
+            text = os.pread(self._exported, _DIGITS, 0)
+            self.exported_frames = max(self.frames, int(text) if text else 0)
         except (OSError, ValueError) as error:
             raise StoreError(f"cannot use {folder} for the count of frames: {error}") from error
 
@@ -43,8 +48,18 @@ class Journal:
         if self._descriptor >= 0:
             os.pwrite(self._descriptor, f"{self.frames + frames:0{_DIGITS}d}".encode(), 0)
 
+    def note_exported(self, frames: int) -> None:
+        """Scrapers have been told so many frames, or are about to be. One thread at a time."""
+        if frames > self.exported_frames:
+            self.exported_frames = frames
+            if self._exported >= 0:
+                os.pwrite(self._exported, f"{frames:0{_DIGITS}d}".encode(), 0)
+
     def close(self) -> None:
         """Close the files. May be called twice."""
+        if self._exported >= 0:
+            os.close(self._exported)
+            self._exported = -1
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1

@@ -24,6 +24,7 @@ from cormorant_api.tokens import Tokens
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
+from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
 
@@ -36,8 +37,13 @@ _TOKEN_FILE = "tokens.json"
 class HeadServer:
     """One head with its listeners and its fleet. Use as a context manager."""
 
-    def __init__(self, job: CollectorJob, settings: Settings) -> None:
+    def __init__(self, job: CollectorJob, settings: Settings, context: LogContext | None = None) -> None:
         """Read tokens and what an earlier head left, and listen.
+
+        Args:
+            job: whose head.
+            settings: limits and places.
+            context: of this process's log lines; told the epoch, and versions as they are published.
 
         Raises:
             HeadError: with what cannot be used.
@@ -48,6 +54,8 @@ class HeadServer:
         self.job, self.settings = job, settings
         self.token_file = _token_path(job, settings)
         self.head = Head(job, settings, _tokens(self.token_file))
+        self.head.log_context = context or LogContext()
+        self.head.log_context.epoch = self.head.journal.epoch + 1
         self.fleet: Fleet | None = None
         app = make_app(self.head)
         self._listeners: list[Listener] = []

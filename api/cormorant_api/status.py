@@ -33,7 +33,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         job=head.job.metadata.name,
         namespace=head.job.metadata.namespace,
         epoch=head.epoch,
-        phase=_phase(head, running, stats),
+        phase=phase_of(head, running, stats),
         conditions=_conditions(head, running, stats),
         frames=FrameCounts(
             collected=stats.frames,
@@ -101,7 +101,8 @@ def group_of(worker: WorkerStats) -> str:
     return worker.name.rpartition("-")[0]
 
 
-def _phase(head: Head, running: Running, stats: FleetStats) -> Phase:
+def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
+    """The whole job in one word."""
     if head.failure or running.pump.error is not None:
         return "Failed"
     is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames

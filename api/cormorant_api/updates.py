@@ -68,14 +68,23 @@ class _Record:
 class UpdateTracker:
     """Every update of this head, newest 1000. Thread-safe."""
 
-    def __init__(self, *, apply_within_s: float, bell: Bell, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        *,
+        apply_within_s: float,
+        bell: Bell,
+        clock: Callable[[], float] = time.monotonic,
+        on_result: Callable[[Update], None] | None = None,
+    ) -> None:
         """Make a tracker.
 
         Args:
             apply_within_s: a worker that has not acknowledged after so long of running time is late.
             bell: rung at every change.
             clock: seconds, never going back.
+            on_result: called whenever an update has come to a result: applied, late, failed, superseded.
         """
+        self._on_result = on_result or _ignore
         self.apply_within_s = apply_within_s
         self.bell = bell
         self.clock = clock
@@ -108,6 +117,7 @@ class UpdateTracker:
         distribute_ms: float,
     ) -> None:
         """The fleet has it: these workers act with it already, these have it staged, these refused it."""
+        ended: list[Update] = []
         with self._lock:
             record = self._records[version]
             record.handed_over, record.distribute_ms = self.clock(), distribute_ms
@@ -123,8 +133,12 @@ class UpdateTracker:
                 covers = set(other.published.models) <= set(record.published.models)
                 if other.published.version < version and other.state not in FINAL_STATES and covers:
                     other.state, other.superseded_by = "superseded", version
+                    ended.append(_describe(other))
+            before = record.state
             self._judge(record)
-        self.bell.ring()
+            if record.state != before:
+                ended.append(_describe(record))
+        self._tell(ended)
 
     def acknowledged(self, worker: str, version: int) -> list[Update]:
         """A worker acts with a version from now on. Returns the updates that this ended."""
@@ -206,8 +220,13 @@ class UpdateTracker:
                     self._judge(record)
                 if record.state != before:
                     ended.append(_describe(record))
-        self.bell.ring()
+        self._tell(ended)
         return ended
+
+    def _tell(self, ended: list[Update]) -> None:
+        for update in ended:
+            self._on_result(update)
+        self.bell.ring()
 
     def _acknowledge(self, record: _Record, worker: str, version: int) -> None:
         receipt = record.receipts.setdefault(worker, _Receipt())
@@ -235,6 +254,10 @@ class UpdateTracker:
                 f"no worker acknowledged version {record.published.version} within {self.apply_within_s:.0f} s; "
                 "GET /v1/workers says what they do"
             )
+
+
+def _ignore(_: Update) -> None:
+    return
 
 
 def _refuse(record: _Record, worker: str, reason: str) -> None:

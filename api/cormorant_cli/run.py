@@ -50,6 +50,7 @@ _PARTS_OF_WORKER = (
     "gymnasium",
     "envpool",
     "structlog",
+    "prometheus_client",
     "psutil",
     "pyarrow",
     "safetensors",
@@ -106,6 +107,12 @@ def run(
     directory: Annotated[
         Path | None, typer.Option(help="Of --serve: keeps weights, tokens and the count of frames for the next run.")
     ] = None,
+    metrics_port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65535, help="Serve metrics for Prometheus on it, on loopback; 0: none. --serve has its own."
+        ),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Log every detail; show tracebacks.")] = False,
 ) -> None:
@@ -122,7 +129,7 @@ def run(
         try:
             job = _read_job(manifest, name, frames)
             with _translated_errors(), _logged_to(display, debug=debug):
-                session = _Session(job, display, interrupts, site, serving)
+                session = _Session(job, display, interrupts, site, serving, metrics_port)
                 reason = session.run(workers, "" if device is Device.AUTO else device.value)
         except KeyboardInterrupt:
             reason = "interrupted"
@@ -233,11 +240,18 @@ class _Session:
     """One run of one job."""
 
     def __init__(
-        self, job: CollectorJob, display: Display, interrupts: Interrupts, site: Site, serving: Serving | None = None
+        self,
+        job: CollectorJob,
+        display: Display,
+        interrupts: Interrupts,
+        site: Site,
+        serving: Serving | None = None,
+        metrics_port: int = 0,
     ) -> None:
         self._job = job
         self._site = site
         self._serving = serving
+        self._metrics_port = metrics_port
         self._display = display
         self._interrupts = interrupts
         self._dataset = job.spec.output.dataset.uri if job.spec.output.dataset else ""
@@ -279,7 +293,7 @@ class _Session:
         """The running fleet, under a head with `--serve`; closed at the end."""
         make_fleet = self._site.maker()
         if self._serving is None:
-            with make_fleet(self._job, options) as fleet:
+            with make_fleet(self._job, options) as fleet, self._scraped(fleet):
                 yield fleet, None
             return
         from cormorant_api.errors import HeadError
@@ -295,6 +309,21 @@ class _Session:
             raise BadInput(str(error)) from error
         with server:
             yield server.start_fleet(make_fleet, options), server
+
+    @contextmanager
+    def _scraped(self, fleet: "LocalFleet") -> Iterator[None]:
+        """Inside, whoever asks on `--metrics-port` is told of the fleet."""
+        if not self._metrics_port:
+            yield
+            return
+        from cormorant_worker.metrics.server import MetricsServer
+
+        try:
+            server = MetricsServer(fleet, port=self._metrics_port)
+        except OSError as error:
+            raise BadInput(f"cannot listen on --metrics-port {self._metrics_port}: {error}") from error
+        with server:
+            yield
 
     def _collect(self, fleet: "LocalFleet", server: "HeadServer | None") -> Reason:
         """Be the consumer of the queue, if there is one and nobody serves it, and show what goes on, until all is done

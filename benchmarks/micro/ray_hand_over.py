@@ -30,6 +30,7 @@ from cormorant_worker.engine.ray.objects import ObjectBlocks
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.spaces import Leaf
+from cormorant_worker.timing import BatchTiming
 
 STORE_BYTES = 1 << 30
 BATCH_BYTES = 28_000_000
@@ -52,6 +53,7 @@ class SealingActor(WorkerActor):
                 Sealed(
                     number=ticket.number, slot=ticket.slot, num_frames=start.num_frames, num_rows=start.num_rows,
                     num_ends=0, min_version=0, returns=(), lengths=(), durable_frames=0, env_restarts=0,
+                    num_terminated=0, timing=BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0),
                 )
             )  # fmt: skip
 

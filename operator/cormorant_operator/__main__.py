@@ -21,6 +21,7 @@ from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.leader import Leader, Terms
+from cormorant_operator.logs import configure_logs
 from cormorant_operator.probes import Probes
 from cormorant_operator.settings import Settings, read_settings
 from cormorant_operator.watch import Watch
@@ -31,15 +32,7 @@ _OK, _FAILED, _REFUSED = 0, 1, 2
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an operator. Returns the exit code."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(),
-    )
+    configure_logs()
     try:
         return asyncio.run(_serve(read_settings(arguments)))
     except SettingsError as error:

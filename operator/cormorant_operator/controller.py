@@ -19,7 +19,9 @@ from cormorant_operator.cluster import Cluster, ListedKind
 from cormorant_operator.errors import ApiError, HeadSilent, OperatorError
 from cormorant_operator.executor import Executor, Heads
 from cormorant_operator.job import Identity, Job, Unreadable
+from cormorant_operator.logs import about
 from cormorant_operator.memory import Memory
+from cormorant_operator.metrics import Handler, Metrics
 from cormorant_operator.observed import HeadAnswer, Observed, Pod
 from cormorant_operator.plan import CheckTemplate, DrainHead, Note, Plan, TellHead
 from cormorant_operator.reconcile import reconcile
@@ -77,8 +79,7 @@ class Controller:
         self._memories: dict[str, Memory] = {}
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
         self._is_resync_wanted = asyncio.Event()
-        self.reconciles = 0
-        self.failures = 0
+        self.metrics = Metrics()
         self.is_filled = False
         """Everything was listed once: until then nothing is decided."""
 
@@ -88,9 +89,9 @@ class Controller:
         self.is_filled = True
         async with asyncio.TaskGroup() as tasks:
             for _ in range(RECONCILERS):
-                tasks.create_task(self._work_on(self.jobs_due, self._reconcile))
+                tasks.create_task(self._work_on(self.jobs_due, self._reconcile, "reconcile"))
             for _ in range(POLLERS):
-                tasks.create_task(self._work_on(self.heads_due, self._poll))
+                tasks.create_task(self._work_on(self.heads_due, self._poll, "poll"))
             tasks.create_task(self._resync_for_ever())
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
@@ -132,16 +133,15 @@ class Controller:
             except OperatorError as error:
                 log.warning("resync_failed", reason=str(error))
 
-    async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]]) -> None:
+    async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:
             uid = await queue.take()
             try:
-                await work(uid)
+                with self.metrics.looking(handler):
+                    await work(uid)
             except OperatorError as error:
-                self.failures += 1
                 log.warning("reconcile_failed", uid=uid, reason=str(error), retry_s=round(queue.failed(uid), 1))
             except Exception:
-                self.failures += 1
                 log.exception("reconcile_crashed", uid=uid, retry_s=round(queue.failed(uid), 1))
             else:
                 queue.done(uid)
@@ -157,7 +157,11 @@ class Controller:
         if isinstance(job, Unreadable):
             await self._refuse(job)
             return
-        self.reconciles += 1
+        with about(job):
+            await self._decide(job)
+
+    async def _decide(self, job: Job) -> None:
+        uid = job.uid
         memory = self._memories.setdefault(uid, Memory())
         plan = reconcile(job, self._observe(uid, memory), self._clock(), site=self._site)
         for action in plan.actions:

@@ -31,6 +31,13 @@ LAST_WORDS_FILE = "/dev/termination-log"
 GCS_PORT, WORKER_PORT = 6379, 8000
 EXIT_DONE, EXIT_REFUSED = 0, 2
 
+SCRAPED: Mapping[str, str] = {
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(WORKER_PORT),
+    "prometheus.io/path": "/metrics",
+}
+"""Annotations of both kinds of pods, for a Prometheus without PodMonitors; a pod template can say otherwise."""
+
 JOB_FILE = "/etc/cormorant/job/job.yaml"
 TOKEN_FILE = "/etc/cormorant/tokens/tokens.json"
 STATE_FOLDER = "/var/lib/cormorant"
@@ -78,15 +85,24 @@ def worker_command() -> list[str]:
     return [*_SUPERVISOR, "worker"]
 
 
-def head_env(*, secret: str) -> list[dict[str, Any]]:
-    """Environment of a head's container."""
-    return [*_plain(_COMMON), _ray_token(secret), _pod_ip()]
+def head_env(*, job: str, secret: str, epoch: int) -> list[dict[str, Any]]:
+    """Environment of a head's container.
+
+    Args:
+        job: the job's name.
+        secret: of the job's tokens.
+        epoch: which incarnation of the head.
+    """
+    return [*_plain({**_COMMON, "CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch)}), _ray_token(secret), _pod_ip()]
 
 
-def worker_env(*, secret: str, head: str, group: str, index: int, attempt: int, grace_s: int) -> list[dict[str, Any]]:
+def worker_env(
+    *, job: str, secret: str, head: str, group: str, index: int, attempt: int, grace_s: int
+) -> list[dict[str, Any]]:
     """Environment of a worker's container.
 
     Args:
+        job: the job's name.
         secret: of the job's tokens.
         head: name of the Service that leads to the head's Ray.
         group: the worker's group.
@@ -96,6 +112,7 @@ def worker_env(*, secret: str, head: str, group: str, index: int, attempt: int, 
     """
     own = {
         "CORMORANT_HEAD": f"{head}:{GCS_PORT}",
+        "CORMORANT_JOB": job,
         "CORMORANT_GROUP": group,
         "CORMORANT_INDEX": str(index),
         "CORMORANT_ATTEMPT": str(attempt),

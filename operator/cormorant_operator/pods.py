@@ -58,7 +58,7 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
     command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=site.head_grace_s // 2)
     container = {
         "command": command,
-        "env": entrypoints.head_env(secret=secret),
+        "env": entrypoints.head_env(job=job.name, secret=secret, epoch=epoch),
         "ports": [
             {"name": "api", "containerPort": entrypoints.API_PORT},
             {"name": "data", "containerPort": entrypoints.DATA_PORT},
@@ -113,6 +113,7 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
         attempt: pods that filled the slot before.
     """
     env = entrypoints.worker_env(
+        job=job.name,
         secret=names.tokens_secret(job.name),
         head=names.head_service(job.name),
         group=group.name,
@@ -180,7 +181,7 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
     base = {
-        "metadata": {},
+        "metadata": {"annotations": entrypoints.SCRAPED},
         "spec": {
             "terminationGracePeriodSeconds": parts.grace_s,
             "automountServiceAccountToken": False,

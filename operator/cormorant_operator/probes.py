@@ -2,12 +2,16 @@
 not have its operators restarted.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 
 from aiohttp import web
 
+from cormorant_contract.metrics import Metric
+from cormorant_contract.metrics import operator as declared
 from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
+from cormorant_operator.job import Job
+from cormorant_operator.metrics import Values
 
 
 class Probes:
@@ -16,6 +20,7 @@ class Probes:
     def __init__(self, cluster: Cluster, controller: Controller, *, is_leading: Callable[[], bool]) -> None:
         """Listen to nothing yet."""
         self._cluster, self._controller, self._is_leading = cluster, controller, is_leading
+        controller.metrics.follow(self._read)
         app = web.Application()
         app.add_routes(
             [web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)]
@@ -39,29 +44,27 @@ class Probes:
         is_ready = self._controller.is_filled or not self._is_leading()
         return web.Response(status=200 if is_ready else 503, text="ok\n" if is_ready else "listing\n")
 
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text="".join(self._lines()), headers={"Content-Type": "text/plain; version=0.0.4"})
+    async def _metrics(self, request: web.Request) -> web.Response:
+        body, content_type = self._controller.metrics.text(request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type})
 
-    def _lines(self) -> Iterator[str]:
+    def _read(self) -> Mapping[Metric, Values]:
         controller = self._controller
-        yield from _metric("leader", "gauge", "Whether this operator leads.", {"": int(self._is_leading())})
-        yield from _metric("jobs", "gauge", "Jobs that exist.", {"": len(controller.cache.jobs())})
-        yield from _metric("reconcile_total", "counter", "Decisions about a job.", {"": controller.reconciles})
-        yield from _metric(
-            "reconcile_failures_total", "counter", "Decisions that could not be carried out.", {"": controller.failures}
-        )
-        yield from _metric(
-            "workqueue_longest_wait_seconds",
-            "gauge",
-            "How late a job was looked at, at most.",
-            {"": controller.jobs_due.longest_wait_s},
-        )
-        counts = {f'{{method="{m}",code="{c}"}}': n for (m, c), n in sorted(self._cluster.requests.items())}
-        yield from _metric("api_requests_total", "counter", "Answers of the API server.", counts)
-
-
-def _metric(name: str, kind: str, words: str, values: Mapping[str, float]) -> Iterator[str]:
-    name = f"cormorant_operator_{name}"
-    yield f"# HELP {name} {words}\n# TYPE {name} {kind}\n"
-    for labels, value in values.items():
-        yield f"{name}{labels} {value}\n"
+        uids = controller.cache.jobs()
+        # An operator that does not lead knows jobs from its last lead, if any: one tells, as one decides.
+        found = [controller.cache.job(uid) for uid in uids] if self._is_leading() else []
+        jobs = {(job.identity.namespace, job.name): job.status for job in found if isinstance(job, Job)}
+        return {
+            declared.LEADER: {(): int(self._is_leading())},
+            declared.JOBS: {(): len(uids)},
+            declared.JOB_PHASE_METRIC: {(*who, status.phase): 1 for who, status in jobs.items()},
+            declared.JOB_WORKER_RESTARTS: {
+                who: sum(group.restarts for group in status.groups) for who, status in jobs.items()
+            },
+            declared.JOB_HEAD_RESTARTS: {who: status.head_restarts for who, status in jobs.items()},
+            declared.QUEUE_DEPTH: {("jobs",): controller.jobs_due.num_late, ("heads",): controller.heads_due.num_late},
+            declared.QUEUE_WAIT: {(): controller.jobs_due.longest_wait_s},
+            declared.API_REQUESTS: {
+                (method, str(code)): count for (method, code), count in sorted(self._cluster.requests.items())
+            },
+        }

@@ -41,6 +41,12 @@ class WorkQueue:
         """Keys that wait, due or not."""
         return len(self._due)
 
+    @property
+    def num_late(self) -> int:
+        """Keys that are due and not taken yet."""
+        now = self._clock()
+        return sum(due <= now for due in self._due.values())
+
     def add(self, key: str, *, after_s: float = 0.0) -> None:
         """Look at a key, at the latest after so long; an earlier time that it waits for holds."""
         due = self._clock() + max(0.0, after_s)

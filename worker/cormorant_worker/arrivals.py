@@ -13,8 +13,9 @@ from cormorant_worker.actor import Actor
 from cormorant_worker.block import Block, Layout
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed
-from cormorant_worker.lane import Columns
+from cormorant_worker.lane import Columns, decide, receive
 from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.timing import Laps
 from cormorant_worker.trajectories import Trajectories
 
 _FIRST_SIZE = 64
@@ -25,6 +26,7 @@ class ArrivalLane:
 
     def __init__(self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck) -> None:
         self.env = env
+        self.laps: Laps | None = None
         self._columns = columns
         self._trajectories = trajectories
         self._check = check
@@ -101,7 +103,8 @@ class ArrivalLane:
             return
         rows = self._landed[columns] % self._size
         obs = tuple(a[rows, columns] for a in self._obs)
-        acted = actor.act(obs, tuple(a[rows, columns] for a in self._states), self.is_init[columns])
+        states = tuple(a[rows, columns] for a in self._states)
+        acted = decide(actor, obs, states, self.is_init[columns], self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
         for stored, value in zip(self._action, acted.actions, strict=True):
@@ -118,7 +121,7 @@ class ArrivalLane:
 
     def land(self) -> int:
         """Wait for some rows and keep them. Returns the number of frames."""
-        step = self.env.recv()
+        step = receive(self.env, self.laps)
         columns = np.arange(self.env.num_envs) if isinstance(step.rows, slice) else step.rows
         rows = self._landed[columns] % self._size
         following = (self._landed[columns] + 1) % self._size
@@ -189,7 +192,8 @@ class ArrivalLane:
         for i, column in enumerate(columns.tolist()):
             states = tuple(a[following[i], column][None].copy() for a in self._states)
             self._ends.append((column, int(self._landed[column]) - 1, tuple(a[i : i + 1] for a in final), states))
-        self._trajectories.close(columns + self._columns.first)
+        terminated = self._terminated[following - 1, columns]  # row -1 is the ring's last
+        self._trajectories.close(columns + self._columns.first, terminated=terminated)
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):
             stored[following, columns] = initial

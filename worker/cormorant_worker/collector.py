@@ -28,6 +28,7 @@ from cormorant_worker.random_actions import RandomActor
 from cormorant_worker.seeding import SeedPath
 from cormorant_worker.spaces import Array, Space, describe, leaves
 from cormorant_worker.state import load_state, save_state
+from cormorant_worker.timing import IDLE, PAUSED, Timing
 from cormorant_worker.trajectories import Episodes, Trajectories, trajectory_base
 from cormorant_worker.warmup import WarmupActor
 from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion, WeightSlot
@@ -88,6 +89,8 @@ class Collector:
         """Frames collected so far."""
         self.pulse: Array = np.zeros(1, dtype=np.int64)
         """Counts frames as they land, for a watcher in another process: [1] int64, replaced by shared memory."""
+        self.timing = Timing()
+        """Where this thread's time goes; replaced, as `pulse` is."""
         self._actor = actor
         self.warmup = warmup
         self._random = WarmupActor(warmup, actor)
@@ -252,9 +255,10 @@ class Collector:
             lane.restart()
 
     def _run_lanes(self, block: Block, quota: Array, version: PolicyVersion) -> None:
-        gate, pulse = self.gate, self.pulse
+        gate, pulse, timing = self.gate, self.pulse, self.timing
+        timing.begin()
         if gate.is_closed:
-            gate.hold()
+            self._hold()
         busy = []
         first = 0
         for lane in self.lanes:
@@ -267,11 +271,13 @@ class Collector:
                 busy.append(lane)
         while busy:
             for lane in tuple(busy):
+                laps = lane.laps = timing.next_laps()
                 landed = lane.land()
                 pulse[0] += landed
                 self.warmup_left -= landed
                 if gate.is_closed:
-                    gate.hold()
+                    laps = lane.laps = None
+                    self._hold()
                     if gate.is_sealed:
                         lane.cut()
                 if lane.is_done:
@@ -279,6 +285,16 @@ class Collector:
                     busy.remove(lane)
                 else:
                     self._act(lane, version)
+                if laps is not None:
+                    lane.laps = None
+                    timing.measured(laps)
+        timing.rest(IDLE)
+
+    def _hold(self) -> None:
+        """Stand at the gate for as long as it is shut."""
+        self.timing.rest(PAUSED)
+        self.gate.hold()
+        self.timing.begin()
 
     def _act(self, lane: Lane, version: PolicyVersion) -> None:
         if self.warmup_left > 0:

@@ -8,6 +8,7 @@ environment lags by one; the last row of a short batch is not for everyone).
 """
 
 from dataclasses import dataclass
+from time import monotonic_ns
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from cormorant_worker.actor import Acted, Actor
 from cormorant_worker.block import Block, Layout
 from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
 from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.timing import Laps
 from cormorant_worker.trajectories import Trajectories
 
 _NO_VERSION = -2
@@ -39,6 +41,8 @@ class Lane(Protocol):
     """Some columns of the block and the environments that fill them: begin, (act, land)* until done, finish."""
 
     env: VectorEnv
+    laps: Laps | None
+    """What `act` and `land` are measured with, if they are."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
         """Begin the first episodes."""
@@ -93,6 +97,26 @@ class Lane(Protocol):
         ...
 
 
+def decide(actor: Actor, obs: Arrays, states: Arrays, is_init: Array, laps: Laps | None) -> Acted:
+    """`actor.act`, measured if it is to be."""
+    if laps is None:
+        return actor.act(obs, states, is_init)
+    began = monotonic_ns()
+    acted = actor.act(obs, states, is_init)
+    laps.inference_ns += monotonic_ns() - began
+    return acted
+
+
+def receive(env: VectorEnv, laps: Laps | None) -> Step:
+    """`env.recv`, measured if it is to be."""
+    if laps is None:
+        return env.recv()
+    began = monotonic_ns()
+    step = env.recv()
+    laps.env_ns += monotonic_ns() - began
+    return step
+
+
 class LockstepLane:
     """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
 
@@ -100,6 +124,7 @@ class LockstepLane:
         self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck, *, max_frames: int
     ) -> None:
         self.env = env
+        self.laps: Laps | None = None
         self._columns = columns
         self._trajectories = trajectories
         self._check = check
@@ -230,7 +255,8 @@ class LockstepLane:
 
     def _act_dense(self, actor: Actor, version: int) -> None:
         t = self._row
-        acted = actor.act(tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states]), self.is_init)
+        obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
+        acted = decide(actor, obs, states, self.is_init, self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, EVERY_ROW)
         # From here on the environments step while this thread writes.
@@ -252,7 +278,8 @@ class LockstepLane:
         columns = np.flatnonzero(self._cursor < self._quota)
         rows = self._cursor[columns]
         obs = tuple(a[rows, columns] for a in self._obs)
-        acted = actor.act(obs, tuple(a[rows, columns] for a in self._states), self.is_init[columns])
+        states = tuple(a[rows, columns] for a in self._states)
+        acted = decide(actor, obs, states, self.is_init[columns], self.laps)
         self._check.values(acted.actions)
         self.env.send(acted.actions, columns)
         self._write_acted(rows, columns, acted, version)
@@ -273,7 +300,7 @@ class LockstepLane:
 
     def land(self) -> int:
         """Wait for what was sent and write it. Returns the number of frames."""
-        step = self.env.recv()
+        step = receive(self.env, self.laps)
         if self._is_dense and not len(step.fresh):
             return self._land_dense(step)
         if self._is_dense:
@@ -321,7 +348,7 @@ class LockstepLane:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
         final_states = tuple(a[rows + 1, columns] for a in self._states)
         self._block.end(rows, columns + self._columns.first, final, final_states)
-        self._trajectories.close(columns + self._columns.first)
+        self._trajectories.close(columns + self._columns.first, terminated=self._terminated[rows, columns])
         self._begin_trajectories(rows + 1, columns)
 
     def _begin_trajectories(self, rows: Array, columns: Array) -> None:

@@ -42,6 +42,8 @@ class Episodes:
     """Undiscounted sums of rewards."""
     lengths: list[int] = field(default_factory=list)
     """Frames."""
+    num_terminated: int = 0
+    """Those that the environment ended; the others were cut."""
 
 
 class Trajectories:
@@ -71,8 +73,14 @@ class Trajectories:
         self.lengths[columns] = 0
         self.returns[columns] = 0.0
 
-    def close(self, columns: Array) -> None:
-        """The trajectories of these columns ended: note the episodes, and begin new ones."""
+    def close(self, columns: Array, *, terminated: Array) -> None:
+        """The trajectories of these columns ended: note the episodes, and begin new ones.
+
+        Args:
+            columns: [n] numbers of environments.
+            terminated: [n] whether the environment ended it.
+        """
+        self.finished.num_terminated += int(np.count_nonzero(terminated))
         self.finished.returns.extend(self.returns[columns].tolist())
         self.finished.lengths.extend(self.lengths[columns].tolist())
         self.open(columns)

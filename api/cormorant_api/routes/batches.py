@@ -106,6 +106,7 @@ async def next_batch(
             described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
             ledger.attach(lent.id, extra)
             ledger.sent(lent.id)
+            head.metrics.handed_over("memory", batch.size_bytes)
             return Response(described.model_dump_json(), media_type=MEMORY_JSON, headers=headers)
     except BaseException:
         ledger.release(lent.id)
@@ -114,6 +115,8 @@ async def next_batch(
 
     def over(is_whole: bool) -> None:
         ledger.sent(lent.id)
+        if is_whole:
+            head.metrics.handed_over("http", batch.size_bytes)
         if not is_whole:
             ledger.release(lent.id)
         elif ack == "auto":

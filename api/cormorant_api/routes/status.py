@@ -1,5 +1,6 @@
 """What goes on: status, workers, events, health."""
 
+import asyncio
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from starlette.responses import Response
 from cormorant_api.errors import ApiError
 from cormorant_api.event_stream import EventStream
 from cormorant_api.routing import GuardedRoute, answers, head_of, needs
+from cormorant_api.scrape import scrape
 from cormorant_api.status import describe, describe_worker
 from cormorant_api.tokens import Role
 from cormorant_contract.rest.problems import ProblemType
@@ -115,6 +117,20 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     ready = all(check.ok for check in checks)
     body = Readiness(ready=ready, checks=tuple(checks) if verbose is not None else ())
     return JSONResponse(body.model_dump(mode="json"), status_code=200 if ready else 503)
+
+
+@health.get(
+    "/metrics",
+    operation_id="get_metrics",
+    response_class=Response,
+    responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
+)
+async def get_metrics(request: Request) -> Response:
+    """Metrics of the whole job, for Prometheus. Open, as probes are: they tell of speed, not of data."""
+    accept = request.headers.get("accept", "")
+    # In a thread of its own: neither what is long nor what is closing makes a scrape wait.
+    body, media_type = await asyncio.to_thread(scrape, head_of(request), accept)
+    return Response(body, headers={"Content-Type": media_type})
 
 
 @health.get("/version", operation_id="get_version")

@@ -285,6 +285,8 @@ async def _publish(request: Request, model: str, version: int | None, *, is_part
     wanted = Wanted(model=model, version=version, headers=request.headers, author=author_of(request))
     publish = running.publisher.patch if is_partial else running.publisher.publish
     update, is_new = await head.bulk(publish, upload, wanted)
+    if is_new:
+        head.metrics.update_received(update)
     wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":

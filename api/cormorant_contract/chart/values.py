@@ -12,6 +12,7 @@ from cormorant_contract.base import (
     Text,
     Whole,
 )
+from cormorant_contract.chart.monitoring import Dashboards, PrometheusRule
 
 NAME_PATTERN = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 DIGEST_PATTERN = "^(sha256:[a-f0-9]{64})?$"
@@ -246,3 +247,9 @@ class Values(Contract):
 
     pod_monitor: PodMonitor = PodMonitor()
     """Scraping of the operator's metrics by the Prometheus operator."""
+
+    prometheus_rule: PrometheusRule = PrometheusRule()
+    """Recording rules and alerts, for the Prometheus operator."""
+
+    dashboards: Dashboards = Dashboards()
+    """Grafana dashboards, as ConfigMaps that Grafana's sidecar finds."""

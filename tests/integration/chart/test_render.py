@@ -52,6 +52,7 @@ KINDS = {
     "Service": 1,
     "Deployment": 1,
     "Pod": 1,
+    "ConfigMap": 3,
 }
 CLUSTER_SCOPED = {"CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding"}
 

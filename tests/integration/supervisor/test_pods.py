@@ -30,14 +30,14 @@ def test_worker_waits_for_its_head_and_joins_the_next_one_when_it_dies() -> None
         with head_pod(port) as head:
             worker.wait_for("joined")
             assert worker.get("/readyz") == (200, "ok\n")
-            assert "cormorant_worker_joined 1\n" in worker.get("/metrics")[1]
+            assert 'cormorant_worker_joined{collectorjob="",group="cpu"} 1.0' in worker.get("/metrics")[1]
             head.kill()
             worker.wait_for("ray_ended", seconds=30)
             assert worker.get("/readyz")[0] == 503
             assert worker.get("/livez")[0] == 200
         with head_pod(port) as head:
             worker.wait_for("joined", times=2, seconds=30)
-            assert "cormorant_worker_joins_total 2\n" in worker.get("/metrics")[1]
+            assert 'cormorant_worker_joins_total{collectorjob="",group="cpu"} 2.0' in worker.get("/metrics")[1]
             assert worker.end() == 0
             assert worker.left() == []
             assert head.end() == 128 + signal.SIGTERM
@@ -148,10 +148,19 @@ def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tm
         # Of two slots one has a pod.
         assert {w["id"]: w["ready"] for w in api.get("/v1/workers").json["workers"]} == {"cpu-0": False, "cpu-1": True}
         assert job.take(api)
+        # The actor's pulse, as the supervisor tells it; the head's names are others.
+        assert frames_of(worker) > 0
+        assert api.get("/metrics").body.count(b"cormorant_worker_frames_total") == 0
         with job.worker(0) as other:
             until(lambda: job.take(api) and all(w["ready"] for w in api.get("/v1/workers").json["workers"]))
             assert other.end() == 0
         assert worker.end() == 0
+
+
+def frames_of(worker: Pod) -> float:
+    lines = worker.get("/metrics")[1].splitlines()
+    (line,) = [line for line in lines if line.startswith("cormorant_worker_frames_total{")]
+    return float(line.rpartition(" ")[2])
 
 
 def answers(api: Api) -> bool:

@@ -18,7 +18,13 @@ class Clock:
 class Board:
     def __init__(self) -> None:
         self.clock = Clock()
-        self.tracker = UpdateTracker(apply_within_s=10, bell=Bell(), clock=self.clock)
+        self.results: list[tuple[int, str]] = []
+        self.tracker = UpdateTracker(
+            apply_within_s=10,
+            bell=Bell(),
+            clock=self.clock,
+            on_result=lambda update: self.results.append((update.version, update.state)),
+        )
 
     def stage(self, version: int, *models: str) -> None:
         described = ModelUpdate(digest="xxh3:1", etag='"1"', bytes=10, tensors=2)
@@ -181,3 +187,18 @@ def test_the_newest_updates_are_told_at_a_glance() -> None:
     assert (newest[0].workers.acked, newest[0].workers.failed, newest[0].workers.total) == (1, 1, 2)
     assert (newest[0].slowest_ms, newest[1].slowest_ms, newest[1].superseded_by) == (500.0, None, 5)
     assert newest[0].models == ("policy",)
+
+
+def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
+    board = Board()
+    board.publish(1)
+    board.publish(2)
+    board.tracker.acknowledged("cpu-0", 2)
+    board.wait(11)
+    board.wait(11)
+    board.tracker.acknowledged("cpu-1", 2)
+    board.publish(3, waiting=())
+    board.stage(4)
+    board.tracker.hand_over(4, applied=("cpu-0", "cpu-1"), waiting=(), distribute_ms=1)
+    told = [(version, state) for version, state in board.results if version != 3]
+    assert told == [(1, "superseded"), (2, "partially_applied"), (2, "applied"), (4, "applied")]

@@ -323,3 +323,21 @@ def test_secret_has_a_key_a_role() -> None:
 )
 def test_last_words_of_a_head(message: str, frames: int | None) -> None:
     assert entrypoints.final_frames(message) == frames
+
+
+@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
+def test_pods_say_where_they_are_scraped(pod: Manifest) -> None:
+    told = {key: value for key, value in pod["metadata"]["annotations"].items() if key.startswith("prometheus.io/")}
+    assert told == {"prometheus.io/scrape": "true", "prometheus.io/port": "8000", "prometheus.io/path": "/metrics"}
+    assert "8000" in {str(port["containerPort"]) for port in main_container(pod)["ports"]}
+
+
+def test_a_template_can_have_its_pods_left_alone_by_scrapers() -> None:
+    pod = worker(template={"metadata": {"annotations": {"prometheus.io/scrape": "false"}}})
+    assert pod["metadata"]["annotations"]["prometheus.io/scrape"] == "false"
+
+
+@pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])
+def test_pods_know_whose_they_are_for_their_logs(pod: Manifest) -> None:
+    env = {variable["name"]: variable.get("value") for variable in main_container(pod)["env"]}
+    assert env["CORMORANT_JOB"] == make_job().name

@@ -14,6 +14,7 @@ from cormorant_worker.supervisor.backoff import Backoff
 from cormorant_worker.supervisor.diagnosis import diagnose
 from cormorant_worker.supervisor.door import knock
 from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
+from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import answer
 from cormorant_worker.supervisor.settings import read_ray_settings, read_worker_settings
 from cormorant_worker.supervisor.standing import Standing
@@ -125,13 +126,14 @@ def test_an_end_is_explained(words: str, code: int | None, has_joined: bool, cau
 
 def test_probes_tell_the_pods_standing() -> None:
     standing = Standing()
-    assert [answer(path, standing)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
+    metrics = PodMetrics(standing, job="pong", group="cpu", pulse_file=Path("/nowhere"))
+    assert [answer(path, standing, metrics)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
     standing.is_joined = True
-    assert answer("/readyz", standing) == (200, "ok\n")
+    assert answer("/readyz", standing, metrics)[:2] == (200, b"ok\n")
     standing.is_leaving = True
-    assert answer("/readyz", standing) == (503, "leaving\n")
+    assert answer("/readyz", standing, metrics)[:2] == (503, b"leaving\n")
     standing.ticked -= 61
-    assert answer("/livez", standing)[0] == 503
+    assert answer("/livez", standing, metrics)[0] == 503
 
 
 def test_a_door_that_nobody_opens_is_explained_within_the_limit() -> None:

@@ -4,7 +4,7 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 """
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import count, islice
 from multiprocessing.connection import Connection
@@ -36,6 +36,7 @@ from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.published import Published
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
+from cormorant_worker.engine.tally import RestartReason, Tally
 from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
@@ -47,7 +48,6 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_RECENT = 100
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
 
@@ -84,11 +84,7 @@ class Crew:
         self.restarts: dict[Slot, int] = {}
         self.found_frames = 0
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
-        self.gone_frames = 0
-        """Frames stepped by workers that are gone."""
-        self.episodes = 0
-        self.returns: deque[float] = deque(maxlen=_RECENT)
-        self.lengths: deque[int] = deque(maxlen=_RECENT)
+        self.tally = Tally()
         self._options = options
         self.engine = engine
         self._hang_limit_s = options.hang_limit_s(job)
@@ -331,12 +327,17 @@ class Crew:
         member.landed_frames += sealed.num_frames
         member.durable_frames = sealed.durable_frames
         member.env_restarts = sealed.env_restarts
-        self.episodes += len(sealed.returns)
-        self.returns.extend(sealed.returns)
-        self.lengths.extend(sealed.lengths)
-        self._events.note("sealed", worker=member.name, frames=sealed.num_frames, version=sealed.min_version)
+        self.tally.seal(sealed)
+        self._events.note(
+            "sealed", worker=member.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
+        )
         for late in self._deliveries.land(out.round, slot, Part(sealed, out.slot, member.attempt)):
             self._seal_early(self.members[late], out.round)
+
+    def note_lent(self, frames: int, min_version: int) -> None:
+        """A consumer takes a round in which a version is the oldest that acted."""
+        staleness = self.version - min_version if min_version >= 0 else 0
+        self._events.note("lent", frames=frames, version=min_version, staleness=max(0, staleness))
 
     def _seal_early(self, member: Member, found: Round) -> None:
         for number, out in member.tickets.items():
@@ -515,16 +516,17 @@ class Crew:
                 log.warning("worker_hung", worker=member.name, seconds=round(silent, 1))
                 doing = member.link.describe_doing()
                 member.link.kill()
-                self._bury(slot, member, reason=f"made no progress for {limit:.0f} s and was killed ({doing})")
+                reason = f"made no progress for {limit:.0f} s and was killed ({doing})"
+                self._bury(slot, member, reason=reason, kind="hang")
 
     def _fail(self, slot: Slot, member: Member, failed: Failed) -> None:
         log.debug("worker_traceback", worker=member.name, traceback=failed.traceback)
         if failed.is_final or self.ready is None:
             self.error = WorkerFailed(f"worker {member.name}: {failed.message}", kind=failed.kind)
             self.error.add_note(failed.traceback)
-        self._bury(slot, member, reason=f"failed: {failed.message}")
+        self._bury(slot, member, reason=f"failed: {failed.message}", kind="error")
 
-    def _bury(self, slot: Slot, member: Member, *, reason: str = "") -> None:
+    def _bury(self, slot: Slot, member: Member, *, reason: str = "", kind: RestartReason = "crash") -> None:
         """A worker is gone: keep what it finished, take back what it did not, and have it replaced."""
         del self.members[slot]
         if not member.has_finished and not reason:
@@ -533,7 +535,7 @@ class Crew:
             if self.ready is None:
                 reason += f" {_describe_env(self.job)}: check its arguments"
         stepped = member.stepped_frames
-        self.gone_frames += stepped
+        self.tally.bury(member)
         lost = self._take_back(slot, member)
         not_durable = member.landed_frames - member.durable_frames if self.store is not None else 0
         self._schedule.take_back(not_durable)
@@ -547,6 +549,7 @@ class Crew:
         if not self.is_closing and self.error is None:
             log.warning("worker_lost", worker=member.name, reason=reason, frames_to_collect_again=lost + not_durable)
             self._events.note("worker_lost", worker=member.name, reason=reason, frames=lost + not_durable)
+            self.tally.replaced(slot[0], kind)
             self._plan_replacement(slot, member, reason)
 
     def _take_back(self, slot: Slot, member: Member) -> int:

@@ -4,9 +4,12 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import structlog
+
+if TYPE_CHECKING:
+    from cormorant_worker.engine.messages import Sealed
 
 log = structlog.get_logger()
 
@@ -16,6 +19,7 @@ EventKind = Literal[
     "worker_lost",
     "sealed",
     "accepted",
+    "lent",
     "paused",
     "resumed",
     "published",
@@ -32,14 +36,17 @@ class FleetEvent:
     kind: EventKind
     """applied: `worker` acts with `version` from its next frame on. worker_ready: it may collect. worker_lost: it is
     gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
-    the oldest that acted. accepted: a round of `frames` entered the queue and counts. published: `version` is on its
-    way. seeded: every worker begins anew, with the seed in `reason`. dropped: `frames` will not be delivered, for
+    the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
+    consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on
+    its way. seeded: every worker begins anew, with the seed in `reason`. dropped: `frames` will not be delivered, for
     `reason` (crash, stale, drop_oldest, drain, restore, seed). failed: the fleet cannot go on, for `reason`."""
     worker: str = ""
     """`<group>-<index>`."""
     version: int = 0
     frames: int = 0
     reason: str = ""
+    staleness: int = 0
+    sealed: "Sealed | None" = None
 
 
 Listener = Callable[[FleetEvent], None]
@@ -65,10 +72,24 @@ class Events:
 
         return unsubscribe
 
-    def note(self, kind: EventKind, *, worker: str = "", version: int = 0, frames: int = 0, reason: str = "") -> None:
+    def note(
+        self,
+        kind: EventKind,
+        *,
+        worker: str = "",
+        version: int = 0,
+        frames: int = 0,
+        reason: str = "",
+        staleness: int = 0,
+        sealed: "Sealed | None" = None,
+    ) -> None:
         """Something happened."""
         if self._listeners:
-            self._noted.append(FleetEvent(kind=kind, worker=worker, version=version, frames=frames, reason=reason))
+            event = FleetEvent(
+                kind=kind, worker=worker, version=version, frames=frames, reason=reason, staleness=staleness,
+                sealed=sealed,
+            )  # fmt: skip
+            self._noted.append(event)
 
     def tell(self) -> None:
         """Tell everybody what was noted, in order. A listener that raises is logged and does no harm."""

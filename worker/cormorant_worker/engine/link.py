@@ -51,6 +51,11 @@ class Link(Protocol):
         ...
 
     @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """Nanoseconds by activity, as far as it is known here."""
+        ...
+
+    @property
     def is_open(self) -> bool:
         """False once nothing will come from the worker any more."""
         ...

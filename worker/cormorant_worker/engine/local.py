@@ -33,6 +33,7 @@ from cormorant_worker.engine.options import FleetOptions, default_workers
 from cormorant_worker.engine.protocol import FleetStats, Receipt
 from cormorant_worker.engine.schedule import Schedule
 from cormorant_worker.engine.standstill import Standstill
+from cormorant_worker.engine.stats import fleet_stats
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
@@ -236,6 +237,7 @@ class LocalFleet:
                 if self._deliveries.num_waiting != waiting:
                     self._wake()
                 if delivery is not None:
+                    self._crew.note_lent(delivery.num_frames, delivery.min_version)
                     return self._lend(delivery)
                 if self._is_done and self._schedule.is_done:
                     return None
@@ -244,7 +246,8 @@ class LocalFleet:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise ControlTimeout(f"no batch came within {timeout_s} s; {self._crew.describe()}")
-                self._changed.wait(left)
+                with self._crew.tally.waiting():
+                    self._changed.wait(left)
 
     def _lend(self, delivery: Delivery) -> Loan:
         number, slots = delivery.round.number, self._deliveries.slots
@@ -445,23 +448,8 @@ class LocalFleet:
 
     def stats(self) -> FleetStats:
         """What is going on."""
-        crew = self._crew
         with self._changed:
-            workers = tuple(member.stats(is_paused=crew.is_paused) for _, member in sorted(crew.members.items()))
-            return FleetStats(
-                frames=self._schedule.accepted_frames,
-                stepped_frames=crew.gone_frames + sum(worker.frames for worker in workers),
-                total_frames=self._schedule.total_frames,
-                episodes=crew.episodes,
-                recent_returns=tuple(crew.returns),
-                recent_lengths=tuple(crew.lengths),
-                version=crew.version,
-                dropped=dict(self._deliveries.dropped),
-                restarts=sum(crew.restarts.values()),
-                queued_batches=self._deliveries.num_waiting,
-                paused=crew.is_paused,
-                workers=workers,
-            )
+            return fleet_stats(self._crew, self._schedule, self._deliveries)
 
     @property
     def is_done(self) -> bool:
@@ -540,6 +528,7 @@ class LocalFleet:
         crew.start_missing(now)
         crew.watch(now)
         self._deliveries.accept()
+        crew.tally.look(is_full=bool(self._deliveries.slots) and not self._deliveries.room)
         self._grant()
         crew.finish_idle()
         if self._schedule.is_done and self._deliveries.is_drained:

@@ -13,6 +13,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.spaces import Space
+from cormorant_worker.timing import BatchTiming
 from cormorant_worker.weights import WeightSpecs
 
 
@@ -70,6 +71,9 @@ class Sealed:
     """The oldest policy version that acted; RANDOM_VERSION frames do not count unless there are no others."""
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
+    num_terminated: int
+    """Episodes that their environments ended; the others were truncated."""
+    timing: BatchTiming
     durable_frames: int
     """Frames of this attempt that the dataset has made durable so far."""
     env_restarts: int

@@ -71,6 +71,11 @@ class WorkerProcess:
         """Frames that the worker has stepped."""
         return int(self.pulse.frames[0])
 
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """Nanoseconds by activity."""
+        return self.pulse.spent_ns
+
     def describe_doing(self) -> str:
         """What the worker does, in words."""
         return self.phase.name.lower()

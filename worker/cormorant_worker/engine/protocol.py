@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
@@ -51,6 +51,26 @@ class WorkerStats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStats:
+    """One worker group, with those of its workers that are gone."""
+
+    desired: int
+    """Places that are to be filled."""
+    ready: int
+    """Workers that may collect."""
+    starting: int
+    stepped_frames: int
+    """So far."""
+    spent_s: Mapping[str, float]
+    """Seconds of all workers by activity: `cormorant_contract.metrics.labels.ACTIVITIES`."""
+    restarts: Mapping[Literal["crash", "hang", "error"], int]
+    """Workers replaced so far, by reason."""
+    env_restarts: int
+    min_version: PolicyVersion
+    """The oldest that acts in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetStats:
     """The whole fleet at one moment."""
 
@@ -73,6 +93,13 @@ class FleetStats:
     queued_batches: int
     paused: bool
     workers: tuple[WorkerStats, ...]
+    groups: Mapping[str, GroupStats]
+    queue_capacity: int
+    """Batches; 0: no queue."""
+    queue_waits_s: Mapping[str, float]
+    """Seconds in which somebody waited: producer for room, consumer for a batch."""
+    undurable_frames: int
+    """In sealed batches that the dataset has not made durable yet; 0 without one."""
 
 
 class Fleet(Protocol):

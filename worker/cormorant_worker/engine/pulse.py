@@ -1,4 +1,4 @@
-"""What a worker is doing right now, readable by its fleet without asking: three numbers in shared memory."""
+"""What a worker is doing right now, readable by its fleet without asking: a few numbers in shared memory."""
 
 import os
 from enum import IntEnum
@@ -7,8 +7,9 @@ import numpy as np
 
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
+from cormorant_worker.timing import NUMBERS, spent_ns
 
-_SIZE_BYTES = 24
+_SIZE_BYTES = 8 * (3 + NUMBERS)
 
 
 class Phase(IntEnum):
@@ -26,18 +27,26 @@ class Phase(IntEnum):
 
 
 class Pulse:
-    """[3] int64 in shared memory: frames landed so far, phase, process id. Written by one worker, read by its fleet."""
+    """[13] int64 in shared memory: frames landed so far, phase, process id, timing. Written by one worker, read by its
+    fleet.
+    """
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self._numbers: Array = np.frombuffer(memory.buffer, dtype=np.int64)
         self.frames: Array = self._numbers[:1]
         """[1] int64: frames landed, those of unfinished batches among them."""
+        self.timing: Array = self._numbers[3:]
+        """[10] int64: the numbers of a `Timing`."""
 
     @classmethod
-    def create(cls) -> "Pulse":
-        """Make a pulse for a new worker."""
-        return cls(SharedMemory.create(_SIZE_BYTES))
+    def create(cls, path: str = "") -> "Pulse":
+        """Make a pulse for a new worker.
+
+        Args:
+            path: of a file that others on this machine can read it in; empty: those who get its descriptor alone.
+        """
+        return cls(SharedMemory.create(_SIZE_BYTES, path=path))
 
     @classmethod
     def attach(cls, descriptor: int) -> "Pulse":
@@ -61,6 +70,11 @@ class Pulse:
     def phase(self) -> Phase:
         """What the worker does."""
         return Phase(int(self._numbers[1]))
+
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """Nanoseconds by activity, up to now."""
+        return spent_ns(self.timing)
 
     def close(self) -> None:
         """Let go of the descriptor."""

@@ -1,8 +1,10 @@
 """Memory that two processes map and that no crash can leave behind: it has a descriptor and no name."""
 
+import contextlib
 import mmap
 import os
 import tempfile
+from pathlib import Path
 
 from cormorant_worker.errors import FleetError
 
@@ -17,14 +19,18 @@ class SharedMemory:
         self._map = mmap.mmap(descriptor, size_bytes)
 
     @classmethod
-    def create(cls, size_bytes: int) -> "SharedMemory":
+    def create(cls, size_bytes: int, *, path: str = "") -> "SharedMemory":
         """Make new memory, zeroed.
+
+        Args:
+            size_bytes: how much.
+            path: of a file that is to be this memory; what was there is replaced. Empty: it has no name.
 
         Raises:
             FleetError: the system refuses, e.g. for want of address space.
         """
         try:
-            descriptor = _anonymous_file()
+            descriptor = _named_file(path) if path else _anonymous_file()
             os.ftruncate(descriptor, size_bytes)
             return cls(descriptor, size_bytes)
         except OSError as error:
@@ -40,6 +46,13 @@ class SharedMemory:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+def _named_file(path: str) -> int:
+    # A file of its own: who maps the one that was there before keeps that.
+    with contextlib.suppress(FileNotFoundError):
+        Path(path).unlink()
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
 def _anonymous_file() -> int:

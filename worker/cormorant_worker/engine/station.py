@@ -36,6 +36,7 @@ from cormorant_worker.engine.messages import (
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
 from cormorant_worker.gate import Stopped
+from cormorant_worker.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import read_weights
 
@@ -100,10 +101,12 @@ class Station:
             Stopped: the fleet gave the batch under way up; everything was closed.
         """
         self._pulse.enter(Phase.BUILDING)
+        timing = self._timing = Timing(self._pulse.timing)
         built = build_collector(start.job, start.place)
         self.collector: Collector = built.collector
         self._is_built = True
         self.collector.pulse = self._pulse.frames
+        self.collector.timing = timing
         self._layout = self.collector.layout(start.num_rows)
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
         self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
@@ -131,6 +134,7 @@ class Station:
     def _serve(self) -> None:
         while True:
             self._pulse.enter(Phase.WAITING)
+            self._timing.rest(IDLE)
             if self._sink is not None and not self._uplink.has_message(_IDLE_S):
                 self._sink.flush()  # nothing to do for a while: what was appended need not wait for a full shard
             message = self._uplink.recv()
@@ -155,6 +159,7 @@ class Station:
         Raises:
             Stopped: the fleet gave the batch up.
         """
+        self._timing.rest(WEIGHTS)
         block = self._uplink.block(ticket, self._layout)
         version = PolicyVersion(ticket.version)
         self.collector.weights.wait_until_offered(version, _OFFER_TIMEOUT_S)
@@ -165,7 +170,9 @@ class Station:
                 filled = self.collector.fill(block, ticket.num_frames)
             if self._sink is not None:
                 self._pulse.enter(Phase.STORING)
+                self._timing.rest(STORE)
                 self._sink.append(block)
+        timing = self._timing.take()
         self._uplink.send(
             Sealed(
                 number=ticket.number,
@@ -176,6 +183,8 @@ class Station:
                 min_version=_oldest_version(block),
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
+                num_terminated=filled.episodes.num_terminated,
+                timing=timing,
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,
             )
@@ -184,6 +193,7 @@ class Station:
     def _begin_anew(self, message: Reseed) -> None:
         """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
         self._pulse.enter(Phase.BUILDING)
+        self._timing.rest(BUILD)
         with self._boundary:
             rebuild(self.collector, self._job, replace(self._place, seed=message.seed))
         self._uplink.send(Reply(number=message.number))
@@ -216,6 +226,7 @@ class Station:
 
     def _finish(self) -> None:
         self._pulse.enter(Phase.STORING)
+        self._timing.rest(STORE)
         durable = 0
         if self._sink is not None:
             self._sink.close()

@@ -11,12 +11,16 @@ they were given cannot be used. Settings come from the environment: `settings.py
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 
 from cormorant_worker.errors import PodRefused, SupervisorRefused
+from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.supervisor.head import Head
+from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import Probes
+from cormorant_worker.supervisor.ray_command import pulse_file
 from cormorant_worker.supervisor.settings import read_ray_settings, read_worker_settings
 from cormorant_worker.supervisor.signals import Signals
 from cormorant_worker.supervisor.standing import Standing
@@ -30,15 +34,8 @@ _USAGE = "write `supervisor head -- COMMAND...` or `supervisor worker`"
 
 def main(arguments: Sequence[str]) -> int:
     """Run a supervisor. Returns the exit code."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        logger_factory=structlog.WriteLoggerFactory(),
-    )
+    context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=_epoch(os.environ.get("CORMORANT_EPOCH", "")))
+    configure_logs(context)
     signals = Signals()
     signals.install()
     try:
@@ -46,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
             case ["head", "--", _, *_]:
                 return Head(read_ray_settings(os.environ), arguments[2:], signals).run()
             case ["worker"]:
-                return _supervise_worker(signals)
+                return _supervise_worker(signals, context)
             case _:
                 raise SupervisorRefused(f"the arguments are {list(arguments)}; {_USAGE}")  # noqa: TRY301  # one way out
     except SupervisorRefused as error:
@@ -57,10 +54,14 @@ def main(arguments: Sequence[str]) -> int:
         return _FAILED
 
 
-def _supervise_worker(signals: Signals) -> int:
+def _supervise_worker(signals: Signals, context: LogContext) -> int:
     settings, standing = read_worker_settings(os.environ), Standing()
+    context.group, context.worker = settings.group, settings.slot
     try:
-        probes = Probes(standing, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
+        metrics = PodMetrics(
+            standing, job=settings.job, group=settings.group, pulse_file=Path(pulse_file(settings.ray))
+        )
+        probes = Probes(standing, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
     except OSError as error:
         raise SupervisorRefused(f"cannot listen on port {settings.probe_port} for probes: {error}") from error
     log.info("supervising", slot=settings.slot, attempt=settings.attempt, probe_port=probes.port)
@@ -69,6 +70,10 @@ def _supervise_worker(signals: Signals) -> int:
     finally:
         probes.close()
     return _OK
+
+
+def _epoch(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
 
 
 if __name__ == "__main__":

@@ -3,24 +3,26 @@ as alive as others and waits.
 """
 
 import threading
-from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 
+from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.standing import Standing
 
 _IDLE_S = 5.0
+_PLAIN = "text/plain; charset=utf-8"
 
 
 class Probes:
     """A small HTTP server in a thread of its own."""
 
-    def __init__(self, standing: Standing, *, pod_ip: str, port: int) -> None:
+    def __init__(self, standing: Standing, metrics: PodMetrics, *, pod_ip: str, port: int) -> None:
         """Listen.
 
         Args:
             standing: what to tell.
+            metrics: what to tell scrapers.
             pod_ip: the pod's address; tells which family of addresses the cluster uses.
             port: 0: any free one.
 
@@ -36,10 +38,9 @@ class Probes:
             timeout = _IDLE_S
 
             def do_GET(self) -> None:  # the base class's name
-                status, text = answer(self.path, standing)
-                body = text.encode()
+                status, body, content_type = answer(self.path, standing, metrics, self.headers.get("Accept", ""))
                 self.send_response(status)
-                self.send_header("Content-Type", "text/plain; version=0.0.4")
+                self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
                 self.wfile.write(body)
@@ -58,8 +59,8 @@ class Probes:
         self._server.server_close()
 
 
-def answer(path: str, standing: Standing) -> tuple[HTTPStatus, str]:
-    """What to answer to a GET."""
+def answer(path: str, standing: Standing, metrics: PodMetrics, accept: str = "") -> tuple[HTTPStatus, bytes, str]:
+    """What to answer to a GET: status, body, content type."""
     match path.partition("?")[0]:
         case "/livez":
             return _verdict(standing.is_live, "the supervisor has not looked around for a minute")
@@ -67,19 +68,12 @@ def answer(path: str, standing: Standing) -> tuple[HTTPStatus, str]:
             why = "leaving" if standing.is_leaving else "Ray has not joined the head"
             return _verdict(standing.is_joined and not standing.is_leaving, why)
         case "/metrics":
-            return HTTPStatus.OK, "".join(_metrics(standing))
+            return HTTPStatus.OK, *metrics.text(accept)
         case _:
-            return HTTPStatus.NOT_FOUND, "there are /livez, /readyz and /metrics\n"
+            return HTTPStatus.NOT_FOUND, b"there are /livez, /readyz and /metrics\n", _PLAIN
 
 
-def _verdict(is_good: bool, why_not: str) -> tuple[HTTPStatus, str]:
-    return (HTTPStatus.OK, "ok\n") if is_good else (HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n")
-
-
-def _metrics(standing: Standing) -> Iterator[str]:
-    for name, kind, words, value in (
-        ("joined", "gauge", "Whether the pod's Ray is a member of the head's cluster.", int(standing.is_joined)),
-        ("joins_total", "counter", "How often the pod's Ray has joined a head.", standing.joins),
-    ):
-        full = f"cormorant_worker_{name}"
-        yield f"# HELP {full} {words}\n# TYPE {full} {kind}\n{full} {value}\n"
+def _verdict(is_good: bool, why_not: str) -> tuple[HTTPStatus, bytes, str]:
+    if is_good:
+        return HTTPStatus.OK, b"ok\n", _PLAIN
+    return HTTPStatus.SERVICE_UNAVAILABLE, f"{why_not}\n".encode(), _PLAIN

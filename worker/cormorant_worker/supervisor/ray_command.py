@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from cormorant_worker.engine.ray.leaving import LEAVE_FILE
+from cormorant_worker.engine.ray.leaving import LEAVE_FILE, PULSE_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 STARTED = "Ray runtime started."
@@ -47,6 +47,7 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
         **environment,
         # The actor looks here for the order to leave.
         LEAVE_FILE: leave_file(settings),
+        PULSE_FILE: pulse_file(settings),
         # The pod's devices are the worker's, although its actor asks Ray for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -66,6 +67,11 @@ def join_address(host: str, port: int) -> str:
 def leave_file(settings: RaySettings) -> str:
     """The file that tells the worker's actor to leave."""
     return f"{settings.folder}.leave"
+
+
+def pulse_file(settings: RaySettings) -> str:
+    """The file in which the worker's actor keeps its pulse."""
+    return f"{settings.folder}.pulse"
 
 
 def _start(*what: str) -> list[str]:

@@ -34,6 +34,10 @@ class WorkerSettings:
     ray: RaySettings
     head: tuple[str, int]
     """CORMORANT_HEAD: host and port of the Service that leads to the head's Ray."""
+    job: str
+    """CORMORANT_JOB: the job's name, for logs and metrics."""
+    group: str
+    """CORMORANT_GROUP."""
     slot: str
     """`<CORMORANT_GROUP>-<CORMORANT_INDEX>`."""
     attempt: int
@@ -65,10 +69,13 @@ def read_worker_settings(environment: Mapping[str, str]) -> WorkerSettings:
     Raises:
         SupervisorRefused: a variable is missing, or not what it must be.
     """
+    group = _read(environment, "CORMORANT_GROUP", "", _name)
     return WorkerSettings(
         ray=read_ray_settings(environment),
         head=_read(environment, "CORMORANT_HEAD", "", _address),
-        slot=f"{_read(environment, 'CORMORANT_GROUP', '', _name)}-{_read(environment, 'CORMORANT_INDEX', '', _count)}",
+        job=environment.get("CORMORANT_JOB", ""),
+        group=group,
+        slot=f"{group}-{_read(environment, 'CORMORANT_INDEX', '', _count)}",
         attempt=_read(environment, "CORMORANT_ATTEMPT", "0", _count),
         grace_s=float(_read(environment, "CORMORANT_GRACE_SECONDS", "30", _count)),
         probe_port=_read(environment, "CORMORANT_PROBE_PORT", "8000", _port),

@@ -51,6 +51,7 @@ class Worker:
         self._settings, self._signals, self._standing = settings, signals, standing
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._leave_file = Path(ray_command.leave_file(settings.ray))
+        self._pulse_file = Path(ray_command.pulse_file(settings.ray))
         self._backoff = Backoff()
         self._refusals = 0
         self._ray: Child | None = None
@@ -185,6 +186,7 @@ class Worker:
             self._ray = None
         shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
         self._leave_file.unlink(missing_ok=True)
+        self._pulse_file.unlink(missing_ok=True)
 
 
 def _has_actor() -> bool:

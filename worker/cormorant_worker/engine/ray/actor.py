@@ -27,7 +27,7 @@ import torch
 from cormorant_worker.block import Block, Layout
 from cormorant_worker.engine.messages import Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.engine.pulse import Phase, Pulse
-from cormorant_worker.engine.ray.leaving import is_told_to_leave
+from cormorant_worker.engine.ray.leaving import PULSE_FILE, is_told_to_leave
 from cormorant_worker.engine.ray.objects import writable
 from cormorant_worker.engine.station import Station, describe_failure, forward_logs
 from cormorant_worker.gate import Stopped
@@ -58,6 +58,7 @@ class News:
     is_from_listen: bool
     frames: int
     phase: Phase
+    spent_ns: tuple[int, ...]
     pid: int
     node_id: str
 
@@ -150,7 +151,7 @@ class WorkerActor:
         # Subprocess environments search where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
-        self._pulse = Pulse.create()
+        self._pulse = Pulse.create(os.environ.get(PULSE_FILE, ""))
         self._station = Station(self._uplink, self._pulse)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
@@ -204,6 +205,7 @@ class WorkerActor:
             is_from_listen=is_from_listen,
             frames=int(self._pulse.frames[0]),
             phase=self._pulse.phase,
+            spent_ns=self._pulse.spent_ns,
             pid=os.getpid(),
             node_id=self._node_id,
         )

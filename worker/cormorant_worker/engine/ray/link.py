@@ -17,6 +17,7 @@ from typing import Any
 import ray
 import structlog
 
+from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.engine.link import Payload
 from cormorant_worker.engine.messages import Failed, Finished, Leaving, Request, Sealed, Ticket
 from cormorant_worker.engine.pulse import Phase
@@ -83,6 +84,7 @@ class RayLink:
         self.place = place
         self.pid = 0
         self.frames = 0
+        self.spent_ns = (0,) * len(ACTIVITIES)
         self.is_open = True
         self._phase = Phase.IMPORTING
         self._handle = handle
@@ -143,6 +145,7 @@ class RayLink:
         self._last_pulse = time.monotonic()
         self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
         self.frames = max(self.frames, news.frames)
+        self.spent_ns = news.spent_ns
         for message in news.messages:
             if isinstance(message, Leaving):
                 self._place_nobody_there()

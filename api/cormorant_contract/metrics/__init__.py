@@ -1,0 +1,37 @@
+"""Every metric there is: names, kinds, labels, buckets, who exports it. Dashboards, alerts and docs come from here."""
+
+from collections.abc import Mapping
+
+from cormorant_contract.metrics.head import HEAD_METRICS
+from cormorant_contract.metrics.metric import Exporter, Metric
+from cormorant_contract.metrics.operator import OPERATOR_METRICS
+from cormorant_contract.metrics.worker import WORKER_METRICS
+
+__all__ = [
+    "ALL_METRICS",
+    "BUDGET",
+    "BUDGET_PER_GROUP",
+    "BUDGET_PER_JOB_OF_OPERATOR",
+    "METRICS",
+    "SCRAPE_LABELS",
+    "Exporter",
+    "Metric",
+]
+
+METRICS: Mapping[Exporter, tuple[Metric, ...]] = {
+    "head": HEAD_METRICS,
+    "worker": WORKER_METRICS,
+    "operator": OPERATOR_METRICS,
+}
+"""By who exports it."""
+ALL_METRICS = (*HEAD_METRICS, *WORKER_METRICS, *OPERATOR_METRICS)
+SCRAPE_LABELS = ("namespace", "pod", "container", "instance", "job", "node")
+"""Labels that scraping adds; no metric has one of its own of these names."""
+
+BUDGET: Mapping[Exporter, int] = {"head": 500, "worker": 50, "operator": 150}
+"""Series that one process may export in use: a head of a job with two groups, a worker's pod, an operator less those
+that it has for each job."""
+BUDGET_PER_GROUP = 80
+"""More series of a head for each further worker group."""
+BUDGET_PER_JOB_OF_OPERATOR = 3
+"""More series of an operator for each job."""

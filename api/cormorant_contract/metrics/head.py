@@ -1,0 +1,185 @@
+"""What a head exports, for the whole job. One scrape of it shows everything."""
+
+from cormorant_contract.metrics.labels import (
+    COLLECTORJOB,
+    DROPPED_FOR,
+    END,
+    ENV,
+    GPU,
+    GROUP,
+    HEAD_STATE,
+    METHOD,
+    PATH,
+    PHASE,
+    PYTHON,
+    RESTARTED_FOR,
+    RESULT,
+    ROUTE,
+    SIDE,
+    STAGE,
+    STATUS_CLASS,
+    TORCH,
+    VERSION,
+    WORKER_STATE,
+)
+from cormorant_contract.metrics.metric import Kind, Label, Metric
+
+_STEPS_S = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 10.0)
+_BATCHES_S = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0)
+_UPDATES_S = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0, 120.0, 600.0)
+_REQUESTS_S = (0.005, 0.025, 0.1, 0.5, 2.5, 10.0)
+_RETURNS = (-1000.0, -100.0, -20.0, -10.0, -1.0, 0.0, 1.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 10000.0)
+_LENGTHS = (10.0, 30.0, 100.0, 200.0, 500.0, 1000.0, 3000.0, 10000.0, 30000.0)
+_VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 64.0)
+
+
+def _of_job(
+    name: str,
+    kind: Kind,
+    help_: str,
+    *labels: Label,
+    buckets: tuple[float, ...] = (),
+    when: str = "",
+    comes_in_batches: bool = False,
+) -> Metric:
+    return Metric(
+        name=f"cormorant_{name}",
+        kind=kind,
+        help=help_,
+        labels=(COLLECTORJOB, *labels),
+        buckets=buckets,
+        when=when,
+        comes_in_batches=comes_in_batches,
+    )
+
+
+FRAMES = _of_job(
+    "frames_total",
+    "counter",
+    "Frames accepted by the output, after any action repeat: what totalFrames counts, those of earlier heads included. "
+    "It stands still while frames that were counted are collected again.",
+    ENV,
+)
+STEPPED_FRAMES = _of_job(
+    "stepped_frames_total",
+    "counter",
+    "Frames stepped since this head began, those of unfinished and of lost batches included: for rates by group.",
+    GROUP,
+    ENV,
+)
+FRAMES_PER_SECOND = _of_job("frames_per_second", "gauge", "Frames stepped per second over the last 10 s; rates of "
+                            "stepped_frames_total say the same of any time.")  # fmt: skip
+TARGET_FRAMES = _of_job("target_frames", "gauge", "totalFrames.", when="the manifest has totalFrames")
+EPISODES = _of_job("episodes_total", "counter", "Episodes ended.", ENV, END)
+EPISODE_RETURN = _of_job(
+    "episode_return", "histogram", "Undiscounted return of episodes.", ENV, buckets=_RETURNS, comes_in_batches=True
+)
+EPISODE_LENGTH = _of_job(
+    "episode_length_steps", "histogram", "Length of episodes in frames.", ENV, buckets=_LENGTHS, comes_in_batches=True
+)
+RECENT_RETURN = _of_job(
+    "recent_episode_return", "gauge", "Mean return of the last 100 episodes.", ENV, when="an episode has ended"
+)
+RECENT_LENGTH = _of_job(
+    "recent_episode_length_steps", "gauge", "Mean length of the last 100 episodes.", ENV, when="an episode has ended"
+)
+ENV_STEP = _of_job(
+    "env_step_duration_seconds",
+    "histogram",
+    "Waiting for one vector step of the environments: the mean of a batch, once a batch, from one step in 16.",
+    GROUP,
+    buckets=_STEPS_S,
+)
+INFERENCE = _of_job(
+    "inference_duration_seconds",
+    "histogram",
+    "One decision of the policy for all environments of a lane: the mean of a batch, once a batch, from one in 16.",
+    GROUP,
+    buckets=_STEPS_S,
+)
+BATCH = _of_job(
+    "batch_duration_seconds", "histogram", "A worker collects one batch; pauses not counted.", GROUP, buckets=_BATCHES_S
+)
+PHASE_SECONDS = _of_job(
+    "phase_seconds_total", "counter", "Where the workers' time goes: their rates add up to the number of workers.",
+    GROUP, PHASE,
+)  # fmt: skip
+POLICY_VERSION = _of_job(
+    "policy_version", "gauge", "Oldest policy version that a worker of the group acts with.", GROUP
+)
+POLICY_VERSION_PUBLISHED = _of_job("policy_version_published", "gauge", "Newest published version.")
+STALENESS = _of_job(
+    "batch_staleness_versions",
+    "histogram",
+    "Published version less the oldest that acted in a batch, when it is handed over; random frames count as 0.",
+    buckets=_VERSIONS,
+)
+FRAMES_DROPPED = _of_job("frames_dropped_total", "counter", "Frames that were stepped and not delivered.", DROPPED_FOR)
+BATCHES = _of_job("batches_total", "counter", "Batches accepted by the queue, and handed over by its exits.", PATH)
+BATCH_BYTES = _of_job("batch_bytes_total", "counter", "Bytes of batches handed over.", PATH)
+QUEUE_BATCHES = _of_job("queue_batches", "gauge", "Batches that are complete and not taken.")
+QUEUE_CAPACITY = _of_job("queue_capacity_batches", "gauge", "output.queue.capacityBatches.", when="the job has a queue")
+QUEUE_WAIT = _of_job(
+    "queue_wait_seconds_total", "counter", "Time in which somebody waited for the queue: who is the bottleneck.", SIDE
+)
+LENT_BATCHES = _of_job("lent_batches", "gauge", "Batches that consumers have and did not acknowledge.")
+REDELIVERED = _of_job("batches_redelivered_total", "counter", "Batches handed out again, for want of an "
+                      "acknowledgement.")  # fmt: skip
+CONSUMERS = _of_job("consumers", "gauge", "Consumers that asked for a batch in the last minute.")
+CONSUMER_SEEN = _of_job(
+    "consumer_last_seen_timestamp_seconds", "gauge", "When a consumer asked last.", when="one has asked"
+)
+UPDATES = _of_job("weight_updates_total", "counter", "Publishes, by what became of them.", RESULT)
+UPDATE_DURATION = _of_job(
+    "weight_update_duration_seconds", "histogram", "How long publishes took.", STAGE, buckets=_UPDATES_S
+)
+UPDATE_BYTES = _of_job("weight_update_bytes_total", "counter", "Bytes of publishes that were accepted.")
+UPDATE_IN_PROGRESS = _of_job("weight_update_in_progress", "gauge", "1 while workers have not taken the newest publish.")
+LAST_APPLIED = _of_job(
+    "weight_last_applied_timestamp_seconds", "gauge", "When the last publish was applied.", when="one was applied"
+)
+PAUSED = _of_job("paused", "gauge", "1 while the fleet shall stand still.")
+PAUSE_LEASES = _of_job("pause_leases", "gauge", "Leases that hold it.")
+PAUSE_SECONDS = _of_job("pause_seconds_total", "counter", "Time in which the fleet was to stand still.")
+WORKERS = _of_job("workers", "gauge", "Workers.", GROUP, WORKER_STATE)
+WORKER_RESTARTS = _of_job("worker_restarts_total", "counter", "Workers replaced.", GROUP, RESTARTED_FOR)
+ENV_RESTARTS = _of_job("env_restarts_total", "counter", "Subprocess environments restarted alone.", GROUP)
+SINK_LAG = _of_job(
+    "sink_lag_frames", "gauge", "Frames in batches that the dataset has not made durable.", when="the job has a dataset"
+)
+HEAD_STATE_METRIC = _of_job("head_state", "gauge", "What the head does.", HEAD_STATE)
+HEAD_STARTED = _of_job("head_start_timestamp_seconds", "gauge", "When the head began.")
+HTTP_REQUESTS = _of_job(
+    "http_requests_total", "counter", "Requests answered; probes and scrapes are not counted.",
+    METHOD, ROUTE, STATUS_CLASS,
+)  # fmt: skip
+HTTP_DURATION = _of_job(
+    "http_request_duration_seconds",
+    "histogram",
+    "From a request's head to the end of its answer; waiting that was asked for is in it.",
+    ROUTE,
+    buckets=_REQUESTS_S,
+)
+BUILD_INFO = _of_job("build_info", "gauge", "1; its labels say what runs.", VERSION, PYTHON, TORCH)
+GPU_UTILIZATION = _of_job(
+    "gpu_utilization_ratio", "gauge", "Share of time in which a kernel ran.", GPU,
+    when="workers are processes of the head's machine, which has NVIDIA devices",
+)  # fmt: skip
+GPU_MEMORY = _of_job(
+    "gpu_memory_used_bytes", "gauge", "Memory in use, of all processes.", GPU,
+    when="workers are processes of the head's machine, which has NVIDIA devices",
+)  # fmt: skip
+
+FLEET_METRICS = (
+    FRAMES, STEPPED_FRAMES, TARGET_FRAMES, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,
+    RECENT_LENGTH, ENV_STEP, INFERENCE,
+    BATCH, PHASE_SECONDS, POLICY_VERSION, POLICY_VERSION_PUBLISHED, STALENESS, FRAMES_DROPPED, QUEUE_BATCHES,
+    QUEUE_CAPACITY, QUEUE_WAIT, WORKERS, WORKER_RESTARTS, ENV_RESTARTS, SINK_LAG, BUILD_INFO, GPU_UTILIZATION,
+    GPU_MEMORY, PAUSED, PAUSE_SECONDS,
+)  # fmt: skip
+"""What a fleet tells of itself; `cormorant run --metrics-port` exports these alone."""
+HEAD_METRICS = (
+    *FLEET_METRICS, FRAMES_PER_SECOND, BATCHES, BATCH_BYTES, LENT_BATCHES, REDELIVERED, CONSUMERS, CONSUMER_SEEN,
+    UPDATES, UPDATE_DURATION, UPDATE_BYTES, UPDATE_IN_PROGRESS, LAST_APPLIED, PAUSE_LEASES, HEAD_STATE_METRIC,
+    HEAD_STARTED, HTTP_REQUESTS, HTTP_DURATION,
+)  # fmt: skip

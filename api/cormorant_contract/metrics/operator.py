@@ -1,0 +1,45 @@
+"""What the operator exports of itself and of the jobs that it looks after."""
+
+from cormorant_contract.metrics.labels import (
+    API_METHOD,
+    CODE,
+    HANDLER,
+    JOB,
+    JOB_NAMESPACE,
+    JOB_PHASE,
+    QUEUE,
+)
+from cormorant_contract.metrics.metric import Kind, Label, Metric
+
+_RECONCILES_S = (0.005, 0.02, 0.1, 0.5, 2.0, 10.0, 60.0)
+
+
+def _of_operator(name: str, kind: Kind, help_: str, *labels: Label, buckets: tuple[float, ...] = ()) -> Metric:
+    return Metric(name=f"cormorant_operator_{name}", kind=kind, help=help_, labels=labels, buckets=buckets)
+
+
+LEADER = _of_operator("leader", "gauge", "Whether this operator leads.")
+JOBS = _of_operator("jobs", "gauge", "Jobs that exist.")
+JOB_PHASE_METRIC = _of_operator(
+    "job_phase", "gauge", "1 for the phase that each job is in.", JOB_NAMESPACE, JOB, JOB_PHASE
+)
+JOB_WORKER_RESTARTS = _of_operator(
+    "job_worker_restarts", "gauge", "Worker pods replaced so far, as the status says.", JOB_NAMESPACE, JOB
+)
+JOB_HEAD_RESTARTS = _of_operator(
+    "job_head_restarts", "gauge", "Heads replaced so far, as the status says.", JOB_NAMESPACE, JOB
+)
+RECONCILE = _of_operator(
+    "reconcile_duration_seconds", "histogram", "One look at a job.", HANDLER, buckets=_RECONCILES_S
+)
+RECONCILE_ERRORS = _of_operator(
+    "reconcile_errors_total", "counter", "Looks that ended with an error, and are repeated.", HANDLER
+)
+QUEUE_DEPTH = _of_operator("workqueue_depth", "gauge", "Jobs that are due and not looked at yet.", QUEUE)
+QUEUE_WAIT = _of_operator("workqueue_longest_wait_seconds", "gauge", "How late a job was looked at, at most.")
+API_REQUESTS = _of_operator("api_requests_total", "counter", "Answers of the API server.", API_METHOD, CODE)
+
+OPERATOR_METRICS = (
+    LEADER, JOBS, JOB_PHASE_METRIC, JOB_WORKER_RESTARTS, JOB_HEAD_RESTARTS, RECONCILE, RECONCILE_ERRORS, QUEUE_DEPTH,
+    QUEUE_WAIT, API_REQUESTS,
+)  # fmt: skip

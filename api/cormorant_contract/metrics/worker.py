@@ -1,0 +1,26 @@
+"""What the supervisor of a worker's pod exports of itself and its worker: named apart, so that no sum counts twice."""
+
+from cormorant_contract.metrics.labels import COLLECTORJOB, GPU, GROUP, PHASE
+from cormorant_contract.metrics.metric import Kind, Label, Metric
+
+
+def _of_pod(name: str, kind: Kind, help_: str, *labels: Label, when: str = "") -> Metric:
+    return Metric(
+        name=f"cormorant_worker_{name}", kind=kind, help=help_, labels=(COLLECTORJOB, GROUP, *labels), when=when
+    )
+
+
+JOINED = _of_pod("joined", "gauge", "Whether the pod's Ray is a member of the head's cluster.")
+JOINS = _of_pod("joins_total", "counter", "How often the pod's Ray has joined a head.")
+FRAMES = _of_pod("frames_total", "counter", "Frames that workers in this pod have stepped.")
+PHASE_SECONDS = _of_pod("phase_seconds_total", "counter", "Where the worker's time goes.", PHASE)
+CPU_SECONDS = _of_pod("cpu_seconds_total", "counter", "CPU time of all processes of the pod.")
+MEMORY = _of_pod("memory_used_bytes", "gauge", "Memory of the pod's cgroup, or of its processes where there is none.")
+GPU_UTILIZATION = _of_pod(
+    "gpu_utilization_ratio", "gauge", "Share of time in which a kernel ran.", GPU, when="the pod has NVIDIA devices"
+)
+GPU_MEMORY = _of_pod(
+    "gpu_memory_used_bytes", "gauge", "Memory in use, of all processes.", GPU, when="the pod has NVIDIA devices"
+)
+
+WORKER_METRICS = (JOINED, JOINS, FRAMES, PHASE_SECONDS, CPU_SECONDS, MEMORY, GPU_UTILIZATION, GPU_MEMORY)

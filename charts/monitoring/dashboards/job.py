@@ -1,0 +1,398 @@
+"""One job: how fast, where the time goes, how fresh, who waits, what breaks."""
+
+from charts.monitoring.dashboards.sheet import Panel, Section, choice, sheet
+from grafana_foundation_sdk.builders.dashboard import Dashboard
+
+_JOB = 'namespace=~"$namespace", collectorjob="$collectorjob"'
+_GROUP = f'{_JOB}, group=~"$group"'
+
+
+def build() -> Dashboard:
+    """The dashboard."""
+    return sheet(
+        uid="cormorant-job",
+        title="Cormorant / Job",
+        description="One CollectorJob: frames, time, episodes, weights, queue, failures, devices.",
+        variables=(
+            choice("namespace", "Namespace", "label_values(cormorant_frames_total, namespace)"),
+            choice(
+                "collectorjob",
+                "Job",
+                'label_values(cormorant_frames_total{namespace=~"$namespace"}, collectorjob)',
+                is_one=True,
+            ),
+            choice("group", "Group", f"label_values(cormorant_stepped_frames_total{{{_JOB}}}, group)"),
+        ),
+        sections=(_NOW, _FRAMES, _TIME, _EPISODES, _WEIGHTS, _QUEUE, _TROUBLE, _REST),
+    )
+
+
+def _rate(metric: str, by: str, where: str = _JOB, *, of: str = "rate") -> str:
+    return f"sum by ({by}) ({of}({metric}{{{where}}}[$__rate_interval]))"
+
+
+def _quantile(q: str, metric: str, by: str = "le", where: str = _JOB) -> str:
+    return f"histogram_quantile({q}, sum by ({by}) (rate({metric}_bucket{{{where}}}[$__rate_interval])))"
+
+
+_NOW = Section(
+    title="Now",
+    panels=(
+        Panel(
+            title="State",
+            description="What the head does.",
+            unit="none",
+            queries={"{{state}}": f"max by (state) (cormorant_head_state{{{_JOB}}}) == 1"},
+            width=4,
+            is_stat=True,
+            shows_name=True,
+        ),
+        Panel(
+            title="Frames",
+            description="Accepted by the output, over all heads of the job; and how many it shall be.",
+            unit="short",
+            queries={
+                "collected": f"max(cormorant_frames_total{{{_JOB}}})",
+                "target": f"max(cormorant_target_frames{{{_JOB}}})",
+            },
+            width=4,
+            is_stat=True,
+        ),
+        Panel(
+            title="Frames per second",
+            description="Over the last seconds, as the head counts them.",
+            unit="cps",
+            queries={"now": f"sum(cormorant_frames_per_second{{{_JOB}}})"},
+            width=4,
+            is_stat=True,
+        ),
+        Panel(
+            title="Workers",
+            description="Ready, and wanted.",
+            unit="none",
+            queries={
+                "ready": f'sum(cormorant_workers{{{_JOB}, state="ready"}})',
+                "desired": f'sum(cormorant_workers{{{_JOB}, state="desired"}})',
+            },
+            width=4,
+            is_stat=True,
+        ),
+        Panel(
+            title="Policy version",
+            description="Newest that was published.",
+            unit="none",
+            queries={"published": f"max(cormorant_policy_version_published{{{_JOB}}})"},
+            width=4,
+            is_stat=True,
+        ),
+        Panel(
+            title="Head since",
+            description="When this head began; a new one takes over when it is lost.",
+            unit="dateTimeFromNow",
+            queries={"began": f"max(cormorant_head_start_timestamp_seconds{{{_JOB}}}) * 1000"},
+            width=4,
+            is_stat=True,
+        ),
+    ),
+)
+_FRAMES = Section(
+    title="Frames per second",
+    panels=(
+        Panel(
+            title="Job",
+            description="Accepted: what totalFrames counts. Stepped: also what is in no finished batch, or was lost.",
+            unit="cps",
+            queries={
+                "accepted": f"sum(rate(cormorant_frames_total{{{_JOB}}}[$__rate_interval]))",
+                "stepped": f"sum(rate(cormorant_stepped_frames_total{{{_JOB}}}[$__rate_interval]))",
+            },
+        ),
+        Panel(
+            title="By group",
+            description="Frames stepped per second by the workers of each group.",
+            unit="cps",
+            queries={"{{group}}": _rate("cormorant_stepped_frames_total", "group", _GROUP)},
+            is_stacked=True,
+        ),
+        Panel(
+            title="By environment",
+            description="Frames stepped per second in each environment.",
+            unit="cps",
+            queries={"{{env}}": _rate("cormorant_stepped_frames_total", "env")},
+            is_stacked=True,
+        ),
+    ),
+)
+_TIME = Section(
+    title="Where the time goes",
+    panels=(
+        Panel(
+            title="Workers' time by phase",
+            description="env: waiting for environments. inference: the policy. transfer: writing rows. idle: no room "
+            "in the queue, or nothing to do. In worker-seconds per second: the stack is as high as there are workers.",
+            unit="none",
+            queries={"{{phase}}": _rate("cormorant_phase_seconds_total", "phase", _GROUP)},
+            width=12,
+            is_stacked=True,
+        ),
+        Panel(
+            title="One vector step",
+            description="Mean time in the environments and in the policy for one step of all environments of a worker.",
+            unit="s",
+            queries={
+                "env, {{group}}": f"sum by (group) (rate(cormorant_env_step_duration_seconds_sum{{{_GROUP}}}"
+                "[$__rate_interval])) / sum by (group) (rate(cormorant_env_step_duration_seconds_count"
+                f"{{{_GROUP}}}[$__rate_interval]))",
+                "inference, {{group}}": f"sum by (group) (rate(cormorant_inference_duration_seconds_sum{{{_GROUP}}}"
+                "[$__rate_interval])) / sum by (group) (rate(cormorant_inference_duration_seconds_count"
+                f"{{{_GROUP}}}[$__rate_interval]))",
+            },
+            width=6,
+        ),
+        Panel(
+            title="One batch",
+            description="How long a worker collects one batch: half of them and one in a hundred.",
+            unit="s",
+            queries={
+                "p50, {{group}}": _quantile("0.5", "cormorant_batch_duration_seconds", "le, group", _GROUP),
+                "p99, {{group}}": _quantile("0.99", "cormorant_batch_duration_seconds", "le, group", _GROUP),
+            },
+            width=6,
+        ),
+    ),
+)
+_EPISODES = Section(
+    title="Episodes",
+    panels=(
+        Panel(
+            title="Return",
+            description="Mean of the last 100 episodes, and quantiles of those that ended in the interval.",
+            unit="none",
+            queries={
+                "mean": f"avg(cormorant_recent_episode_return{{{_JOB}}})",
+                "p10": _quantile("0.1", "cormorant_episode_return"),
+                "p90": _quantile("0.9", "cormorant_episode_return"),
+            },
+        ),
+        Panel(
+            title="Length",
+            description="In frames: mean of the last 100 episodes, and of those that ended in the interval.",
+            unit="none",
+            queries={
+                "last 100": f"avg(cormorant_recent_episode_length_steps{{{_JOB}}})",
+                "interval": f"sum(rate(cormorant_episode_length_steps_sum{{{_JOB}}}[$__rate_interval]))"
+                f" / sum(rate(cormorant_episode_length_steps_count{{{_JOB}}}[$__rate_interval]))",
+            },
+        ),
+        Panel(
+            title="Episodes per second",
+            description="Terminated by the environment, or truncated.",
+            unit="cps",
+            queries={"{{end}}": _rate("cormorant_episodes_total", "end")},
+            is_stacked=True,
+        ),
+    ),
+)
+_WEIGHTS = Section(
+    title="Weights",
+    panels=(
+        Panel(
+            title="Policy lag",
+            description="Published version less the oldest that acts in each group: how far workers are behind.",
+            unit="none",
+            queries={
+                "{{group}}": f"max(cormorant_policy_version_published{{{_JOB}}}) - on () group_right ()"
+                f" min by (group) (cormorant_policy_version{{{_GROUP}}})"
+            },
+        ),
+        Panel(
+            title="Staleness of batches",
+            description="Versions between a batch's oldest policy and the published one, when it is handed over.",
+            unit="none",
+            queries={
+                "p50": _quantile("0.5", "cormorant_batch_staleness_versions"),
+                "p95": _quantile("0.95", "cormorant_batch_staleness_versions"),
+            },
+        ),
+        Panel(
+            title="Update latency by stage",
+            description="Mean seconds of a publish in each stage, from its first byte to the last worker's word.",
+            unit="s",
+            queries={
+                "{{stage}}": f"sum by (stage) (rate(cormorant_weight_update_duration_seconds_sum{{{_JOB}, "
+                'stage!="total"}[$__rate_interval])) / sum by (stage) (rate('
+                f'cormorant_weight_update_duration_seconds_count{{{_JOB}, stage!="total"}}[$__rate_interval]))'
+            },
+            is_stacked=True,
+        ),
+        Panel(
+            title="Update latency",
+            description="Of whole publishes: half of them and one in a hundred.",
+            unit="s",
+            queries={
+                "p50": _quantile("0.5", "cormorant_weight_update_duration_seconds", "le", f'{_JOB}, stage="total"'),
+                "p99": _quantile("0.99", "cormorant_weight_update_duration_seconds", "le", f'{_JOB}, stage="total"'),
+            },
+        ),
+        Panel(
+            title="Updates by result",
+            description="Publishes per second, by what became of them; superseded ones were overtaken.",
+            unit="cps",
+            queries={"{{result}}": _rate("cormorant_weight_updates_total", "result")},
+            is_stacked=True,
+        ),
+        Panel(
+            title="Bytes of weights",
+            description="Published per second.",
+            unit="bytes",
+            queries={"bytes/s": f"sum(rate(cormorant_weight_update_bytes_total{{{_JOB}}}[$__rate_interval]))"},
+        ),
+    ),
+)
+_QUEUE = Section(
+    title="Queue",
+    panels=(
+        Panel(
+            title="Batches",
+            description="Complete and not taken; with consumers and not acknowledged; and the queue's capacity.",
+            unit="none",
+            queries={
+                "waiting": f"sum(cormorant_queue_batches{{{_JOB}}})",
+                "lent": f"sum(cormorant_lent_batches{{{_JOB}}})",
+                "capacity": f"max(cormorant_queue_capacity_batches{{{_JOB}}})",
+            },
+        ),
+        Panel(
+            title="Who waits",
+            description="Share of the time. producer: workers, for room: the learner is the bottleneck. consumer: the "
+            "learner, for batches: the workers are.",
+            unit="percentunit",
+            queries={"{{side}}": _rate("cormorant_queue_wait_seconds_total", "side")},
+            most=1.0,
+        ),
+        Panel(
+            title="Batches per second",
+            description="Accepted by the queue, and handed over: over HTTP, in a stream, in shared memory.",
+            unit="cps",
+            queries={"{{path}}": _rate("cormorant_batches_total", "path")},
+        ),
+        Panel(
+            title="Bytes handed over",
+            description="Of batches, per second, by the way they took.",
+            unit="bytes",
+            queries={"{{path}}": _rate("cormorant_batch_bytes_total", "path")},
+        ),
+        Panel(
+            title="Consumers",
+            description="Who asked for batches in the last minute.",
+            unit="none",
+            queries={"consumers": f"sum(cormorant_consumers{{{_JOB}}})"},
+        ),
+        Panel(
+            title="Batches handed out again",
+            description="Per second, for want of an acknowledgement in time.",
+            unit="cps",
+            queries={"again": f"sum(rate(cormorant_batches_redelivered_total{{{_JOB}}}[$__rate_interval]))"},
+        ),
+    ),
+)
+_TROUBLE = Section(
+    title="Trouble",
+    panels=(
+        Panel(
+            title="Workers replaced",
+            description="In the interval, by why. hang: no progress within the limit, killed.",
+            unit="none",
+            queries={
+                "{{group}}, {{reason}}": "sum by (group, reason) "
+                f"(increase(cormorant_worker_restarts_total{{{_GROUP}}}[$__rate_interval]))"
+            },
+        ),
+        Panel(
+            title="Environments restarted",
+            description="Subprocess environments that crashed or hung, in the interval; their workers live on.",
+            unit="none",
+            queries={"{{group}}": _rate("cormorant_env_restarts_total", "group", _GROUP, of="increase")},
+        ),
+        Panel(
+            title="Frames dropped",
+            description="Stepped and not delivered, per second, by why.",
+            unit="cps",
+            queries={"{{reason}}": _rate("cormorant_frames_dropped_total", "reason")},
+        ),
+        Panel(
+            title="Workers by state",
+            description="Ready, starting, and how many there shall be.",
+            unit="none",
+            queries={"{{group}}, {{state}}": f"sum by (group, state) (cormorant_workers{{{_GROUP}}})"},
+        ),
+        Panel(
+            title="Paused",
+            description="Share of the time in which the fleet was to stand still.",
+            unit="percentunit",
+            queries={"paused": f"max(rate(cormorant_pause_seconds_total{{{_JOB}}}[$__rate_interval]))"},
+            most=1.0,
+        ),
+        Panel(
+            title="Dataset lag",
+            description="Frames in batches that are not durable yet; 0 without a dataset.",
+            unit="none",
+            queries={"frames": f"sum(cormorant_sink_lag_frames{{{_JOB}}}) or vector(0)"},
+        ),
+    ),
+)
+_REST = Section(
+    title="Requests and devices",
+    panels=(
+        Panel(
+            title="Requests",
+            description="To the head's API, per second, by the first digit of the answer's status.",
+            unit="reqps",
+            queries={
+                "{{status_class}}": "sum by (status_class) "
+                f"(rate(cormorant_http_requests_total{{{_JOB}}}[$__rate_interval]))"
+            },
+        ),
+        Panel(
+            title="Request duration",
+            description="Mean by route; waiting that was asked for is in it.",
+            unit="s",
+            queries={
+                "{{route}}": "sum by (route) "
+                f"(rate(cormorant_http_request_duration_seconds_sum{{{_JOB}}}[$__rate_interval])) / sum by (route) "
+                f"(rate(cormorant_http_request_duration_seconds_count{{{_JOB}}}[$__rate_interval]))"
+            },
+        ),
+        Panel(
+            title="GPU utilization",
+            description="Share of time in which a kernel ran, by pod and device; empty without NVIDIA devices.",
+            unit="percentunit",
+            queries={
+                "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_utilization_ratio{{{_GROUP}}})"
+                f" or max by (pod, gpu) (cormorant_gpu_utilization_ratio{{{_JOB}}})"
+            },
+            most=1.0,
+        ),
+        Panel(
+            title="GPU memory",
+            description="In use, by pod and device; empty without NVIDIA devices.",
+            unit="bytes",
+            queries={
+                "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_memory_used_bytes{{{_GROUP}}})"
+                f" or max by (pod, gpu) (cormorant_gpu_memory_used_bytes{{{_JOB}}})"
+            },
+        ),
+        Panel(
+            title="CPU of worker pods",
+            description="Cores in use, by pod; empty where workers are processes of the head's machine.",
+            unit="none",
+            queries={"{{pod}}": _rate("cormorant_worker_cpu_seconds_total", "pod", _GROUP)},
+        ),
+        Panel(
+            title="Memory of worker pods",
+            description="In use, by pod; empty where workers are processes of the head's machine.",
+            unit="bytes",
+            queries={"{{pod}}": f"sum by (pod) (cormorant_worker_memory_used_bytes{{{_GROUP}}})"},
+        ),
+    ),
+)

@@ -1,0 +1,118 @@
+"""What all dashboards share: variables, how a panel looks, how it becomes JSON."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from grafana_foundation_sdk.builders import common, prometheus, stat, timeseries
+from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, QueryVariable, Row
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models.common import (
+    BigValueTextMode,
+    LegendDisplayMode,
+    LegendPlacement,
+    SortOrder,
+    StackingMode,
+    TooltipDisplayMode,
+)
+from grafana_foundation_sdk.models.dashboard import DashboardCursorSync, DataSourceRef, VariableRefresh, VariableSort
+
+SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
+WIDTH = 24
+_HEIGHT = 8
+_STAT_HEIGHT = 4
+Unit = Literal["cps", "short", "s", "bytes", "percentunit", "none", "reqps", "dateTimeFromNow", "dateTimeAsIso"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One panel, before it has a place."""
+
+    title: str
+    description: str
+    unit: Unit
+    queries: Mapping[str, str]
+    """Expressions by legend, which may hold `{{label}}`."""
+    width: int = 8
+    is_stat: bool = False
+    shows_name: bool = False
+    """Of a stat: the legend instead of the number."""
+    is_stacked: bool = False
+    most: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A row of panels under a heading."""
+
+    title: str
+    panels: tuple[Panel, ...]
+
+
+def sheet(
+    *, uid: str, title: str, description: str, variables: tuple[QueryVariable, ...], sections: tuple[Section, ...]
+) -> Dashboard:
+    """A dashboard of sections. Panels get numbers in the order in which they stand."""
+    made = (
+        Dashboard(title)
+        .uid(uid)
+        .description(description)
+        .tags(["cormorant"])
+        .readonly()
+        .refresh("30s")
+        .time("now-1h", "now")
+        .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .with_variable(
+            DatasourceVariable("datasource").label("Data source").type("prometheus").description("A Prometheus.")
+        )
+    )
+    for variable in variables:
+        made = made.with_variable(variable)
+    number = 0
+    for section in sections:
+        number += 1
+        made = made.with_row(Row(section.title).id(number))
+        for panel in section.panels:
+            number += 1
+            made = made.with_panel(_built(panel).id(number))
+    return made
+
+
+def choice(name: str, label: str, query: str, *, is_one: bool = False) -> QueryVariable:
+    """A variable whose values are those of a label; all of them, unless one is to be chosen."""
+    made = (
+        QueryVariable(name)
+        .label(label)
+        .datasource(SOURCE)
+        .query(query)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+    )
+    # ".*" finds what has no such label, too: a head that is scraped outside a cluster has no namespace.
+    return made if is_one else made.include_all(True).multi(True).all_value(".*")
+
+
+def text_of(dashboard: Dashboard) -> str:
+    """The JSON that is committed and shipped."""
+    return JSONEncoder(sort_keys=True, indent=2).encode(dashboard.build()) + "\n"
+
+
+def _built(panel: Panel) -> timeseries.Panel | stat.Panel:
+    made = (stat.Panel() if panel.is_stat else timeseries.Panel()).title(panel.title).description(panel.description)
+    made = made.unit(panel.unit).datasource(SOURCE).span(panel.width)
+    made = made.height(_STAT_HEIGHT if panel.is_stat else _HEIGHT)
+    for letter, (legend, expr) in zip("ABCDEFGH", panel.queries.items(), strict=False):
+        query = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(letter)
+        made = made.with_target(query.instant() if panel.is_stat else query.range())
+    if isinstance(made, stat.Panel):
+        text = BigValueTextMode.NAME if panel.shows_name else BigValueTextMode.AUTO
+        return made.reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"])).text_mode(text)
+    made = made.min(0) if panel.most is not None else made
+    if panel.most is not None:
+        made = made.max(panel.most)
+    if panel.is_stacked:
+        made = made.stacking(common.StackingConfig().mode(StackingMode.NORMAL)).fill_opacity(40)
+    legend = common.VizLegendOptions().display_mode(LegendDisplayMode.LIST).placement(LegendPlacement.BOTTOM)
+    tooltip = common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI).sort(SortOrder.DESCENDING)
+    return made.legend(legend.show_legend(True)).tooltip(tooltip).line_width(1)

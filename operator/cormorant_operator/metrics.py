@@ -1,0 +1,82 @@
+"""The operator's metrics: what it does, counted as it happens, and what it knows of jobs, read when it is scraped."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from cormorant_contract.metrics import Metric
+from cormorant_contract.metrics import operator as declared
+from cormorant_contract.metrics.labels import HANDLER
+
+# Prometheus does without them, and they double the series of counters.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
+
+Handler = Literal["reconcile", "poll"]
+Values = Mapping[tuple[str, ...], float]
+"""By the values of a metric's labels, in their order."""
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class Metrics:
+    """What one operator exports."""
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        self._registry = CollectorRegistry(auto_describe=False)
+        durations = Histogram(
+            declared.RECONCILE.name,
+            declared.RECONCILE.help,
+            declared.RECONCILE.label_names,
+            buckets=declared.RECONCILE.buckets,
+            registry=self._registry,
+        )
+        errors = Counter(
+            declared.RECONCILE_ERRORS.name,
+            declared.RECONCILE_ERRORS.help,
+            declared.RECONCILE_ERRORS.label_names,
+            registry=self._registry,
+        )
+        self._durations = {handler: durations.labels(handler) for handler in HANDLER.values}
+        self._errors = {handler: errors.labels(handler) for handler in HANDLER.values}
+
+    @contextmanager
+    def looking(self, handler: Handler) -> Iterator[None]:
+        """Inside, a job is looked at; an error that leaves it is counted."""
+        began = time.monotonic()
+        try:
+            yield
+        except Exception:
+            self._errors[handler].inc()
+            raise
+        finally:
+            self._durations[handler].observe(time.monotonic() - began)
+
+    def follow(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
+        """Export more, read at each scrape."""
+        self._registry.register(_Read(read))
+
+    def text(self, accept: str) -> tuple[bytes, str]:
+        """What is scraped, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+
+class _Read(Collector):
+    """Metrics that nobody keeps: a job that is gone is gone from them, too."""
+
+    def __init__(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterator[Family]:
+        for metric, values in self._read().items():
+            make = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
+            family: Family = make(metric.name, metric.help, labels=metric.label_names)
+            for labels, value in values.items():
+                family.add_metric(list(labels), value)
+            yield family

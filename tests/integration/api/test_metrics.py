@@ -1,0 +1,151 @@
+"""`/metrics` of a head over a real fleet: it says what the API says, and stays small."""
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cormorant_api.scrape import scrape
+from cormorant_contract.metrics import BUDGET, METRICS
+from cormorant_testing.collecting import make_job
+from cormorant_testing.serving import Api, Served, serve, weights_file
+
+WEIGHTS = "/v1/models/policy/weights"
+DECLARED = {sample: metric for metric in METRICS["head"] for sample in metric.sample_names}
+
+
+def scraped(api: Api) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
+    """Values by name and labels."""
+    reply = api.get("/metrics")
+    assert reply.status == 200, reply
+    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = {}
+    for family in text_string_to_metric_families(reply.body.decode()):
+        for sample in family.samples:
+            labels = {name: value for name, value in sample.labels.items() if name != "collectorjob"}
+            found.setdefault(sample.name, {})[tuple(sorted(labels.items()))] = sample.value
+    return found
+
+
+def total(api: Api, name: str, **labels: str) -> float:
+    return sum(value for key, value in scraped(api).get(name, {}).items() if labels.items() <= dict(key).items())
+
+
+def wait_for(api: Api, name: str, at_least: float, **labels: str) -> None:
+    deadline = time.monotonic() + 60
+    while total(api, name, **labels) < at_least:
+        assert time.monotonic() < deadline, (name, labels, scraped(api).get(name))
+        time.sleep(0.1)
+
+
+def test_metrics_need_no_token_and_are_the_contracts(endless: Served) -> None:
+    found = scraped(endless.nobody)
+    for name, samples in found.items():
+        assert name in DECLARED, name
+        for labels in samples:
+            assert {key for key, _ in labels} - {"le"} == set(DECLARED[name].label_names) - {"collectorjob"}
+    conditional = {metric.name for metric in METRICS["head"] if metric.when}
+    silent = {metric.name for metric in METRICS["head"] if not set(metric.sample_names) & set(found)}
+    assert silent - conditional <= {"cormorant_http_requests_total", "cormorant_http_request_duration_seconds"}
+
+
+def test_frames_batches_and_weights_are_those_of_the_api(endless: Served) -> None:
+    api = endless.operator
+    before = total(api, "cormorant_weight_updates_total", result="applied")
+    reply = api.get("/v1/batches/next?wait=60&ack=auto&consumer=metrics")
+    assert reply.status == 200
+    assert api.put(WEIGHTS, weights_file(3), Prefer="wait=60").status == 200
+    assert api.put(WEIGHTS, b"nonsense").status in (400, 415)
+    wait_for(api, "cormorant_weight_updates_total", before + 1, result="applied")
+    wait_for(api, "cormorant_weight_updates_total", 1, result="rejected")
+    wait_for(api, "cormorant_batches_total", 1, path="http")
+    status = api.get("/v1/status").json
+    assert api.post("/v1/pause").status == 200
+    found, status = scraped(api), api.get("/v1/status").json
+    assert sum(found["cormorant_frames_total"].values()) == status["frames"]["collected"]
+    assert sum(found["cormorant_policy_version_published"].values()) == status["weights"]["version"]
+    assert found["cormorant_paused"] == {(): 1}
+    assert found["cormorant_head_state"][(("state", "paused"),)] == 1
+    assert sum(found["cormorant_head_state"].values()) == 1
+    assert found["cormorant_batch_bytes_total"][(("path", "http"),)] >= len(reply.body)
+    assert found["cormorant_consumers"] == {(): 1}
+    assert sum(found["cormorant_weight_update_duration_seconds_count"].values()) % 5 == 0
+    assert api.post("/v1/resume").status == 200
+
+
+def test_workers_time_adds_up_and_standing_still_is_paused(endless: Served) -> None:
+    api = endless.operator
+    assert api.post("/v1/pause").status == 200
+    name = "cormorant_phase_seconds_total"
+    first, began = scraped(api)[name], time.monotonic()
+    time.sleep(1.5)
+    last, elapsed = scraped(api)[name], time.monotonic() - began
+    assert api.post("/v1/resume").status == 200
+    grown = {dict(key)["phase"]: last[key] - first[key] for key in last}
+    assert 0.5 * elapsed < grown["paused"] < 2.6 * elapsed, grown  # two workers; one may have been in a vector step
+    assert sum(grown.values()) < 2.6 * elapsed
+    assert first[(("group", "cpu"), ("phase", "env"))] > 0
+    assert first[(("group", "cpu"), ("phase", "inference"))] > 0
+
+
+def test_requests_are_counted_by_route_and_never_by_path(endless: Served) -> None:
+    api = endless.operator
+    for number in range(20):
+        api.get(f"/v1/workers/made-up-{number}")
+        api.get(f"/nowhere/{number}")
+    found = scraped(api)["cormorant_http_requests_total"]
+    routes = {dict(key)["route"] for key in found}
+    assert {"/v1/workers/{worker}", "unknown"} <= routes
+    assert not [route for route in routes if "made-up" in route or "nowhere" in route]
+    key = (("method", "GET"), ("route", "/v1/workers/{worker}"), ("status_class", "4xx"))
+    assert found[key] >= 20
+
+
+def test_a_head_in_use_stays_within_its_budget_of_series(endless: Served) -> None:
+    api = endless.operator
+    for consumer in range(30):
+        api.get(f"/v1/batches/next?wait=10&ack=auto&consumer=c{consumer}")
+    for path in ("/v1/status", "/v1/workers", "/v1/models", "/v1/pauses", "/v1/desired", "/version", "/openapi.json"):
+        api.get(path)
+    assert sum(len(samples) for samples in scraped(api).values()) <= BUDGET["head"]
+
+
+def test_a_worker_that_dies_takes_no_counter_back(endless: Served) -> None:
+    api = endless.operator
+    counters = {metric.name for metric in METRICS["head"] if metric.kind == "counter"}
+    before = {name: samples for name, samples in scraped(api).items() if name in counters}
+    psutil.Process(api.get("/v1/workers").json["workers"][0]["pid"]).kill()
+    wait_for(api, "cormorant_worker_restarts_total", 1, reason="crash")
+    after = scraped(api)
+    for name, samples in before.items():
+        for labels, value in samples.items():
+            assert after[name][labels] >= value, (name, labels)
+
+
+@pytest.mark.slow
+def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
+    with serve(job, directory=tmp_path) as served:
+        wait_for(served.nobody, "cormorant_frames_total", 1)
+        head = served.server.head
+        counted = total(served.nobody, "cormorant_frames_total")
+        head.close()
+        assert total(served.nobody, "cormorant_frames_total") >= counted
+        assert total(served.nobody, "cormorant_head_state", state="draining") == 1
+    assert (
+        f'cormorant_head_state{{collectorjob="{job.metadata.name}",state="draining"}} 1.0'.encode() in scrape(head)[0]
+    )
+
+
+@pytest.mark.slow
+def test_frames_of_a_head_before_are_not_counted_back(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
+    with serve(job, directory=tmp_path) as served:
+        wait_for(served.nobody, "cormorant_frames_total", 1)
+        served.operator.post("/v1/pause")
+        first = total(served.nobody, "cormorant_frames_total")
+    # Nobody acknowledged anything: the next head collects all of it again, and its counter waits.
+    with serve(job, directory=tmp_path) as served:
+        assert total(served.nobody, "cormorant_frames_total") >= first
+        assert served.operator.get("/v1/status").json["frames"]["delivered"] == 0

@@ -1,0 +1,196 @@
+"""promtool runs the rules over worlds of an hour and more: each alert fires in its own, and in no healthy one."""
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+RULES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files" / "rules" / "cormorant.yaml"
+MINUTES = 300
+ALERTS = [
+    rule["alert"] for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"] if "alert" in rule
+]
+STATES = ("starting", "running", "paused", "draining", "completing", "completed", "failed")
+World = dict[str, str]
+"""Values by series, as promtool writes them; one a minute."""
+
+
+def series(name: str, **labels: str) -> str:
+    text = ",".join(
+        f'{key}="{value}"' for key, value in {"namespace": "team-a", "collectorjob": "pong", **labels}.items()
+    )
+    return f"cormorant_{name}{{{text}}}"
+
+
+def always(value: float) -> str:
+    return f"{value}x{MINUTES}"
+
+
+def grows(per_minute: float) -> str:
+    return f"0+{per_minute}x{MINUTES}"
+
+
+def state(now: str) -> World:
+    return {series("head_state", state=known): always(int(known == now)) for known in STATES}
+
+
+def healthy() -> World:
+    """A job that collects, with a learner that publishes every minute."""
+    now = "0+60x300"
+    return {
+        **state("running"),
+        series("stepped_frames_total", group="cpu"): grows(60000),
+        series("frames_total", env="Pong-v5"): grows(60000),
+        series("workers", group="cpu", state="desired"): always(4),
+        series("workers", group="cpu", state="ready"): always(4),
+        series("worker_restarts_total", group="cpu", reason="crash"): always(1),
+        series("frames_dropped_total", reason="crash"): always(2048),
+        series("weight_last_applied_timestamp_seconds"): now,
+        series("consumers"): always(1),
+        series("weight_update_in_progress"): always(1),
+        series("policy_version_published"): grows(1),
+        series("weight_updates_total", result="applied"): grows(1),
+        series("weight_updates_total", result="failed"): always(0),
+        series("weight_updates_total", result="rejected"): always(1),
+        series("queue_wait_seconds_total", side="producer"): grows(10),
+        series("queue_wait_seconds_total", side="consumer"): grows(10),
+        series("paused"): always(0),
+        series("batch_staleness_versions_bucket", le="2"): grows(100),
+        series("batch_staleness_versions_bucket", le="+Inf"): grows(100),
+        series("sink_lag_frames"): always(4096),
+        'cormorant_operator_reconcile_errors_total{namespace="ops",handler="reconcile"}': always(2),
+        'cormorant_operator_leader{namespace="ops",pod="a"}': always(1),
+        'cormorant_operator_leader{namespace="ops",pod="b"}': always(0),
+        'cormorant_operator_job_phase{namespace="ops",job_namespace="team-a",collectorjob="pong",phase="Running"}': (
+            always(1)
+        ),
+    }
+
+
+def standing(now: str) -> World:
+    """A job whose workers do nothing, because of the state that it is in."""
+    return {
+        **healthy(),
+        **state(now),
+        series("stepped_frames_total", group="cpu"): f"0+60000x60 3600000x{MINUTES - 60}",
+        series("weight_last_applied_timestamp_seconds"): always(0),
+        series("weight_update_in_progress"): always(1),
+        series("policy_version_published"): always(7),
+    }
+
+
+STEPPED = series("stepped_frames_total", group="cpu")
+STOPS = f"0+60000x60 3600000x{MINUTES - 60}"
+QUIET: dict[str, World] = {
+    "healthy": healthy(),
+    "starting": {
+        **standing("starting"),
+        series("workers", group="cpu", state="ready"): always(0),
+    },
+    "paused for an hour": {
+        **standing("paused"),
+        series("paused"): "0x240 1x60",
+        series("queue_wait_seconds_total", side="consumer"): grows(60),
+    },
+    "waits for a consumer that is away": {
+        **standing("running"),
+        series("consumers"): always(0),
+        series("weight_update_in_progress"): always(0),
+        series("queue_wait_seconds_total", side="producer"): f"0+10x60 600+45x{MINUTES - 60}",
+    },
+    "finished": {**standing("completed"), series("workers", group="cpu", state="ready"): always(0)},
+    "suspended: nothing is scraped any more": {
+        name: "0+60000x30 _x270" for name in healthy() if "operator" not in name
+    },
+    "just resumed": {
+        **healthy(),
+        **{
+            series("head_state", state=s): ("1x279 0x21" if s == "paused" else "0x279 1x21")
+            for s in ("paused", "running")
+        },
+        series("stepped_frames_total", group="cpu"): "0x279 0+60000x21",
+    },
+}
+FIRES: dict[str, World] = {
+    "CormorantStalled": {STEPPED: STOPS},
+    "CormorantFpsDropped": {STEPPED: "0+60000x275 16500000+12000x25"},
+    "CormorantHeadFailed": {**state("failed")},
+    "CormorantWorkersMissing": {series("workers", group="cpu", state="ready"): always(3)},
+    "CormorantWorkerRestartLoop": {series("worker_restarts_total", group="cpu", reason="crash"): grows(0.5)},
+    "CormorantFramesLost": {series("frames_dropped_total", reason="crash"): grows(6000)},
+    "CormorantStaleWeights": {series("weight_last_applied_timestamp_seconds"): always(0)},
+    "CormorantHighStaleness": {series("batch_staleness_versions_bucket", le="2"): grows(10),
+                               series("batch_staleness_versions_bucket", le="8"): grows(20),
+                               series("batch_staleness_versions_bucket", le="16"): grows(100)},
+    "CormorantUpdateHung": {series("policy_version_published"): always(7)},
+    "CormorantUpdatesFailing": {series("weight_updates_total", result="rejected"): grows(1)},
+    "CormorantQueueFull": {series("queue_wait_seconds_total", side="producer"): grows(58)},
+    "CormorantQueueStarved": {series("queue_wait_seconds_total", side="consumer"): grows(58)},
+    "CormorantPausedTooLong": {**state("paused"), series("paused"): always(1)},
+    "CormorantSinkLagging": {series("sink_lag_frames"): always(900000)},
+    "CormorantReconcileErrors": {
+        'cormorant_operator_reconcile_errors_total{namespace="ops",handler="reconcile"}': grows(30)
+    },
+    "CormorantNoLeader": {'cormorant_operator_leader{namespace="ops",pod="a"}': always(0)},
+    "CormorantJobFailed": {
+        'cormorant_operator_job_phase{namespace="ops",job_namespace="team-a",collectorjob="old",phase="Failed"}': (
+            always(1)
+        )
+    },
+}  # fmt: skip
+
+
+def run_promtool(folder: Path, tests: list[dict[str, Any]]) -> subprocess.CompletedProcess[str]:
+    if shutil.which("promtool") is None:
+        pytest.skip("no promtool on the PATH: the alerts are not evaluated (Debian: apt-get install prometheus)")
+    path = folder / "tests.yaml"
+    path.write_text(yaml.safe_dump({"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": tests}))
+    return subprocess.run(["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=100)
+
+
+def case(world: World, *, name: str, expected: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "interval": "1m",
+        "input_series": [{"series": key, "values": value} for key, value in world.items()],
+        "alert_rule_test": [
+            {"eval_time": f"{MINUTES - 2}m", "alertname": alert, "exp_alerts": alerts}
+            for alert, alerts in expected.items()
+        ],
+    }
+
+
+def test_no_alert_fires_where_all_is_well(tmp_path: Path) -> None:
+    silent: dict[str, list[Any]] = {alert: [] for alert in ALERTS}
+    done = run_promtool(tmp_path, [case(world, name=name, expected=silent) for name, world in QUIET.items()])
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_every_alert_has_a_world_in_which_it_fires() -> None:
+    assert set(FIRES) == set(ALERTS)
+
+
+def test_each_alert_fires_in_its_world(tmp_path: Path) -> None:
+    # promtool compares labels and texts of all that is expected. None is: it complains of each alert that fires.
+    worlds = [case(healthy() | world, name=alert, expected={alert: []}) for alert, world in FIRES.items()]
+    done = run_promtool(tmp_path, worlds)
+    fired = set(re.findall(r'Labels:\{alertname="(\w+)"', done.stdout + done.stderr))
+    assert fired == set(ALERTS), done.stdout + done.stderr
+
+
+def test_an_alert_says_which_job_and_where_to_read_on(tmp_path: Path) -> None:
+    expected = {
+        "exp_labels": {"severity": "critical", "namespace": "team-a", "collectorjob": "pong"},
+        "exp_annotations": {
+            "summary": "team-a/pong collects nothing",
+            "description": "The job runs, is not paused, has room in its queue, and no worker has stepped for minutes.",
+            "runbook_url": "https://github.com/example/cormorant/blob/main/docs/runbooks.md#cormorantstalled",
+        },
+    }
+    world = healthy() | FIRES["CormorantStalled"]
+    done = run_promtool(tmp_path, [case(world, name="stalled", expected={"CormorantStalled": [expected]})])
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,82 @@
+"""The operator's metrics: what it did, and what it knows of jobs that exist."""
+
+import asyncio
+import json
+
+import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from cormorant_contract.metrics import BUDGET, BUDGET_PER_JOB_OF_OPERATOR, METRICS
+from cormorant_contract.metrics import operator as declared
+from cormorant_operator.logs import about, configure_logs
+from cormorant_operator.metrics import Metrics
+from cormorant_testing.operator_world import make_job
+
+DECLARED = {sample: metric for metric in METRICS["operator"] for sample in metric.sample_names}
+
+
+def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(metrics.text("")[0].decode()):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((dict(sample.labels), sample.value))
+    return found
+
+
+def test_looks_are_timed_and_errors_counted_and_a_cancelled_one_is_none() -> None:
+    metrics = Metrics()
+    with metrics.looking("reconcile"):
+        pass
+    with pytest.raises(ValueError, match="no"), metrics.looking("reconcile"):
+        raise ValueError("no")
+    with pytest.raises(asyncio.CancelledError), metrics.looking("poll"):
+        raise asyncio.CancelledError
+    found = samples(metrics)
+    counts = {
+        labels["handler"]: value for labels, value in found["cormorant_operator_reconcile_duration_seconds_count"]
+    }
+    assert counts == {"reconcile": 2, "poll": 1}
+    errors = {labels["handler"]: value for labels, value in found["cormorant_operator_reconcile_errors_total"]}
+    assert errors == {"reconcile": 1, "poll": 0}
+
+
+def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:
+    metrics, jobs = Metrics(), {("a", 'p"o\nng', "Running"): 1.0, ("b", "pong", "Failed"): 1.0}
+    metrics.follow(lambda: {declared.JOB_PHASE_METRIC: jobs})
+    name = declared.JOB_PHASE_METRIC.name
+    found = {(labels["job_namespace"], labels["collectorjob"], labels["phase"]) for labels, _ in samples(metrics)[name]}
+    assert found == set(jobs)
+    jobs.pop(("b", "pong", "Failed"))
+    assert {labels["job_namespace"] for labels, _ in samples(metrics)[name]} == {"a"}
+
+
+def test_a_thousand_jobs_are_a_few_thousand_series() -> None:
+    metrics = Metrics()
+    jobs = {("team", f"job-{i}"): 1.0 for i in range(1000)}
+    metrics.follow(
+        lambda: {
+            declared.JOB_PHASE_METRIC: {(*who, "Running"): 1.0 for who in jobs},
+            declared.JOB_HEAD_RESTARTS: jobs,
+            declared.JOB_WORKER_RESTARTS: jobs,
+        }
+    )
+    found = samples(metrics)
+    assert set(found) <= set(DECLARED)
+    assert sum(map(len, found.values())) <= BUDGET["operator"] + 1000 * BUDGET_PER_JOB_OF_OPERATOR
+
+
+def test_lines_about_a_job_name_it(capsys: pytest.CaptureFixture[str]) -> None:
+    before = structlog.get_config()
+    try:
+        configure_logs()
+        with about(make_job()):
+            structlog.get_logger().info("pod_created", pod="pong-cpu-0-abcde")
+        structlog.get_logger().info("resynced")
+    finally:
+        structlog.configure(**before)
+    first, last = map(json.loads, capsys.readouterr().out.splitlines())
+    assert list(first)[:8] == list(last)[:8] == [
+        "timestamp", "level", "event", "job", "group", "worker", "epoch", "version",
+    ]  # fmt: skip
+    assert (first["job"], first["pod"], last["job"]) == (make_job().name, "pong-cpu-0-abcde", None)

@@ -1,0 +1,63 @@
+"""What a worker's pod tells of the actor in it, and that it is what the contract declares."""
+
+import time
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from cormorant_contract.metrics import METRICS
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.engine.pulse import Pulse
+from cormorant_worker.supervisor import metrics
+from cormorant_worker.supervisor.metrics import PodMetrics
+from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.timing import IDLE, Timing
+
+
+def of_pod(folder: Path, *, job: str = "pong") -> PodMetrics:
+    return PodMetrics(Standing(is_joined=True, joins=2), job=job, group="cpu", pulse_file=folder / "pulse")
+
+
+def value(pod: PodMetrics, name: str, **labels: str) -> float:
+    for family in text_string_to_metric_families(pod.text()[0].decode()):
+        for sample in family.samples:
+            if sample.name == name and labels.items() <= sample.labels.items():
+                return sample.value
+    raise AssertionError(f"no {name} {labels}")
+
+
+def test_names_labels_and_texts_are_the_contracts(tmp_path: Path) -> None:
+    declared = {metric.name: metric for metric in METRICS["worker"]}
+    families = {
+        sample.name: (family, sample)
+        for family in text_string_to_metric_families(of_pod(tmp_path).text()[0].decode())
+        for sample in family.samples
+    }
+    assert set(families) == {name for name, metric in declared.items() if not metric.when}
+    for name, (family, sample) in families.items():
+        assert family.documentation == declared[name].help
+        assert family.type == declared[name].kind
+        assert set(sample.labels) == set(declared[name].label_names)
+    assert metrics.ACTIVITIES == ACTIVITIES
+
+
+def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> None:
+    pod = of_pod(tmp_path)
+    assert value(pod, "cormorant_worker_frames_total") == 0
+    for frames in (100, 30):
+        pulse = Pulse.create(str(tmp_path / "pulse"))
+        timing = Timing(pulse.timing)
+        timing.rest(IDLE)
+        pulse.frames[0] = frames
+        assert value(pod, "cormorant_worker_frames_total") >= frames
+        time.sleep(0.02)
+    assert value(pod, "cormorant_worker_frames_total") == 130
+    idle = value(pod, "cormorant_worker_phase_seconds_total", phase="idle")
+    assert 0.02 <= idle < 5
+    time.sleep(0.02)
+    assert value(pod, "cormorant_worker_phase_seconds_total", phase="idle") >= idle + 0.02
+
+
+def test_names_of_jobs_are_escaped(tmp_path: Path) -> None:
+    pod = of_pod(tmp_path, job='a"b\\c\nd')
+    assert value(pod, "cormorant_worker_joined", collectorjob='a"b\\c\nd') == 1

@@ -1,0 +1,63 @@
+"""Log lines: the same fields on each, for machines; and lines for people on a terminal."""
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+import structlog
+
+from cormorant_worker.logs import FIELDS, LogContext, configure_logs
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
+
+
+def test_every_line_has_the_same_five_fields_and_follows_what_changes() -> None:
+    out, context = io.StringIO(), LogContext(job="pong", epoch=2)
+    configure_logs(context, stream=out)
+    log = structlog.get_logger()
+    log.info("head_ready", url="http://x")
+    context.version = 7
+    log.warning("worker_lost", worker="gpu-pool-3", reason="gone")
+    log.info("weights_published", version=8)
+    lines = [json.loads(line) for line in out.getvalue().splitlines()]
+    assert [list(line)[:8] for line in lines] == [["timestamp", "level", "event", *FIELDS]] * 3
+    assert [[line[name] for name in FIELDS] for line in lines] == [
+        ["pong", "", "", 2, None],
+        ["pong", "gpu-pool", "gpu-pool-3", 2, 7],
+        ["pong", "", "", 2, 8],
+    ]
+    assert lines[0]["url"] == "http://x"
+    assert lines[1]["level"] == "warning"
+
+
+def test_an_error_is_one_line_with_its_traceback() -> None:
+    out = io.StringIO()
+    configure_logs(LogContext(), stream=out)
+    try:
+        int("no\nsuch thing")
+    except ValueError:
+        structlog.get_logger().exception("failed")
+    (line,) = out.getvalue().splitlines()
+    assert "ValueError: invalid literal" in json.loads(line)["exception"]
+
+
+def test_a_terminal_gets_lines_for_people_without_what_is_empty() -> None:
+    out = Terminal()
+    configure_logs(LogContext(job="pong"), stream=out)
+    structlog.get_logger().warning("worker_lost", worker="cpu-0")
+    text = out.getvalue()
+    assert "worker_lost" in text
+    assert "pong" in text
+    assert "version" not in text
+    assert not text.startswith("{")

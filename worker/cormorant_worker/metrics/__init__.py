@@ -1,0 +1,1 @@
+"""Prometheus metrics of a fleet, as the contract declares them."""

@@ -1,0 +1,119 @@
+"""The contract's metrics as objects of prometheus-client, and the text that is scraped. Nothing else makes metrics."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.exposition import choose_encoder
+
+from cormorant_contract.metrics import Metric
+from cormorant_worker.metrics.spread import Spread, Spreads
+
+# Prometheus does without them, and they double the series of counters.
+disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
+
+
+class Growing(Protocol):
+    """What `Rising` needs of a counter's child."""
+
+    def inc(self, amount: float = 1) -> None:
+        """Add."""
+        ...
+
+
+class Rising:
+    """A counter that follows a number which others keep. It never goes back, whatever the number does."""
+
+    __slots__ = ("_child", "_highest")
+
+    def __init__(self, child: Growing, *, floor: float = 0.0) -> None:
+        """Begin at a floor."""
+        self._child, self._highest = child, floor
+        child.inc(floor)
+
+    @property
+    def value(self) -> float:
+        """What it stands at."""
+        return self._highest
+
+    def follow(self, number: float) -> None:
+        """The number is this now."""
+        if number > self._highest:
+            self._child.inc(number - self._highest)
+            self._highest = number
+
+
+class Exposition:
+    """The metrics of one process. Children are made once and kept by whoever counts."""
+
+    def __init__(self, metrics: Iterable[Metric], *, collectorjob: str = "") -> None:
+        """Make every metric.
+
+        Args:
+            metrics: those that the process may export; one without children exports nothing.
+            collectorjob: value of that label, on all that have it.
+        """
+        self._job = collectorjob
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._spreads: dict[str, Spreads] = {}
+        self._families: dict[str, Counter | Gauge | Histogram] = {}
+        for metric in metrics:
+            if metric.comes_in_batches:
+                self._spreads[metric.name] = Spreads(metric)
+                self._registry.register(self._spreads[metric.name])
+            else:
+                self._families[metric.name] = self._make(metric)
+
+    def counter(self, metric: Metric, **labels: str) -> Counter:
+        """One series of a counter; made at the first call, at zero."""
+        child = self._child(metric, labels)
+        assert isinstance(child, Counter), metric
+        return child
+
+    def gauge(self, metric: Metric, **labels: str) -> Gauge:
+        """One series of a gauge; made at the first call, at zero."""
+        child = self._child(metric, labels)
+        assert isinstance(child, Gauge), metric
+        return child
+
+    def histogram(self, metric: Metric, **labels: str) -> Histogram:
+        """The series of a histogram with these labels; made at the first call."""
+        child = self._child(metric, labels)
+        assert isinstance(child, Histogram), metric
+        return child
+
+    def spread(self, metric: Metric, **labels: str) -> Spread:
+        """The series of a histogram whose values come many at a time; made at the first call."""
+        return self._spreads[metric.name].child(tuple(self._values(metric, labels)))
+
+    def rising(self, metric: Metric, *, floor: float = 0.0, **labels: str) -> Rising:
+        """One series of a counter that follows a number."""
+        return Rising(self.counter(metric, **labels), floor=floor)
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """What is scraped, and its content type.
+
+        Args:
+            accept: the scraper's header; decides between Prometheus' own format and OpenMetrics.
+        """
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def _child(self, metric: Metric, labels: dict[str, str]) -> Counter | Gauge | Histogram:
+        ordered = self._values(metric, labels)
+        family = self._families[metric.name]
+        return family.labels(*ordered) if ordered else family
+
+    def _values(self, metric: Metric, labels: dict[str, str]) -> list[str]:
+        values = {"collectorjob": self._job, **labels}
+        return [values[name] for name in metric.label_names]
+
+    def _make(self, metric: Metric) -> Counter | Gauge | Histogram:
+        names = metric.label_names
+        match metric.kind:
+            case "counter":
+                return Counter(metric.name, metric.help, names, registry=self._registry)
+            case "gauge":
+                return Gauge(metric.name, metric.help, names, registry=self._registry)
+            case "histogram":
+                return Histogram(metric.name, metric.help, names, buckets=metric.buckets, registry=self._registry)

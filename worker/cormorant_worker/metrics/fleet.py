@@ -1,0 +1,190 @@
+"""A fleet's metrics: what its events tell, batch by batch, and what its books say, a few times a second."""
+
+import platform
+import threading
+import time
+from importlib.metadata import PackageNotFoundError, version
+from statistics import fmean
+
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.metrics import head as declared
+from cormorant_contract.metrics.labels import ACTIVITIES, END
+from cormorant_worker.engine.events import FleetEvent
+from cormorant_worker.engine.messages import Sealed
+from cormorant_worker.engine.protocol import FleetStats, GroupStats
+from cormorant_worker.metrics.exposition import Exposition, Rising
+from cormorant_worker.metrics.gpus import read_gpus
+
+_SIDES = ("producer", "consumer")
+
+
+class FleetMetrics:
+    """What is exported of one fleet. `hear` is for the fleet's thread, `sample` for any."""
+
+    def __init__(self, job: CollectorJob, exposition: Exposition, *, floor_frames: int = 0) -> None:
+        """Begin.
+
+        Args:
+            job: whose fleet.
+            exposition: has the contract's `FLEET_METRICS`.
+            floor_frames: what earlier processes have exported of `frames_total`.
+        """
+        self._job, self._exposition = job, exposition
+        self._env = name_of_env(job)
+        self.frames = exposition.rising(declared.FRAMES, floor=floor_frames, env=self._env)
+        self._published = exposition.gauge(declared.POLICY_VERSION_PUBLISHED)
+        self._queued = exposition.gauge(declared.QUEUE_BATCHES)
+        self._waits = {side: exposition.rising(declared.QUEUE_WAIT, side=side) for side in _SIDES}
+        self._paused = exposition.gauge(declared.PAUSED)
+        self._paused_s = exposition.counter(declared.PAUSE_SECONDS)
+        self._groups = {group.name: _Group(group.name, self._env, exposition) for group in job.spec.worker_groups}
+        self._dropped: dict[str, Rising] = {}
+        self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
+        self._returns = exposition.spread(declared.EPISODE_RETURN, env=self._env)
+        self._lengths = exposition.spread(declared.EPISODE_LENGTH, env=self._env)
+        self._staleness = exposition.histogram(declared.STALENESS)
+        self._sampling = threading.Lock()
+        """Held while books are read and copied: two at a time would count a pause twice."""
+        self._sampled_at = time.monotonic()
+        self._was_paused = False
+        self._describe_what_stays()
+
+    def hear(self, event: FleetEvent) -> None:
+        """Something happened."""
+        if event.sealed is not None:
+            self._groups[event.worker.rpartition("-")[0]].seal(event.sealed)
+            self._note_episodes(event.sealed)
+        elif event.kind == "lent":
+            self._staleness.observe(event.staleness)
+
+    def sample(self, stats: FleetStats) -> None:
+        """Take the books over."""
+        with self._sampling:
+            now = time.monotonic()
+            if self._was_paused:
+                self._paused_s.inc(now - self._sampled_at)
+            self._sampled_at, self._was_paused = now, stats.paused
+            self.frames.follow(stats.frames)
+            self._published.set(stats.version)
+            self._queued.set(stats.queued_batches)
+            self._paused.set(stats.paused)
+            for side, seconds in stats.queue_waits_s.items():
+                self._waits[side].follow(seconds)
+            for reason, frames in stats.dropped.items():
+                self.dropped(reason).follow(frames)
+            for name, group in stats.groups.items():
+                self._groups[name].sample(group, is_paused=stats.paused)
+            if stats.recent_returns:
+                self._exposition.gauge(declared.RECENT_RETURN, env=self._env).set(fmean(stats.recent_returns))
+                self._exposition.gauge(declared.RECENT_LENGTH, env=self._env).set(fmean(stats.recent_lengths))
+            if self._job.spec.output.dataset is not None:
+                self._exposition.gauge(declared.SINK_LAG).set(stats.undurable_frames)
+            self._sample_gpus()
+
+    def dropped(self, reason: str) -> Rising:
+        """The counter of frames that were dropped for a reason."""
+        if reason not in self._dropped:
+            self._dropped[reason] = self._exposition.rising(declared.FRAMES_DROPPED, reason=reason)
+        return self._dropped[reason]
+
+    def _note_episodes(self, sealed: Sealed) -> None:
+        if not sealed.returns:
+            return
+        self._episodes["terminated"].inc(sealed.num_terminated)
+        self._episodes["truncated"].inc(len(sealed.returns) - sealed.num_terminated)
+        self._returns.observe(sealed.returns)
+        self._lengths.observe(sealed.lengths)
+
+    def _describe_what_stays(self) -> None:
+        spec = self._job.spec
+        if spec.collection.total_frames is not None:
+            self._exposition.gauge(declared.TARGET_FRAMES).set(spec.collection.total_frames)
+        if spec.output.queue is not None:
+            self._exposition.gauge(declared.QUEUE_CAPACITY).set(spec.output.queue.capacity_batches)
+        for reason in ("crash", "stale"):
+            self.dropped(reason)
+        self._exposition.gauge(
+            declared.BUILD_INFO,
+            version=_version("cormorant"),
+            python=platform.python_version(),
+            torch=_version("torch"),
+        ).set(1)
+
+    def _sample_gpus(self) -> None:
+        for gpu in read_gpus():
+            self._exposition.gauge(declared.GPU_UTILIZATION, gpu=gpu.index).set(gpu.utilization)
+            self._exposition.gauge(declared.GPU_MEMORY, gpu=gpu.index).set(gpu.used_bytes)
+
+
+class _Group:
+    """One worker group's children."""
+
+    def __init__(self, name: str, env: str, exposition: Exposition) -> None:
+        self._stepped = exposition.rising(declared.STEPPED_FRAMES, group=name, env=env)
+        self._spent = {a: exposition.rising(declared.PHASE_SECONDS, group=name, phase=a) for a in ACTIVITIES}
+        self._idle_before = 0.0
+        self._idle_s = self._held_s = 0.0
+        """Of idle workers: while the fleet ran, and while it was paused."""
+        self._version = exposition.gauge(declared.POLICY_VERSION, group=name)
+        self._workers = {
+            state: exposition.gauge(declared.WORKERS, group=name, state=state)
+            for state in ("desired", "ready", "starting")
+        }
+        self._restarts = {
+            reason: exposition.rising(declared.WORKER_RESTARTS, group=name, reason=reason)
+            for reason in ("crash", "hang", "error")
+        }
+        self._env_restarts = exposition.rising(declared.ENV_RESTARTS, group=name)
+        self._batch = exposition.histogram(declared.BATCH, group=name)
+        self._env_step = exposition.histogram(declared.ENV_STEP, group=name)
+        self._inference = exposition.histogram(declared.INFERENCE, group=name)
+
+    def seal(self, sealed: Sealed) -> None:
+        """A worker finished a batch."""
+        timing = sealed.timing
+        self._batch.observe(timing.seconds)
+        if timing.env_step_s or timing.inference_s:
+            self._env_step.observe(timing.env_step_s)
+            self._inference.observe(timing.inference_s)
+
+    def sample(self, stats: GroupStats, *, is_paused: bool) -> None:
+        """Take the books over."""
+        self._stepped.follow(stats.stepped_frames)
+        self._follow_time(stats, is_paused=is_paused)
+        self._version.set(stats.min_version)
+        self._workers["desired"].set(stats.desired)
+        self._workers["ready"].set(stats.ready)
+        self._workers["starting"].set(stats.starting)
+        for reason, restarts in stats.restarts.items():
+            self._restarts[reason].follow(restarts)
+        self._env_restarts.follow(stats.env_restarts)
+
+    def _follow_time(self, stats: GroupStats, *, is_paused: bool) -> None:
+        spent = dict(stats.spent_s)
+        # A worker between two batches does not know that it would not get another one: the fleet does.
+        passed = max(0.0, spent["idle"] - self._idle_before)
+        self._idle_before += passed
+        if is_paused:
+            self._held_s += passed
+        else:
+            self._idle_s += passed
+        spent["idle"] = self._idle_s
+        spent["paused"] += self._held_s
+        for activity, seconds in spent.items():
+            self._spent[activity].follow(seconds)
+
+
+def name_of_env(job: CollectorJob) -> str:
+    """The environment in one word: EnvPool's task, gymnasium's id, or the entrypoint."""
+    env = job.spec.env
+    if env.envpool is not None:
+        return env.envpool.task_id
+    assert env.gymnasium is not None
+    return env.gymnasium.id or env.gymnasium.entrypoint or "unknown"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"

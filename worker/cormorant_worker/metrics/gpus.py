@@ -1,0 +1,48 @@
+"""What NVIDIA devices do, by their driver's own library; nothing where there are none. Light: imports no torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One device at one moment."""
+
+    index: str
+    utilization: float
+    """Share of the last sample period in which a kernel ran, 0 to 1."""
+    used_bytes: int
+
+
+def read_gpus() -> Iterator[Gpu]:
+    """Every device that this process can see."""
+    for index, handle in enumerate(_devices()):
+        library = _library()
+        try:
+            rates, memory = library.nvmlDeviceGetUtilizationRates(handle), library.nvmlDeviceGetMemoryInfo(handle)
+        except library.NVMLError:
+            continue  # a device that is partitioned does not tell
+        yield Gpu(index=str(index), utilization=rates.gpu / 100, used_bytes=int(memory.used))
+
+
+@cache
+def _library() -> Any:
+    import pynvml
+
+    return pynvml
+
+
+@cache
+def _devices() -> tuple[Any, ...]:
+    """Handles of the devices; none without a driver, or without the library."""
+    try:
+        library = _library()
+    except ImportError:
+        return ()
+    try:
+        library.nvmlInit()
+        return tuple(library.nvmlDeviceGetHandleByIndex(i) for i in range(library.nvmlDeviceGetCount()))
+    except library.NVMLError:
+        return ()

@@ -1,0 +1,122 @@
+"""What a worker's pod tells of itself: the supervisor's own facts, and the pulse of the actor in the pod.
+
+Names and texts are those of the contract, which is not imported here: a test compares. Light: prometheus-client alone.
+"""
+
+import os
+import struct
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from cormorant_worker.metrics.gpus import read_gpus
+from cormorant_worker.supervisor.standing import Standing
+
+_PREFIX = "cormorant_worker_"
+ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
+_PULSE = struct.Struct("=12q")
+"""Frames, phase, nanoseconds by activity, the activity that goes on, since when: `engine/pulse.py`."""
+_MEMORY_V2 = Path("/sys/fs/cgroup/memory.current")
+_MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
+Family = CounterMetricFamily | GaugeMetricFamily
+
+
+class PodMetrics(Collector):
+    """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
+
+    def __init__(self, standing: Standing, *, job: str, group: str, pulse_file: Path) -> None:
+        """Read nothing yet.
+
+        Args:
+            standing: the supervisor's.
+            job: label `collectorjob`.
+            group: label `group`.
+            pulse_file: where actors keep their pulse.
+        """
+        self._standing, self._labels, self._pulse_file = standing, (job, group), pulse_file
+        self._actor = 0
+        """Inode of the pulse that was read last: each actor makes a file of its own."""
+        self._last = (0,) * (1 + len(ACTIVITIES))
+        self._totals = [0] * (1 + len(ACTIVITIES))
+        self._cpu: dict[int, float] = {}
+        self._cpu_s = 0.0
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+
+    def text(self, accept: str = "") -> tuple[bytes, str]:
+        """What is scraped, and its content type."""
+        encode, content_type = choose_encoder(accept)
+        return encode(self._registry), content_type
+
+    def collect(self) -> Iterator[Family]:
+        """Every family."""
+        standing = self._standing
+        joined, joins = int(standing.is_joined), standing.joins
+        yield self._family("joined", "Whether the pod's Ray is a member of the head's cluster.", {(): joined})
+        yield self._family("joins_total", "How often the pod's Ray has joined a head.", {(): joins})
+        self._read_pulse()
+        frames, *spent = self._totals
+        yield self._family("frames_total", "Frames that workers in this pod have stepped.", {(): frames})
+        seconds: dict[tuple[str, ...], float] = {(name,): ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
+        yield self._family("phase_seconds_total", "Where the worker's time goes.", seconds, "phase")
+        memory = self._read_processes()
+        yield self._family("cpu_seconds_total", "CPU time of all processes of the pod.", {(): self._cpu_s})
+        words = "Memory of the pod's cgroup, or of its processes where there is none."
+        yield self._family("memory_used_bytes", words, {(): memory})
+        gpus = tuple(read_gpus())
+        if gpus:
+            rates: dict[tuple[str, ...], float] = {(gpu.index,): gpu.utilization for gpu in gpus}
+            used: dict[tuple[str, ...], float] = {(gpu.index,): float(gpu.used_bytes) for gpu in gpus}
+            yield self._family("gpu_utilization_ratio", "Share of time in which a kernel ran.", rates, "gpu")
+            yield self._family("gpu_memory_used_bytes", "Memory in use, of all processes.", used, "gpu")
+
+    def _family(self, name: str, words: str, values: Mapping[tuple[str, ...], float], *labels: str) -> Family:
+        make = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+        family: Family = make(_PREFIX + name, words, labels=("collectorjob", "group", *labels))
+        for own, value in values.items():
+            family.add_metric([*self._labels, *own], value)
+        return family
+
+    def _read_pulse(self) -> None:
+        try:
+            with self._pulse_file.open("rb") as file:
+                actor, numbers = os.fstat(file.fileno()).st_ino, _PULSE.unpack(file.read())
+        except (OSError, struct.error):
+            return  # no actor has begun
+        now = [numbers[0], *numbers[2 : 2 + len(ACTIVITIES)]]
+        activity, since = numbers[-2:]
+        if activity >= 0 and since and self._standing.is_joined:
+            now[1 + activity] += max(0, time.monotonic_ns() - since)  # what goes on is not written until it ends
+        before = self._last if actor == self._actor else (0,) * len(now)
+        self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
+        self._actor, self._last = actor, tuple(map(max, now, before))
+
+    def _read_processes(self) -> float:
+        resident = 0
+        here = psutil.Process()
+        for process in (here, *here.children(recursive=True)):
+            with suppress(psutil.Error):
+                times, resident_here = process.cpu_times(), process.memory_info().rss
+                used, before = times.user + times.system, self._cpu.get(process.pid, 0.0)
+                # A number that went back is another process's under the same id.
+                self._cpu_s += used - before if used >= before else used
+                self._cpu[process.pid] = used
+                resident += resident_here
+        self._cpu = {pid: used for pid, used in self._cpu.items() if psutil.pid_exists(pid)}
+        return _cgroup_bytes() or resident
+
+
+def _cgroup_bytes() -> int:
+    for path in (_MEMORY_V2, _MEMORY_V1):
+        try:
+            return int(path.read_text())
+        except (OSError, ValueError):
+            continue
+    return 0

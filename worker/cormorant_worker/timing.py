@@ -1,0 +1,140 @@
+"""Where a worker's time goes, counted at almost no cost: one vector step in 16 is measured, and stands for the others.
+
+    rest(IDLE) .. rest(WEIGHTS) .. begin .. vector steps .. [rest(PAUSED) .. begin ..] .. rest(STORE) .. rest(IDLE)
+
+Everything between two calls belongs to one activity. While stepping it is shared out between waiting for environments,
+the policy, and the rest, as in the steps that were measured last.
+"""
+
+from dataclasses import dataclass
+from time import monotonic_ns
+
+import numpy as np
+
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.spaces import Array
+
+ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(len(ACTIVITIES))
+NUMBERS = len(ACTIVITIES) + 2
+"""[10] int64: nanoseconds by activity, the activity that goes on, and since when (0: it has not begun)."""
+_ACTIVITY, _SINCE = len(ACTIVITIES), len(ACTIVITIES) + 1
+_STEPPING = -1
+_EVERY = 16
+"""Vector steps for each one that is measured."""
+_WEIGHT = 0.2
+"""Of the newest measurement in the shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchTiming:
+    """How one batch went."""
+
+    seconds: float
+    """Stepping; pauses are not in it."""
+    env_step_s: float
+    """Waiting for a vector step of the environments, on average over those that were measured; 0: none was."""
+    inference_s: float
+    """One decision of the policy, likewise."""
+
+
+class Laps:
+    """What a lane adds to while one vector step is measured."""
+
+    __slots__ = ("env_ns", "inference_ns")
+
+    def __init__(self) -> None:
+        self.env_ns = 0
+        """In `recv`."""
+        self.inference_ns = 0
+        """In `act` of the actor."""
+
+
+class Timing:
+    """One worker's time. Owned by the thread that steps; others, in any process, read its numbers: `spent_ns`."""
+
+    def __init__(self, numbers: Array | None = None) -> None:
+        """Begin, with building.
+
+        Args:
+            numbers: [NUMBERS] int64, zeroed memory to keep them in.
+        """
+        self._numbers = np.zeros(NUMBERS, dtype=np.int64) if numbers is None else numbers
+        self._laps = Laps()
+        self._left = 1
+        self._env_share = self._inference_share = 0.0
+        self._env_ns = self._inference_ns = self._measured = self._stepped_ns = 0
+        """Since the last `take`."""
+        self._activity = BUILD
+        self._since = monotonic_ns()
+        self._note()
+
+    def rest(self, activity: int) -> None:
+        """From now on the worker does something else than stepping."""
+        self._close()
+        self._activity = activity
+        self._note()
+
+    def begin(self) -> None:
+        """From now on the worker steps."""
+        self.rest(_STEPPING)
+
+    def next_laps(self) -> Laps | None:
+        """What the vector step that begins now is measured with: nothing, but once in 16."""
+        self._left -= 1
+        if self._left:
+            return None
+        self._left = _EVERY
+        self._close()
+        self._note()
+        self._laps.env_ns = self._laps.inference_ns = 0
+        return self._laps
+
+    def measured(self, laps: Laps) -> None:
+        """The vector step is over that was measured with this."""
+        total_ns = max(1, monotonic_ns() - self._since)
+        weight = _WEIGHT if self._env_share or self._inference_share else 1.0
+        self._env_share += weight * (laps.env_ns / total_ns - self._env_share)
+        self._inference_share += weight * (laps.inference_ns / total_ns - self._inference_share)
+        self._env_ns += laps.env_ns
+        self._inference_ns += laps.inference_ns
+        self._measured += 1
+
+    def take(self) -> BatchTiming:
+        """How the time since the last call went, between two batches."""
+        steps = self._measured or 1
+        found = BatchTiming(
+            seconds=self._stepped_ns / 1e9,
+            env_step_s=self._env_ns / steps / 1e9,
+            inference_s=self._inference_ns / steps / 1e9,
+        )
+        self._env_ns = self._inference_ns = self._measured = self._stepped_ns = 0
+        return found
+
+    def _close(self) -> None:
+        now = monotonic_ns()
+        elapsed, self._since = now - self._since, now
+        if self._activity != _STEPPING:
+            self._numbers[self._activity] += elapsed
+            return
+        env, inference = int(elapsed * self._env_share), int(elapsed * self._inference_share)
+        self._numbers[ENV] += env
+        self._numbers[INFERENCE] += inference
+        self._numbers[TRANSFER] += elapsed - env - inference
+        self._stepped_ns += elapsed
+
+    def _note(self) -> None:
+        self._numbers[_ACTIVITY], self._numbers[_SINCE] = self._activity, self._since
+
+
+def spent_ns(numbers: Array) -> tuple[int, ...]:
+    """Nanoseconds by activity, in the order of `ACTIVITIES`, up to now; of vector steps, up to the last measured one.
+
+    Args:
+        numbers: [NUMBERS] int64 of a `Timing` in any process of this machine, whose clock is the same.
+    """
+    values = numbers.tolist()
+    activity, since = values[_ACTIVITY], values[_SINCE]
+    spent = values[: len(ACTIVITIES)]
+    if activity != _STEPPING and since:
+        spent[activity] += max(0, monotonic_ns() - since)
+    return tuple(spent)
