@@ -39,7 +39,7 @@ def config_map(job: Job, *, digest: str) -> Manifest:
         "apiVersion": API_VERSION,
         "kind": KIND,
         "metadata": {"name": job.name, "namespace": job.identity.namespace},
-        "spec": job.spec.to_document(),
+        "spec": job.templates.document,
     }
     # JSON is YAML, and has one spelling.
     text = json.dumps(manifest, sort_keys=True, indent=1)

@@ -8,7 +8,6 @@ from cormorant_operator.conditions import Course, facts, merge
 from cormorant_operator.failures import recent_failures
 from cormorant_operator.job import Unreadable, find
 from cormorant_operator.phases import phase_of
-from cormorant_operator.slots import slots_of
 from cormorant_operator.view import View
 
 _COUNTERS = ("frames", "weights")
@@ -81,7 +80,7 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
 
 def _group(view: View, name: str) -> GroupStatus:
     before = next((group.restarts for group in view.job.status.groups if group.name == name), 0)
-    seen = sum(slot.restarts for slot in slots_of(view.workers[name], view.sizes[name]))
+    seen = sum(slot.restarts for slot in view.slots[name])
     return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=max(before, seen))
 
 

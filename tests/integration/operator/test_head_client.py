@@ -14,6 +14,7 @@ from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.templates import Templates
 from cormorant_operator.tokens import derive
 from cormorant_testing.collecting import make_job
 from cormorant_testing.serving import Served, serve
@@ -60,7 +61,7 @@ class Talk:
 def talk(tmp_path: Path) -> Any:
     manifest = make_job(num_envs=2, lengths=4)
     identity = Identity(name=manifest.metadata.name, namespace="default", uid="u1")
-    job = Job(identity=identity, spec=manifest.spec, status=manifest.status)
+    job = Job(identity=identity, templates=Templates(manifest.spec), status=manifest.status)
     token_file = tmp_path / "tokens.json"
     token_file.write_text(secret(job, derive(KEY, uid="u1"))["stringData"]["tokens.json"])
     token_file.chmod(0o440)

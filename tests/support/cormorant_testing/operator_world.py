@@ -32,6 +32,7 @@ from cormorant_operator.plan import (
 from cormorant_operator.pod_facts import read_pod, write_time
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.site import Site
+from cormorant_operator.templates import Templates
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GRACE_S = 60
@@ -64,7 +65,7 @@ def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, *
     }
     return Job(
         identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation),
-        spec=parse_job(document).spec,
+        templates=Templates(parse_job(document).spec),
         status=status or CollectorJobStatus(),
     )
 
