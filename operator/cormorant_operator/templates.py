@@ -4,6 +4,7 @@ A digest is taken of what the user wrote, never of what is rendered from it or o
 upgrade of the operator alone replaces no pod. `REVISION` is raised when pods must be replaced all the same.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -30,6 +31,12 @@ class Templates:
     def document(self) -> Mapping[str, Any]:
         """The spec as a manifest holds it; not to be changed."""
         return self.spec.to_document()
+
+    @cached_property
+    def text(self) -> str:
+        """The spec as JSON for people."""
+        # JSON is YAML, and has one spelling.
+        return json.dumps(self.document, sort_keys=True, indent=1)
 
     @cached_property
     def config(self) -> str:

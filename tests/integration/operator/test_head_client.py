@@ -44,14 +44,14 @@ class Talk:
         return asyncio.run(talk())
 
     def ask(self, **where: Any) -> HeadAnswer:
-        answer = self(lambda client: client.ask(self.job, HEAD, now=NOW), **where)
+        answer = self(lambda client: client.ask(self.job, HEAD), **where)
         assert isinstance(answer, HeadAnswer)
         return answer
 
     async def until(self, client: HeadClient, is_so: Callable[[HeadAnswer], bool]) -> HeadAnswer:
         async with asyncio.timeout(60):
             while True:
-                answer = await client.ask(self.job, HEAD, now=NOW)
+                answer = await client.ask(self.job, HEAD)
                 if is_so(answer):
                     return answer
                 await asyncio.sleep(0.1)
@@ -94,4 +94,4 @@ def test_head_that_cannot_be_reached_or_knows_another_key_is_silent(talk: Talk) 
         talk.ask(port="1")
     other = replace(talk.job, identity=replace(talk.job.identity, uid="u2"))
     with pytest.raises(HeadSilent, match="401"):
-        talk(lambda client: client.ask(other, HEAD, now=NOW))
+        talk(lambda client: client.ask(other, HEAD))

@@ -3,7 +3,7 @@
 It answers with the contract's own models, and ends every connection with the second answer: each head of a real cluster
 has an address of its own, and none keeps a connection from one poll to the next.
 
-    python -m benchmarks.operator.head_stub          prints its port, ends when its standard input does
+    python -m benchmarks.cluster.head_stub          prints its port, ends when its standard input does
     POST /frames-per-second {"rate": 100}            all counts of frames move, or stand still with 0
 """
 

@@ -2,9 +2,9 @@
 
 The operator's own controller, cache, `reconcile`, executor and head client run in this process, heads in another. There
 is no API server: its objects are JSON in memory, parsed anew each time that they are read, and kopf does not run.
-`python -m benchmarks.operator` measures the whole on a real one.
+`python -m benchmarks.cluster` measures the whole on a real one.
 
-    python -m benchmarks.operator.upkeep --jobs 1000 --workers 9 [--moving] [--profile]
+    python -m benchmarks.cluster.upkeep --jobs 1000 --workers 9 [--moving] [--profile]
 """
 
 import argparse
@@ -25,7 +25,7 @@ import aiohttp
 import psutil
 import structlog
 
-from benchmarks.operator.jobs import manifest
+from benchmarks.cluster.jobs import manifest
 from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import NotFound
@@ -114,7 +114,7 @@ def _ready(name: str) -> Raw:
 @contextmanager
 def stub_heads() -> Iterator[int]:
     """Heads, in a process of their own. Gives their port."""
-    command = [sys.executable, "-m", "benchmarks.operator.head_stub"]
+    command = [sys.executable, "-m", "benchmarks.cluster.head_stub"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -221,7 +221,7 @@ async def _move(port: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.operator.upkeep", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cluster.upkeep", description=__doc__)
     parser.add_argument("--jobs", type=int, default=1000)
     parser.add_argument("--workers", type=int, default=9, help="of each job; a head besides")
     parser.add_argument("--moving", action="store_true", help="frames are counted: each poll writes a status")
