@@ -5,6 +5,7 @@ has an address of its own, and none keeps a connection from one poll to the next
 
     python -m benchmarks.cluster.head_stub          prints its port, ends when its standard input does
     POST /frames-per-second {"rate": 100}            all counts of frames move, or stand still with 0
+    GET /asked                                       how many heads were asked since this was called last
 """
 
 import asyncio
@@ -24,6 +25,7 @@ class Heads:
     def __init__(self) -> None:
         self._began, self._rate, self._before = time.monotonic(), 0.0, 1000
         self._sizes: dict[str, dict[str, int]] = {}
+        self._asked: set[str] = set()
 
     @property
     def frames(self) -> int:
@@ -33,6 +35,11 @@ class Heads:
         self._before, self._began = self.frames, time.monotonic()
         self._rate = float((await request.json())["rate"])
         return web.Response()
+
+    async def asked(self, _: web.Request) -> web.Response:
+        count = len(self._asked)
+        self._asked.clear()
+        return web.json_response({"heads": count})
 
     async def desired(self, request: web.Request) -> web.Response:
         job = request.match_info["job"]
@@ -45,6 +52,7 @@ class Heads:
 
     async def status(self, request: web.Request) -> web.Response:
         frames = self.frames
+        self._asked.add(request.match_info["job"])
         report = Status(
             job=request.match_info["job"],
             namespace=request.match_info["namespace"],
@@ -77,6 +85,7 @@ async def serve() -> None:
     app.add_routes(
         [
             web.post("/frames-per-second", heads.set_rate),
+            web.get("/asked", heads.asked),
             web.get(f"{prefix}/status", heads.status),
             web.get(f"{prefix}/desired", heads.desired),
             web.put(f"{prefix}/desired", heads.desired),

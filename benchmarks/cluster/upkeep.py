@@ -13,19 +13,16 @@ import cProfile
 import json
 import logging
 import pstats
-import subprocess
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
 from typing import Any
 
-import aiohttp
 import psutil
 import structlog
 
 from benchmarks.cluster.jobs import manifest
+from benchmarks.cluster.process import move_heads, stub_heads
 from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import NotFound
@@ -34,6 +31,8 @@ from cormorant_operator.site import Site
 
 Raw = dict[str, Any]
 ROUNDS = 5
+GAP_S = 0.01
+"""Between two polls: together they cost less, and are not so in a cluster."""
 QUIET_S = 0.002
 """Of CPU in a tenth of a second: nothing is under way."""
 
@@ -111,22 +110,6 @@ def _ready(name: str) -> Raw:
     }
 
 
-@contextmanager
-def stub_heads() -> Iterator[int]:
-    """Heads, in a process of their own. Gives their port."""
-    command = [sys.executable, "-m", "benchmarks.cluster.head_stub"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        try:
-            yield int(process.stdout.readline())
-        finally:
-            process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(timeout=10)
-            process.kill()
-
-
 class Upkeep:
     """One controller and its world."""
 
@@ -151,9 +134,10 @@ class Upkeep:
             await self.poll()
 
     async def poll(self) -> None:
-        """Ask every head once, and reconcile."""
-        for uid in self.controller.cache.jobs():
-            self.controller.heads_due.add(uid)
+        """Ask every head once, one after the other as in a cluster, and reconcile."""
+        for number, uid in enumerate(self.controller.cache.jobs()):
+            self.controller.heads_due.add(uid, after_s=number * GAP_S)
+        await asyncio.sleep(self._jobs * GAP_S)
         await self._rest()
 
     async def resync(self) -> None:
@@ -180,7 +164,7 @@ async def _measure(args: argparse.Namespace, port: int) -> None:
     upkeep = Upkeep(jobs=args.jobs, workers=args.workers, port=port)
     await upkeep.settle()
     if args.moving:
-        await _move(port)
+        move_heads(port, rate=1000)
     before = upkeep.objects.written.copy()
     profile = cProfile.Profile()
     if args.profile:
@@ -212,12 +196,6 @@ async def _cpu_s(work: Any) -> float:
     began = time.process_time()
     await work
     return time.process_time() - began
-
-
-async def _move(port: int) -> None:
-    url = f"http://127.0.0.1:{port}/frames-per-second"
-    async with aiohttp.ClientSession() as session, session.post(url, json={"rate": 1000}) as answer:
-        answer.raise_for_status()
 
 
 def main() -> None:
