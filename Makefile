@@ -7,10 +7,10 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check bench docs constraints clean
+.PHONY: help install run test test-all check bench bench-operator docs constraints clean
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv installs in a minute what takes pip five; it lives inside the venv and leaves nothing behind.
 # Compiled bytecode halves the start of every process that imports torch. The marker is newer than what it was made from: a second call does nothing.
@@ -44,6 +44,9 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+bench-operator: $(INSTALLED) ## Weigh the operator on an API server with fake nodes (about 40 minutes; BENCH_ARGS=--quick: 3)
+	@$(BIN)/python -m benchmarks.cluster $(BENCH_ARGS)
 
 docs: $(INSTALLED) ## Write what is generated: CRD, chart values, rules, dashboards, the page of metrics
 	@$(BIN)/cormorant crd > charts/cormorant/files/crds/collectorjobs.yaml

@@ -3,6 +3,7 @@
 import math
 from copy import deepcopy
 from datetime import UTC, datetime
+from functools import cache
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -21,6 +22,7 @@ from pydantic_core import PydanticCustomError
 
 from cormorant_contract.rule import Rule, Transition
 
+_camel = cache(to_camel)
 INT32_MAX = 2**31 - 1
 COUNT_MAX = 2**53 - 1
 """The largest integer that every reader of JSON gets exactly. The API server compares bounds as floating point: a
@@ -70,7 +72,7 @@ class Contract(BaseModel):
     def to_document(self) -> dict[str, Any]:
         """The model as a manifest holds it: camelCase keys, plain JSON values, unset optional fields left out."""
         # By hand, since pydantic's exclude_none would reach into kwargs and templates, where null is the user's own.
-        fields = ((to_camel(name), getattr(self, name)) for name in type(self).model_fields)
+        fields = ((_camel(name), getattr(self, name)) for name in type(self).model_fields)
         document = {key: _plain(value) for key, value in fields if value is not None}
         return document | (self.model_extra or {})
 

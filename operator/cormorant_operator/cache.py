@@ -113,21 +113,25 @@ class Cache:
         family = self._families.setdefault(uid, _Family())
         if family.job is not None and version <= family.version:
             return ""
-        family.job, family.version = read_job(raw), version
+        family.job, family.version = read_job(raw, before=family.job), version
         return uid
 
     def _see_member(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
+        before = self._member(uid)
+        if before is not None and version <= before.version:
+            return ""
         owner = controller_uid(raw)
         fact = read_pod(raw) if raw["kind"] == "Pod" else digest_of(raw)
         if not owner or fact is None:
             return self._bury(uid, is_job=False)  # somebody took our labels or our reference away
         family = self._families.setdefault(owner, _Family())
-        before = family.members.get(uid)
-        if before is not None and version <= before.version:
-            return ""
         family.members[uid] = _Seen(owner, version, fact, raw["metadata"]["name"], raw["kind"])
         self._owners[uid] = owner
         return owner
+
+    def _member(self, uid: str) -> _Seen | None:
+        family = self._families.get(self._owners.get(uid, ""))
+        return family.members.get(uid) if family is not None else None
 
     def _bury(self, uid: str, *, is_job: bool) -> str:
         self._graves[uid] = None

@@ -35,14 +35,9 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
 
 def config_map(job: Job, *, digest: str) -> Manifest:
     """The manifest that a head reads at its start."""
-    manifest = {
-        "apiVersion": API_VERSION,
-        "kind": KIND,
-        "metadata": {"name": job.name, "namespace": job.identity.namespace},
-        "spec": job.spec.to_document(),
-    }
-    # JSON is YAML, and has one spelling.
-    text = json.dumps(manifest, sort_keys=True, indent=1)
+    metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
+    spec = job.templates.text
+    text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'
     return _child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
 
 

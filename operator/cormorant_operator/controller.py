@@ -39,7 +39,7 @@ _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap"
 class Asks(Heads, Protocol):
     """What the controller asks of heads, besides."""
 
-    async def ask(self, job: Job, head: Pod, *, now: datetime) -> HeadAnswer:
+    async def ask(self, job: Job, head: Pod) -> HeadAnswer:
         """What a head says of itself."""
         ...
 
@@ -190,16 +190,21 @@ class Controller:
         )
 
     def _schedule(self, job: Job, plan: Plan, memory: Memory) -> None:
-        if plan.actions:
+        words = tuple(action for action in plan.actions if isinstance(action, (TellHead, DrainHead)))
+        if len(plan.actions) > len(words):
             # What was done may be the cause of more to do.
             is_answered = any(isinstance(action, CheckTemplate) for action in plan.actions)
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
             self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())
+        memory.poll_s = plan.poll_s
         if plan.poll_s is None:
             return
-        if any(isinstance(action, (TellHead, DrainHead)) for action in plan.actions):
-            self.heads_due.add(job.uid)
+        if words:
+            # A head that does not take what it is told is not told again at once.
+            after_s = self._site.hurried_poll_s if words == memory.told else 0.0
+            memory.told, memory.is_answer_due = words, True
+            self.heads_due.add(job.uid, after_s=after_s)
             return
         head = _live_head(self.cache.pods(job.uid))
         age_s = asyncio.get_running_loop().time() - memory.polled_at if memory.polled_at is not None else plan.poll_s
@@ -218,16 +223,20 @@ class Controller:
         memory = self._memories.get(uid)
         if not isinstance(job, Job) or memory is None or head is None or not head.is_ready:
             return
+        before = (memory.answer, memory.is_silent)
         try:
-            answer = await self._heads.ask(job, head, now=self._clock())
+            memory.answer, memory.is_silent = await self._heads.ask(job, head), False
         except HeadSilent as error:
             if not memory.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
             memory.is_silent = True
-        else:
-            memory.answer, memory.is_silent = answer, False
         memory.polled_at, memory.polled_pod = asyncio.get_running_loop().time(), head.uid
-        self.jobs_due.add(uid)
+        if memory.is_answer_due or (memory.answer, memory.is_silent) != before:
+            memory.is_answer_due = False
+            self.jobs_due.add(uid)
+        elif memory.poll_s is not None:
+            # Nothing is new: what was decided holds until its due time.
+            self.heads_due.add(uid, after_s=memory.poll_s)
 
 
 def _live_head(pods: tuple[Pod, ...]) -> Pod | None:

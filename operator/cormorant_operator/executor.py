@@ -103,7 +103,8 @@ class Executor:
         """Do one thing.
 
         Raises:
-            ApiError: the API server would not, for a reason that is nobody's fault.
+            ApiError: the API server would not, for a reason that is nobody's fault. A conflict is among them: a pod
+                counts as gone only when the API server says so.
             Unreachable: the API server is away.
         """
         match action:
@@ -127,7 +128,11 @@ class Executor:
                 await self._delete_job(job)
 
     async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
-        """Write a whole status; a job that is gone needs none."""
+        """Write a whole status; a job that is gone needs none.
+
+        Raises:
+            Conflict: somebody else wrote meanwhile, or the job was made again: to be decided anew.
+        """
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,
@@ -136,7 +141,7 @@ class Executor:
         }
         try:
             self._cache.see(await self._api.apply_status(manifest))
-        except (NotFound, Conflict) as error:
+        except NotFound as error:
             log.info("status_not_written", job=identity.name, namespace=identity.namespace, reason=error.message)
 
     # -- pods --------------------------------------------------------------------------------------------------
@@ -195,8 +200,7 @@ class Executor:
             left = await self._api.delete(
                 "Pod", namespace=job.identity.namespace, name=pod.name, preconditions={"uid": pod.uid}
             )
-        except (NotFound, Conflict):
-            # Gone, or another pod of that name: the watch will tell.
+        except NotFound:
             self._cache.bury(pod.uid)
             return
         log.info("pod_deleted", pod=pod.name, namespace=job.identity.namespace, reason=action.why)
@@ -211,7 +215,7 @@ class Executor:
         try:
             marked = await self._api.patch("Pod", namespace=job.identity.namespace, name=action.pod.name, body=body)
             self._cache.see(marked)
-        except (NotFound, Conflict):
+        except NotFound:
             self._cache.bury(action.pod.uid)
 
     # -- other children ----------------------------------------------------------------------------------------

@@ -1,6 +1,5 @@
 """Heads, as the operator speaks to them: what they say of themselves, what they are told. Bounded in time."""
 
-from datetime import datetime
 from typing import TypeVar
 
 import aiohttp
@@ -41,7 +40,7 @@ class HeadClient:
         """Close every connection. May be called twice."""
         await self._session.close()
 
-    async def ask(self, job: Job, head: Pod, *, now: datetime) -> HeadAnswer:
+    async def ask(self, job: Job, head: Pod) -> HeadAnswer:
         """What a head says of itself.
 
         Raises:
@@ -53,7 +52,6 @@ class HeadClient:
         is_held = output is not None and output.on_full == "wait" and queue.capacity > 0
         return HeadAnswer(
             pod_uid=head.uid,
-            at=now,
             phase=status.phase,
             frames=status.frames.collected,
             per_second=status.frames.per_second,

@@ -1,7 +1,7 @@
 """A CollectorJob as the cluster has it: what Kubernetes knows of it, and the contract's spec and status."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -12,6 +12,7 @@ from cormorant_contract.parsing import parse_job
 from cormorant_contract.schema import structural_schema
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
+from cormorant_operator.templates import Templates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +33,14 @@ class Job:
     """One job, read and valid."""
 
     identity: Identity
-    spec: CollectorJobSpec
+    templates: Templates
+    """The spec, with what is made of it."""
     status: CollectorJobStatus
+
+    @property
+    def spec(self) -> CollectorJobSpec:
+        """What the user wants."""
+        return self.templates.spec
 
     @property
     def name(self) -> str:
@@ -78,8 +85,13 @@ def since(status: CollectorJobStatus, kind: ConditionType, value: str) -> dateti
     return condition.last_transition_time if condition is not None and condition.status == value else None
 
 
-def read_job(document: Mapping[str, Any]) -> Job | Unreadable:
-    """Make a job of what the API server sent."""
+def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = None) -> Job | Unreadable:
+    """Make a job of what the API server sent.
+
+    Args:
+        document: the object.
+        before: the same job as it was read last; its spec need not be read again as long as nobody changed it.
+    """
     metadata = document["metadata"]
     identity = Identity(
         name=metadata["name"],
@@ -94,6 +106,8 @@ def read_job(document: Mapping[str, Any]) -> Job | Unreadable:
     except ValidationError as error:
         # Without its status a completed job would begin again: better to do nothing.
         return Unreadable(identity=identity, status=None, message=f"the status cannot be read: {error}")
+    if isinstance(before, Job) and before.identity.generation == identity.generation:
+        return replace(before, identity=identity, status=status)
     bare = {
         "apiVersion": document.get("apiVersion"),
         "kind": document.get("kind"),
@@ -101,7 +115,7 @@ def read_job(document: Mapping[str, Any]) -> Job | Unreadable:
         "spec": document.get("spec"),
     }
     try:
-        return Job(identity=identity, spec=parse_job(bare).spec, status=status)
+        return Job(identity=identity, templates=Templates(parse_job(bare).spec), status=status)
     except ManifestError as error:
         return Unreadable(identity=identity, status=status, message=str(error))
 

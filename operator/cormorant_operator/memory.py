@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from cormorant_operator.observed import HeadAnswer, Refusal, RefusalKind, Verdict
+from cormorant_operator.plan import DrainHead, TellHead
 
 _MOST_VERDICTS = 64
 
@@ -19,6 +20,12 @@ class Memory:
     """When its head was asked last, by the event loop's clock."""
     polled_pod: str = ""
     """Uid of the head that was asked."""
+    poll_s: float | None = None
+    """How old its answer may get; None: nobody is to be asked."""
+    told: tuple[TellHead | DrainHead, ...] = ()
+    """What its head was told last."""
+    is_answer_due: bool = False
+    """Its head was told something: the next answer shows whether it took it."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 

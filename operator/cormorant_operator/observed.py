@@ -95,10 +95,9 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAnswer:
-    """What the head said of itself at one moment."""
+    """What the head said of itself last. Two that are equal tell nothing new."""
 
     pod_uid: str
-    at: datetime
     phase: str
     frames: int
     per_second: float = 0.0

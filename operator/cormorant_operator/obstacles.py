@@ -6,7 +6,6 @@ from datetime import datetime
 
 from cormorant_operator import names
 from cormorant_operator.observed import Obstacle, Pod, RefusalKind
-from cormorant_operator.slots import slots_of
 from cormorant_operator.view import View
 
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE)
@@ -75,8 +74,7 @@ def fitting_sizes(view: View) -> Mapping[str, int]:
     fitting = {}
     for group in view.groups:
         size = view.sizes[group.name]
-        slots = slots_of(view.workers[group.name], size)
-        late = (slot.index for slot in slots if slot.live is not None and is_late(view, slot.live))
+        late = (slot.index for slot in view.slots[group.name] if slot.live is not None and is_late(view, slot.live))
         fits = min(next(late, size), size)
         fitting[group.name] = fits if fits >= min(size, max(1, group.min_replicas or 1)) else size
     return fitting
@@ -88,5 +86,4 @@ def _is_missing(view: View, owner: str) -> bool:
         return view.live_head is None
     if owner not in view.sizes:
         return True
-    size = view.sizes[owner]
-    return any(slot.live is None for slot in slots_of(view.workers[owner], size) if slot.index < size)
+    return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])

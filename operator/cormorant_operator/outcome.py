@@ -10,7 +10,6 @@ from cormorant_operator.backoff import failures_after
 from cormorant_operator.entrypoints import EXIT_REFUSED
 from cormorant_operator.observed import Pod
 from cormorant_operator.obstacles import is_late, late_at
-from cormorant_operator.slots import slots_of
 from cormorant_operator.view import View
 
 
@@ -90,7 +89,7 @@ def _slot_failures(view: View) -> Iterator[Outcome]:
     limit = view.policy.max_restarts_per_slot
     for group in view.groups:
         template = view.templates.worker(group)
-        for slot in slots_of(view.workers[group.name], view.sizes[group.name]):
+        for slot in view.slots[group.name]:
             newest = slot.newest
             if newest is None or slot.index >= view.sizes[group.name] or not newest.is_failure:
                 continue

@@ -76,10 +76,16 @@ def is_waiting_for_consumer(view: View) -> bool:
     return view.answer is not None and view.answer.is_queue_full
 
 
+def moving_until(view: View) -> datetime | None:
+    """Until when frames count as just counted, if no more come; None: there were none."""
+    last = frames_status(view).last_progress_time
+    return last + timedelta(seconds=_MOMENT_POLLS * view.site.poll_s) if last is not None else None
+
+
 def is_moving(view: View) -> bool:
     """Whether frames were counted a moment ago."""
-    last = frames_status(view).last_progress_time
-    return last is not None and (view.now - last).total_seconds() < _MOMENT_POLLS * view.site.poll_s
+    until = moving_until(view)
+    return until is not None and view.now < until
 
 
 def _unpaused_at(view: View) -> datetime | None:

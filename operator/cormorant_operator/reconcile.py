@@ -4,7 +4,7 @@ It may be called at any time, by any operator, any number of times: in a world t
 """
 
 from collections.abc import Iterable, Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cormorant_operator import names
 from cormorant_operator.children import config_map, digest_of, services
@@ -29,9 +29,9 @@ from cormorant_operator.plan import (
     TellHead,
 )
 from cormorant_operator.pods import Birth, worker_pod
-from cormorant_operator.progress import stall_deadline
+from cormorant_operator.progress import moving_until, stall_deadline
 from cormorant_operator.site import Site
-from cormorant_operator.status import make_status, worth_writing
+from cormorant_operator.status import make_status, write_at
 from cormorant_operator.suspension import Suspension, plan_suspension
 from cormorant_operator.view import View
 from cormorant_operator.workers import WorkerPlan, plan_workers
@@ -160,7 +160,9 @@ def _plan(
     failures = view.head_failures if head_restarts is None else head_restarts
     status = make_status(view, course, epoch=epoch, head_restarts=failures)
     before = view.job.status
-    is_worth = worth_writing(before, status, now=view.now, pace_s=view.site.status_s)
+    at = write_at(before, status, now=view.now, pace_s=view.site.status_s)
+    is_worth = at == view.now
+    later = [due for due in (at, moving_until(view)) if due is not None and due > view.now]
     head = view.live_head
     is_asked = head is not None and head.is_ready and bool(head.ip)
     pace = view.site.hurried_poll_s if is_hurried or course.suspension == "draining" else view.site.poll_s
@@ -168,6 +170,11 @@ def _plan(
         actions=tuple(actions),
         status=status if is_worth else None,
         notes=notes_of(before, status) if is_worth else (),
-        due=min(dues, default=None),
+        due=min((_whole(due) for due in (*dues, *later)), default=None),
         poll_s=pace if is_asked else None,
     )
+
+
+def _whole(due: datetime) -> datetime:
+    """The second that decides about it: `view.now` knows whole ones only, and earlier looks would all be in vain."""
+    return due if due.microsecond == 0 else due.replace(microsecond=0) + timedelta(seconds=1)

@@ -1,6 +1,6 @@
 """`status` as it should read after a reconcile, and whether that is worth a write."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, GroupStatus
 from cormorant_operator import names, progress
@@ -8,7 +8,6 @@ from cormorant_operator.conditions import Course, facts, merge
 from cormorant_operator.failures import recent_failures
 from cormorant_operator.job import Unreadable, find
 from cormorant_operator.phases import phase_of
-from cormorant_operator.slots import slots_of
 from cormorant_operator.view import View
 
 _COUNTERS = ("frames", "weights")
@@ -48,16 +47,19 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
     )
 
 
-def worth_writing(before: CollectorJobStatus, after: CollectorJobStatus, *, now: datetime, pace_s: float) -> bool:
-    """Whether a status differs, and in more than counters that were written a moment ago."""
+def write_at(before: CollectorJobStatus, after: CollectorJobStatus, *, now: datetime, pace_s: float) -> datetime | None:
+    """When a status is to be written: now, or later when only counters move and were written a moment ago.
+
+    None: it is as it was.
+    """
     if before == after:
-        return False
+        return None
     counters = {name: getattr(before, name) for name in _COUNTERS}
-    if after.model_copy(update=counters) != before:
-        return True
     last = before.frames.last_progress_time
     is_moving = after.frames.collected > before.frames.collected
-    return not is_moving or last is None or (now - last).total_seconds() >= pace_s
+    if not is_moving or last is None or after.model_copy(update=counters) != before:
+        return now
+    return max(now, last + timedelta(seconds=pace_s))
 
 
 def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
@@ -81,7 +83,7 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
 
 def _group(view: View, name: str) -> GroupStatus:
     before = next((group.restarts for group in view.job.status.groups if group.name == name), 0)
-    seen = sum(slot.restarts for slot in slots_of(view.workers[name], view.sizes[name]))
+    seen = sum(slot.restarts for slot in view.slots[name])
     return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=max(before, seen))
 
 

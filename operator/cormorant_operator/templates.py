@@ -4,12 +4,15 @@ A digest is taken of what the user wrote, never of what is rendered from it or o
 upgrade of the operator alone replaces no pod. `REVISION` is raised when pods must be replaced all the same.
 """
 
+import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
+from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
-from cormorant_operator.job import Job
 
 REVISION = 1
 
@@ -20,14 +23,25 @@ _LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "te
 
 @dataclass(frozen=True)
 class Templates:
-    """The digests of one job as it is now."""
+    """A spec, and the digests made of it: each once, however often the job is looked at."""
 
-    job: Job
+    spec: CollectorJobSpec
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """The spec as a manifest holds it; not to be changed."""
+        return self.spec.to_document()
+
+    @cached_property
+    def text(self) -> str:
+        """The spec as JSON for people."""
+        # JSON is YAML, and has one spelling.
+        return json.dumps(self.document, sort_keys=True, indent=1)
 
     @cached_property
     def config(self) -> str:
         """Of the part of the manifest that a head reads once, when it starts."""
-        document = {key: value for key, value in self.job.spec.to_document().items() if key not in _LIVE_FIELDS}
+        document = {key: value for key, value in self.document.items() if key not in _LIVE_FIELDS}
         document["workerGroups"] = [
             {key: value for key, value in group.items() if key not in _LIVE_GROUP_FIELDS}
             for group in document["workerGroups"]
@@ -37,14 +51,21 @@ class Templates:
     @cached_property
     def head(self) -> str:
         """Of a head."""
-        spec = self.job.spec
+        spec = self.spec
         return names.digest(REVISION, names.HEAD, spec.image, self._code, spec.head.to_document(), self.config)
 
     def worker(self, group: WorkerGroup) -> str:
         """Of a group's workers."""
-        parts = (self.job.spec.image, self._code, group.device, group.resources, group.template)
-        return names.digest(REVISION, names.WORKER, *parts)
+        return self._workers[group.name]
+
+    @cached_property
+    def _workers(self) -> Mapping[str, str]:
+        common = (REVISION, names.WORKER, self.spec.image, self._code)
+        return {
+            group.name: names.digest(*common, group.device, group.resources, group.template)
+            for group in self.spec.worker_groups
+        }
 
     @property
     def _code(self) -> str:
-        return self.job.spec.code.config_map if self.job.spec.code is not None else ""
+        return self.spec.code.config_map if self.spec.code is not None else ""

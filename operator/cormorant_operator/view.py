@@ -11,6 +11,7 @@ from cormorant_operator.backoff import failures_after, refusal_delay_s
 from cormorant_operator.job import Job, is_true
 from cormorant_operator.observed import HeadAnswer, Observed, Pod, Refusal, RefusalKind, Verdict
 from cormorant_operator.site import Site
+from cormorant_operator.slots import Slot, slots_of
 from cormorant_operator.templates import Templates
 
 VERDICT_LASTS_S = 600.0
@@ -33,10 +34,10 @@ class View:
         """Deadlines and limits."""
         return self.job.spec.run_policy
 
-    @cached_property
+    @property
     def templates(self) -> Templates:
         """What pods are made from now."""
-        return Templates(self.job)
+        return self.job.templates
 
     # -- the head ----------------------------------------------------------------------------------------------
 
@@ -106,6 +107,11 @@ class View:
             if pod.role == "worker":
                 found.setdefault(pod.group, []).append(pod)
         return {name: tuple(pods) for name, pods in found.items()}
+
+    @cached_property
+    def slots(self) -> Mapping[str, tuple[Slot, ...]]:
+        """Slots of each group of the spec."""
+        return {group.name: slots_of(self.workers[group.name], self.sizes[group.name]) for group in self.groups}
 
     def ready(self, group: str) -> int:
         """Workers of a group that work."""

@@ -8,6 +8,7 @@ import asyncio
 import heapq
 import itertools
 import random
+from collections import deque
 from collections.abc import Callable
 
 _FIRST_DELAY_S = 0.5
@@ -33,7 +34,10 @@ class WorkQueue:
         self._order = itertools.count()
         self._taken: set[str] = set()
         self._failures: dict[str, int] = {}
-        self._changed = asyncio.Event()
+        self._takers: deque[asyncio.Future[str]] = deque()
+        """Workers that wait for a key, the first to come first."""
+        self._timer: asyncio.TimerHandle | None = None
+        """For the next key that is due, while somebody waits."""
         self.longest_wait_s = 0.0
         """That a key was late at most."""
 
@@ -54,7 +58,7 @@ class WorkQueue:
             return
         self._due[key] = due
         heapq.heappush(self._heap, (due, next(self._order), key))
-        self._changed.set()
+        self._hand_out()
 
     def forget(self, key: str) -> None:
         """Do not look at a key any more."""
@@ -63,15 +67,17 @@ class WorkQueue:
 
     async def take(self) -> str:
         """Wait for a key that is due and that nobody else works on. `done` or `failed` must follow."""
-        while True:
-            key, wait_s = self._next()
-            if key is not None:
-                return key
-            self._changed.clear()
-            try:
-                await asyncio.wait_for(self._changed.wait(), wait_s)
-            except TimeoutError:
-                continue
+        taker: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self._takers.append(taker)
+        self._hand_out()
+        try:
+            return await taker
+        except asyncio.CancelledError:
+            if taker.done() and not taker.cancelled():
+                # It was given a key, and will never work on it.
+                self._taken.discard(taker.result())
+                self.add(taker.result())
+            raise
 
     def done(self, key: str) -> None:
         """It worked."""
@@ -92,7 +98,24 @@ class WorkQueue:
         self._taken.discard(key)
         if key in self._due:
             heapq.heappush(self._heap, (self._due[key], next(self._order), key))
-        self._changed.set()
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        """Give what is due to those who wait: one key wakes one of them, and nobody is woken for nothing."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._takers:
+            if self._takers[0].done():
+                self._takers.popleft()  # it was cancelled
+                continue
+            key, wait_s = self._next()
+            if key is not None:
+                self._takers.popleft().set_result(key)
+                continue
+            if wait_s is not None:
+                self._timer = asyncio.get_running_loop().call_later(wait_s, self._hand_out)
+            return
 
     def _next(self) -> tuple[str | None, float | None]:
         now = self._clock()

@@ -9,7 +9,7 @@ from cormorant_operator import names
 from cormorant_operator.observed import Pod
 from cormorant_operator.plan import Action, CreatePod, DeletePod, MarkPod
 from cormorant_operator.pods import Birth, worker_pod
-from cormorant_operator.slots import Slot, slots_of
+from cormorant_operator.slots import Slot
 from cormorant_operator.view import View
 
 
@@ -35,7 +35,7 @@ def plan_workers(view: View, *, may_create: bool) -> WorkerPlan:
         view: the moment.
         may_create: there is a head, or will be.
     """
-    slots = {group.name: slots_of(view.workers[group.name], view.sizes[group.name]) for group in view.groups}
+    slots = view.slots
     missing = sum(
         slot.live is None or not slot.live.is_ready
         for name, found in slots.items()

@@ -175,10 +175,13 @@ class NetworkPolicy(Contract):
 
 
 class PodMonitor(Contract):
-    """Scraping of the operator's metrics by the Prometheus operator."""
+    """Scraping of the operator and of its jobs by the Prometheus operator."""
 
     enabled: Flag = True
     """Makes one where the cluster has the kind PodMonitor."""
+
+    jobs: Flag = True
+    """Makes another one of heads and workers, in every namespace that is looked after."""
 
     interval: Annotated[str, Field(strict=True, pattern=DURATION_PATTERN)] = "30s"
     """Time between two scrapes."""
@@ -246,7 +249,7 @@ class Values(Contract):
     """What the operator's pods may talk to: DNS, the API server and heads, and nobody but scrapers to them."""
 
     pod_monitor: PodMonitor = PodMonitor()
-    """Scraping of the operator's metrics by the Prometheus operator."""
+    """Scraping of the operator and of its jobs by the Prometheus operator."""
 
     prometheus_rule: PrometheusRule = PrometheusRule()
     """Recording rules and alerts, for the Prometheus operator."""

@@ -11,8 +11,11 @@ import yaml
 from cormorant_cli.crd import crd_yaml
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import entrypoints, names
+from cormorant_operator.pods import Birth, head_pod, worker_pod
 from cormorant_operator.settings import read_settings
+from cormorant_operator.site import Site
 from cormorant_testing.helm import CHART, KUBERNETES, POD_MONITOR, Manifest, find, helm, pod_template, render, sets
+from cormorant_testing.operator_world import make_job
 
 DIGEST = f"sha256:{'0123456789abcdef' * 4}"
 VARIANTS: dict[str, tuple[str, ...]] = {
@@ -254,7 +257,7 @@ def test_selectors_of_everything_are_the_deployments() -> None:
     assert find(manifests, "Service")["spec"]["selector"] == wanted
     assert find(manifests, "PodDisruptionBudget")["spec"]["selector"]["matchLabels"] == wanted
     assert find(manifests, "NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == wanted
-    assert find(manifests, "PodMonitor")["spec"]["selector"]["matchLabels"] == wanted
+    assert find(manifests, "PodMonitor", "cormorant")["spec"]["selector"]["matchLabels"] == wanted
     assert not wanted.items() <= find(manifests, "Pod")["metadata"]["labels"].items()
 
 
@@ -267,11 +270,35 @@ def test_budget_is_for_several_replicas_only() -> None:
 def test_pod_monitor_is_for_clusters_that_know_the_kind() -> None:
     assert "PodMonitor" not in kinds(render())
     assert "PodMonitor" not in kinds(render("podMonitor.enabled=false", apis=(POD_MONITOR,)))
-    monitor = find(render("podMonitor.labels.release=prometheus", apis=(POD_MONITOR,)), "PodMonitor")
+    manifests = render("podMonitor.labels.release=prometheus", apis=(POD_MONITOR,))
+    monitor = find(manifests, "PodMonitor", "cormorant")
     assert monitor["metadata"]["labels"]["release"] == "prometheus"
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     ports = pod_template(render())["spec"]["containers"][0]["ports"]
     assert endpoint["port"] in [port["name"] for port in ports]
+    assert kinds(render("podMonitor.jobs=false", apis=(POD_MONITOR,)))["PodMonitor"] == 1
+
+
+def test_jobs_are_scraped_where_the_operator_looks_after_them() -> None:
+    def monitor(*values: str) -> dict[str, Any]:
+        manifests = render("podMonitor.labels.release=prometheus", *values, apis=(POD_MONITOR,))
+        found = find(manifests, "PodMonitor", "cormorant-jobs")
+        assert found["metadata"]["labels"]["release"] == "prometheus"
+        return dict(found["spec"])
+
+    assert monitor()["namespaceSelector"] == {"any": True}
+    assert monitor("watchNamespaces={a,b}")["namespaceSelector"] == {"matchNames": ["a", "b"]}
+    job, site = make_job(), Site()
+    (group,) = job.spec.worker_groups
+    birth = Birth(template="t", base_image="i")
+    head = head_pod(job, site, birth, epoch=1, floor_frames=0, config="c")
+    worker = worker_pod(job, site, birth, group=group, index=0, attempt=0)
+    selector = monitor()["selector"]["matchLabels"]
+    scraped = {endpoint["port"] for endpoint in monitor()["podMetricsEndpoints"]}
+    for pod in (head, worker):
+        assert selector.items() <= pod["metadata"]["labels"].items()
+        (container,) = pod["spec"]["containers"]
+        assert len(scraped & {port["name"] for port in container["ports"]}) == 1
 
 
 def test_network_policy_lets_the_operator_reach_heads() -> None:

@@ -14,6 +14,7 @@ from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.templates import Templates
 from cormorant_operator.tokens import derive
 from cormorant_testing.collecting import make_job
 from cormorant_testing.serving import Served, serve
@@ -43,14 +44,14 @@ class Talk:
         return asyncio.run(talk())
 
     def ask(self, **where: Any) -> HeadAnswer:
-        answer = self(lambda client: client.ask(self.job, HEAD, now=NOW), **where)
+        answer = self(lambda client: client.ask(self.job, HEAD), **where)
         assert isinstance(answer, HeadAnswer)
         return answer
 
     async def until(self, client: HeadClient, is_so: Callable[[HeadAnswer], bool]) -> HeadAnswer:
         async with asyncio.timeout(60):
             while True:
-                answer = await client.ask(self.job, HEAD, now=NOW)
+                answer = await client.ask(self.job, HEAD)
                 if is_so(answer):
                     return answer
                 await asyncio.sleep(0.1)
@@ -60,7 +61,7 @@ class Talk:
 def talk(tmp_path: Path) -> Any:
     manifest = make_job(num_envs=2, lengths=4)
     identity = Identity(name=manifest.metadata.name, namespace="default", uid="u1")
-    job = Job(identity=identity, spec=manifest.spec, status=manifest.status)
+    job = Job(identity=identity, templates=Templates(manifest.spec), status=manifest.status)
     token_file = tmp_path / "tokens.json"
     token_file.write_text(secret(job, derive(KEY, uid="u1"))["stringData"]["tokens.json"])
     token_file.chmod(0o440)
@@ -93,4 +94,4 @@ def test_head_that_cannot_be_reached_or_knows_another_key_is_silent(talk: Talk) 
         talk.ask(port="1")
     other = replace(talk.job, identity=replace(talk.job.identity, uid="u2"))
     with pytest.raises(HeadSilent, match="401"):
-        talk(lambda client: client.ask(other, HEAD, now=NOW))
+        talk(lambda client: client.ask(other, HEAD))

@@ -83,6 +83,8 @@ class FaultyApi:
         if fault in ("429", "500", "503"):
             headers = {"Retry-After": "1"} if fault == "429" else {}
             return web.json_response({"kind": "Status", "reason": "Faulty"}, status=int(fault), headers=headers)
+        if fault == "409" and request.method in WRITES:
+            return web.json_response({"kind": "Status", "reason": "Conflict", "code": 409}, status=409)
         if fault == "410" and is_watch:
             return web.json_response({"kind": "Status", "reason": "Expired", "code": 410}, status=410)
         if fault == "lost":
@@ -128,7 +130,7 @@ class FaultyApi:
         if self._random.random() >= self.rate:
             return ""
         self.faults += 1
-        return self._random.choice(["429", "500", "503", "410", "lost", "" if is_watch else "answer lost"])
+        return self._random.choice(["429", "500", "503", "409", "410", "lost", "" if is_watch else "answer lost"])
 
     def _count(self, request: web.Request, status: int) -> None:
         kind = request.path.rstrip("/").split("/")

@@ -32,6 +32,7 @@ from cormorant_operator.plan import (
 from cormorant_operator.pod_facts import read_pod, write_time
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.site import Site
+from cormorant_operator.templates import Templates
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GRACE_S = 60
@@ -64,7 +65,7 @@ def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, *
     }
     return Job(
         identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation),
-        spec=parse_job(document).spec,
+        templates=Templates(parse_job(document).spec),
         status=status or CollectorJobStatus(),
     )
 
@@ -260,14 +261,13 @@ class World:
             sizes = {group.name: self.job.spec.size_of(group) for group in self.job.spec.worker_groups}
             self.answer = HeadAnswer(
                 pod_uid=head.uid,
-                at=self.now,
                 phase="Running",
                 frames=self.job.status.frames.collected,
                 sizes=sizes,
                 is_spec_paused=self.job.spec.paused,
             )
         self.is_silent = False
-        self.answer = replace(self.answer, **{"at": self.now, **changes})
+        self.answer = replace(self.answer, **changes)
 
     def collect(self, frames: int) -> None:
         """So many frames in all by now."""
@@ -351,5 +351,13 @@ def running(**spec: Any) -> World:
     world.run()
     world.tick(20)
     world.collect(1000)
+    world.settle()
+    return world
+
+
+def waiting(**spec: Any) -> World:
+    """The same, but no frame came for a while: what is due next is due for another reason."""
+    world = running(**spec)
+    world.tick(60)
     world.settle()
     return world

@@ -4,11 +4,14 @@ stops happening the world becomes what the manifest says, and stays so.
 `World` checks the first three after every single order; the machine below adds the rest.
 """
 
+from datetime import timedelta
+
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cormorant_operator.observed import Obstacle
+from cormorant_operator.reconcile import reconcile
 from cormorant_testing.operator_world import BEGIN, World
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
@@ -147,6 +150,16 @@ class AnyOrder(RuleBasedStateMachine):
     @invariant()
     def never_more_live_workers_than_were_ever_wanted(self) -> None:
         assert len(self.world.live()) <= 4
+
+    @invariant()
+    def what_wants_nothing_wants_nothing_until_it_is_due(self) -> None:
+        world = self.world
+        plan = world.plan()
+        if plan.is_empty:
+            assert plan.due is None or plan.due > world.now.replace(microsecond=0), "it would be looked at for ever"
+            latest = plan.due - timedelta(seconds=1) if plan.due is not None else world.now + timedelta(days=30)
+            later = reconcile(world.job, world.observe(), max(world.now, latest), site=world.site)
+            assert later.is_empty, (later, plan.due)
 
     @invariant()
     def what_is_over_stays_over(self) -> None:

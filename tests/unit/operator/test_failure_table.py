@@ -18,7 +18,7 @@ from cormorant_operator.plan import (
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.site import Site
 from cormorant_operator.status import refused_status
-from cormorant_testing.operator_world import World, make_spec, of_kind, running
+from cormorant_testing.operator_world import World, make_spec, of_kind, running, waiting
 
 
 def fail_slot(world: World, index: int, *, reason: str = "OOMKilled", code: int = 137) -> None:
@@ -59,7 +59,7 @@ def test_evicted_worker_is_replaced_and_not_counted() -> None:
 
 
 def test_worker_that_runs_out_of_memory_again_and_again_is_backed_off_then_fails_the_job() -> None:
-    world = running(runPolicy={"maxRestartsPerSlot": 4, "progressDeadlineSeconds": 0})
+    world = waiting(runPolicy={"maxRestartsPerSlot": 4, "progressDeadlineSeconds": 0})
     waits = []
     for _ in range(4):
         fail_slot(world, 0)
@@ -96,7 +96,7 @@ def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
 
 
 def test_record_of_a_failure_is_kept_until_the_successor_is_healthy() -> None:
-    world = running()
+    world = waiting()
     fail_slot(world, 0)
     world.settle()
     world.start_all()

@@ -192,16 +192,17 @@ def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[st
 
 
 def test_template_says_what_users_wrote_and_nothing_that_changes_by_itself() -> None:
-    plain = Templates(make_job())
+    plain = Templates(make_job().spec)
     group = make_job().spec.worker_groups[0]
     for same in (make_job(replicas=5), make_job(paused=True), make_job(runPolicy={"maxUnavailable": 3})):
-        assert Templates(same).head == plain.head
-        assert Templates(same).worker(group) == plain.worker(group)
-    assert Templates(make_job(image="other")).head != plain.head
-    assert Templates(make_job(image="other")).worker(group) != plain.worker(group)
+        assert Templates(same.spec).head == plain.head
+        assert Templates(same.spec).worker(group) == plain.worker(group)
+    assert Templates(make_job(image="other").spec).head != plain.head
+    assert Templates(make_job(image="other").spec).worker(group) != plain.worker(group)
     more = make_job(collection={"framesPerBatch": 64, "totalFrames": 200_000})
-    assert Templates(more).head != plain.head
-    assert Templates(more).worker(group) == plain.worker(group), "workers stay while their head reads a new manifest"
+    workers = Templates(more.spec).worker(group)
+    assert Templates(more.spec).head != plain.head
+    assert workers == plain.worker(group), "workers stay while their head reads a new manifest"
 
 
 def test_tokens_are_derived_and_differ_by_job_and_role() -> None:

@@ -9,13 +9,13 @@ from cormorant_operator.plan import (
     DeletePod,
     TellHead,
 )
-from cormorant_testing.operator_world import World, of_kind, running
+from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 # -- room ------------------------------------------------------------------------------------------------------
 
 
 def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
-    world = running(workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"progressDeadlineSeconds": 0})
+    world = waiting(workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"progressDeadlineSeconds": 0})
     world.quota = len(world.pods)
     world.edit(replicas=4)
     world.settle()

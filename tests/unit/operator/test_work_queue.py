@@ -121,3 +121,48 @@ def test_requests_beyond_the_burst_are_spread() -> None:
     assert [round(pace.take(), 3) for _ in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]
     clock.now = 10.0
     assert [round(pace.take(), 3) for _ in range(3)] == [0.0, 0.0, 0.1]
+
+
+def test_key_that_was_given_to_a_worker_who_ends_goes_to_the_next() -> None:
+    async def test() -> None:
+        queue, _ = make_queue()
+        ending = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        queue.add("a")  # it is given the key, and is cancelled before it can know
+        ending.cancel()
+        await asyncio.gather(ending, return_exceptions=True)
+        assert ending.cancelled()
+        assert await queue.take() == "a"
+
+    run(test())
+
+
+def test_workers_who_wait_end_when_they_are_told_to() -> None:
+    async def test() -> None:
+        queue = WorkQueue()
+        takers = [asyncio.create_task(queue.take()) for _ in range(4)]
+        await asyncio.sleep(0)
+        queue.add("a", after_s=0.01)
+        await asyncio.sleep(0.01)
+        for taker in takers:
+            taker.cancel()
+        _, left = await asyncio.wait(takers, timeout=1)
+        assert left == set()
+
+    run(test())
+
+
+def test_one_key_wakes_one_worker_the_first_to_wait() -> None:
+    async def test() -> None:
+        queue, _ = make_queue()
+        takers = [asyncio.create_task(queue.take()) for _ in range(3)]
+        await asyncio.sleep(0)
+        queue.add("a")
+        done, waiting = await asyncio.wait(takers, timeout=0.05)
+        assert done == {takers[0]}
+        assert len(waiting) == 2
+        for taker in waiting:
+            taker.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+
+    run(test())

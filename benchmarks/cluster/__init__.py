@@ -1,0 +1,1 @@
+"""What the operator costs, and how quick it is: offline (`upkeep`), and on a real API server (`python -m ...`)."""

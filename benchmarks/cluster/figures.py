@@ -1,0 +1,193 @@
+"""The measurements, one a function: each gives rows with a target and whether it is met."""
+
+import asyncio
+import random
+import time
+from collections import Counter
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from benchmarks.cluster.api import Api, PodWatch, until
+from benchmarks.cluster.jobs import manifest
+from benchmarks.cluster.process import Load, Operator, heads_asked, move_heads
+
+STATUS = ("collectorjobs", "status")
+_OWN = {
+    ("pods", "", "POST"),
+    *((kind, "", verb) for kind in ("services", "configmaps") for verb in ("APPLY", "GET")),
+    ("secrets", "", "POST"),
+    ("events", "", "POST"),
+    (*STATUS, "APPLY"),
+}
+"""Requests of the operator that hardly anybody else sends: creations, dry runs among them, and status writes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """One row."""
+
+    what: str
+    value: float
+    unit: str
+    target: float | None = None
+    """At most; None: there is none."""
+    details: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the value is as it should be."""
+        return self.target is None or self.value <= self.target
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What every measurement works with."""
+
+    api: Api
+    pods: PodWatch
+    operator: Operator
+    head_port: int
+    namespace: str
+    settle_s: float
+    """For a measurement's jobs to be ready, at most."""
+
+    async def submit(self, numbers: range, *, workers: int) -> float:
+        """Make jobs and wait until every pod of them is there and every job runs. Returns the seconds."""
+        names = {manifest(number, namespace=self.namespace, workers=workers)["metadata"]["name"] for number in numbers}
+        began = time.monotonic()
+        for number in numbers:
+            await self.api.create_job(manifest(number, namespace=self.namespace, workers=workers))
+        await until(lambda: self.is_running(names), what=f"{len(names)} jobs run", within_s=self.settle_s)
+        return time.monotonic() - began
+
+    async def clear(self) -> None:
+        """Delete every job, and wait until their pods are gone."""
+        for job in await self.api.jobs():
+            await self.api.delete_job(job["metadata"]["name"])
+        await self.pods.until(lambda: not self.pods.pods, what="all pods are gone", within_s=self.settle_s)
+
+    async def is_running(self, names: set[str]) -> bool:
+        """Whether these jobs are there, and every one runs."""
+        await asyncio.to_thread(self.operator.check)
+        jobs = [job for job in await self.api.jobs() if job["metadata"]["name"] in names]
+        return len(jobs) == len(names) and all((job.get("status") or {}).get("phase") == "Running" for job in jobs)
+
+
+async def replacement(bench: Bench, *, jobs: int, workers: int, samples: int) -> list[Figure]:
+    """A worker's pod is deleted: when is the next one there, and was anybody else touched?"""
+    await bench.submit(range(jobs), workers=workers)
+    before, touched, latencies = frozenset(bench.pods.pods), 0, []
+    for _ in range(samples):
+        victim_uid, victim = random.choice([(u, p) for u, p in bench.pods.pods.items() if p.slot != "head"])
+        others = before - {victim_uid}
+        began = time.monotonic()
+        await bench.api.delete_pod(victim.name)
+
+        def successors(job: str = victim.job, slot: str = victim.slot, known: frozenset[str] = before) -> set[str]:
+            return bench.pods.in_slot(job, slot).keys() - known
+
+        await bench.pods.until(successors, what=f"{victim.name} is replaced", within_s=60)
+        (successor,) = successors()
+        latencies.append(bench.pods.pods[successor].created_at - began)
+        await bench.pods.until(lambda uid=victim_uid: uid not in bench.pods.pods, what="it is gone", within_s=120)
+        await asyncio.sleep(random.uniform(0.2, 1.0))
+        now = frozenset(bench.pods.pods)
+        touched += len(others - now) + len(now - others - {successor})
+        before = now
+    await bench.clear()
+    p95 = quantiles(latencies, n=20, method="inclusive")[-1]
+    words = f"{samples} times with {jobs} jobs live; p50 {median(latencies):.3f} s, most {max(latencies):.3f} s"
+    return [
+        Figure(
+            what="worker pod deleted, to its replacement created, p95", value=p95, unit="s", target=2, details=words
+        ),
+        Figure(what="other pods touched by that", value=touched, unit="pods", target=0),
+    ]
+
+
+async def creation(bench: Bench, *, workers: int, rounds: int) -> list[Figure]:
+    """A job of many workers is applied: when are all its pods there, and what was the API server asked?"""
+    took, shares, own_shares = [], [], []
+    for number in range(rounds):
+        await asyncio.sleep(3)  # the operator's budget of requests is full again
+        before, asked = await bench.api.requests(), bench.operator.metric("api_requests_total")
+        job = manifest(number, namespace=bench.namespace, workers=workers)
+        name = job["metadata"]["name"]
+        began = time.monotonic()
+        await bench.api.create_job(job)
+        await bench.pods.until(
+            lambda name=name: len(bench.pods.of(name)) == workers + 1, what=f"{workers} workers are made", within_s=120
+        )
+        took.append(max(pod.created_at for pod in bench.pods.of(name)) - began)
+        await until(lambda name=name: bench.is_running({name}), what=f"{name} runs", within_s=bench.settle_s)
+        counted = await bench.api.requests() - before
+        shares.append(sum(count for key, count in counted.items() if key in _OWN) / workers)
+        own_shares.append((bench.operator.metric("api_requests_total") - asked) / workers)
+        await bench.clear()
+    words = f"of {rounds} times {workers} workers, from its manifest to every pod ready"
+    return [
+        Figure(
+            what=f"apply, to all pods of a {workers}-worker job created",
+            value=median(took),
+            unit="s",
+            target=10,
+            details=f"median of {rounds}; most {max(took):.2f} s",
+        ),
+        Figure(
+            what="API requests per worker created",
+            value=median(shares),
+            unit="requests",
+            target=3,
+            details=f"{words}; by the API server's metrics; {median(own_shares):.2f} by the operator's own",
+        ),
+    ]
+
+
+async def standing(bench: Bench, *, jobs: int, workers: int, window_s: float, poll_s: float) -> list[Figure]:
+    """Many jobs that run: what does the operator cost while frames stand still, and while all of them move?"""
+    settled_s = await bench.submit(range(jobs), workers=workers)
+    await asyncio.sleep(min(60.0, window_s))  # what is left of the beginning
+    size = f"{jobs} jobs, {len(bench.pods.pods)} pods, heads polled each {poll_s:g} s"
+    still = await _weigh(bench, window_s)
+    move_heads(bench.head_port, rate=1000)
+    await asyncio.sleep(min(poll_s, window_s))
+    # Its only patches while nothing but frames changes; the API server's count would have those of other operators.
+    before = bench.operator.metric("api_requests_total", 'method="PATCH"')
+    moving = await _weigh(bench, window_s)
+    writes = (bench.operator.metric("api_requests_total", 'method="PATCH"') - before) / jobs / (window_s / 60)
+    move_heads(bench.head_port, rate=0)
+    return [
+        Figure(what="from nothing to all of them running", value=settled_s, unit="s", details=size),
+        Figure(what="memory", value=max(still.highest_rss_mb, moving.highest_rss_mb), unit="MB", target=300),
+        Figure(what="CPU, nothing changes", value=still.percent_of_a_core, unit="% of a core", target=5, details=size),
+        Figure(what="CPU, all frame counts move", value=moving.percent_of_a_core, unit="% of a core"),
+        Figure(what="status writes, all frame counts move", value=writes, unit="a minute a job", target=4),
+    ]
+
+
+async def restart(bench: Bench, *, jobs: int, watch_s: float) -> list[Figure]:
+    """The operator is killed and started anew beside jobs that run."""
+    before = Counter(created=bench.pods.created, deleted=bench.pods.deleted)
+    heads_asked(bench.head_port)
+    asked = 0
+
+    async def is_settled() -> bool:
+        nonlocal asked
+        asked += heads_asked(bench.head_port)
+        return bench.operator.is_ready() and bench.operator.metric("reconcile_total") >= jobs and asked >= jobs
+
+    began = time.monotonic()
+    bench.operator.restart()
+    await until(is_settled, what="every job was decided about and every head asked", within_s=bench.settle_s)
+    took_s = time.monotonic() - began
+    await asyncio.sleep(watch_s)
+    created, deleted = bench.pods.created - before["created"], bench.pods.deleted - before["deleted"]
+    words = f"every one of {jobs} jobs decided about and every head asked"
+    return [
+        Figure(what="restart of the operator, to settled", value=took_s, unit="s", target=60, details=words),
+        Figure(what="pods created or deleted by that", value=created + deleted, unit="pods", target=0),
+    ]
+
+
+async def _weigh(bench: Bench, seconds: float) -> Load:
+    return await asyncio.to_thread(bench.operator.weigh, seconds)

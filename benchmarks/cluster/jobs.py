@@ -1,0 +1,23 @@
+"""The CollectorJobs that the operator's benchmarks submit: of the size that people write."""
+
+from typing import Any
+
+
+def manifest(number: int, *, namespace: str, workers: int) -> dict[str, Any]:
+    """One job of so many workers, for nodes without kubelets alone, which asks for nothing that these could lack."""
+    resources = {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"memory": "4Gi"}}
+    on_fake_nodes = {"spec": {"nodeSelector": {"type": "fake"}}}
+    return {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": f"bench-{number}", "namespace": namespace},
+        "spec": {
+            "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 64}, "maxEpisodeSteps": 27000},
+            "policy": {"entrypoint": "cormorant_worker.policies:atari_cnn"},
+            "collection": {"framesPerBatch": 4096, "totalFrames": 50_000_000_000},
+            "image": "example/cormorant:1",
+            "head": {"resources": resources, "template": on_fake_nodes},
+            "workerGroups": [{"name": "cpu", "resources": resources, "template": on_fake_nodes}],
+            "replicas": workers,
+        },
+    }

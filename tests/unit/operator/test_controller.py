@@ -1,0 +1,181 @@
+"""What the loop looks at again, and when: answers that tell nothing new are not decided about."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from cormorant_operator.controller import Controller
+from cormorant_operator.errors import HeadSilent, NotFound
+from cormorant_operator.job import Job
+from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.site import Site
+from cormorant_testing.operator_world import make_spec
+
+SITE = Site(poll_s=0.1, hurried_poll_s=0.1)
+SINCE = "2026-01-01T00:00:00Z"
+
+
+class Api:
+    """Keeps what it is told; pods are ready at once."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], dict[str, Any]] = {}
+        self._version = 0
+
+    def store(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        self._version += 1
+        born = {"uid": f"{kind}-{metadata['name']}", "creationTimestamp": SINCE, "generation": 1}
+        stored = {**manifest, "metadata": {**born, **metadata, "resourceVersion": str(self._version)}}
+        if kind == "Pod":
+            ready = {"type": "Ready", "status": "True", "lastTransitionTime": SINCE}
+            conditions = [ready, {**ready, "type": "PodScheduled"}]
+            stored["status"] = {"phase": "Running", "podIP": "10.0.0.1", "conditions": conditions}
+        self.stored[kind, metadata["name"]] = stored
+        return stored
+
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
+        return dict(manifest) if is_dry_run else self.store(manifest)
+
+    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        return self.store(manifest)
+
+    async def apply_status(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        before = self.stored["CollectorJob", manifest["metadata"]["name"]]
+        return self.store({**before, "status": manifest["status"]})
+
+    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
+        raise NotFound(404, {"message": f"{kind} {namespace}/{name}"}, request="GET")
+
+    async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> tuple[list[dict[str, Any]], str]:
+        return [item for (stored, _), item in self.stored.items() if stored == kind], "1"
+
+
+class Head:
+    """Says what it is asked to say, and does what it is told, if it likes."""
+
+    def __init__(self) -> None:
+        self.answer = HeadAnswer(pod_uid="Pod-pong-head-1", phase="Running", frames=10, sizes={"cpu": 2})
+        self.is_silent = self.is_deaf = False
+        self.asked = self.told = 0
+
+    async def ask(self, job: Job, head: Pod) -> HeadAnswer:
+        self.asked += 1
+        if self.is_silent:
+            raise HeadSilent("it does not answer")
+        return self.answer
+
+    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
+        self.told += 1
+        if self.is_deaf:
+            raise HeadSilent("it does not take it")
+        self.answer = replace(self.answer, sizes=dict(sizes), is_spec_paused=paused)
+
+    async def drain(self, job: Job, head: Pod) -> None:
+        raise AssertionError("nobody wants it to drain")
+
+
+class Scene:
+    """A controller with one job of two workers that run."""
+
+    def __init__(self) -> None:
+        self.api, self.head = Api(), Head()
+        api: Any = self.api
+        self.controller = Controller(api, self.head, key=b"k" * 32, site=SITE)
+
+    def edit(self, *, generation: int = 1, **spec: Any) -> None:
+        job = {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": "pong", "namespace": "a", "uid": "j", "generation": generation},
+            "spec": make_spec(**spec),
+        }
+        self.controller.notice(self.api.store(job))
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.api.stored["CollectorJob", "pong"].get("status") or {})
+
+    async def until(self, is_so: Callable[[], bool]) -> None:
+        async with asyncio.timeout(5):
+            while not is_so():
+                await asyncio.sleep(0.005)
+
+    async def until_asked(self, times: int) -> None:
+        wanted = self.head.asked + times
+        await self.until(lambda: self.head.asked >= wanted)
+
+
+def play(acts: Callable[[Scene], Any]) -> None:
+    async def run() -> None:
+        scene = Scene()
+        scene.edit()
+        working = asyncio.create_task(scene.controller.run())
+        try:
+            await scene.until(lambda: scene.status.get("phase") == "Running")
+            await scene.until(lambda: scene.status["frames"]["collected"] == 10)
+            await scene.until_asked(2)
+            await acts(scene)
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    asyncio.run(run())
+
+
+def test_answers_that_tell_nothing_new_are_not_decided_about() -> None:
+    async def acts(scene: Scene) -> None:
+        decided = scene.controller.reconciles
+        await scene.until_asked(10)
+        # Time alone changes something once: frames that stand still are said to.
+        assert scene.controller.reconciles <= decided + 2
+        scene.head.answer = replace(scene.head.answer, version=3)
+        await scene.until(lambda: scene.status["weights"]["version"] == 3)
+
+    play(acts)
+
+
+def test_silence_is_said_once_and_so_is_its_end() -> None:
+    async def acts(scene: Scene) -> None:
+        def progressing() -> str:
+            (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
+            return str(found["reason"])
+
+        scene.head.is_silent = True
+        await scene.until(lambda: progressing() == "ControlPlaneUnreachable")
+        decided = scene.controller.reconciles
+        await scene.until_asked(5)
+        assert scene.controller.reconciles <= decided + 1
+        scene.head.is_silent = False
+        await scene.until(lambda: progressing() != "ControlPlaneUnreachable")
+
+    play(acts)
+
+
+def test_head_that_does_not_take_what_it_is_told_is_told_again_but_not_at_once() -> None:
+    async def acts(scene: Scene) -> None:
+        scene.head.is_deaf = True
+        told = scene.head.told
+        scene.edit(generation=2, paused=True)
+        began = asyncio.get_running_loop().time()
+        await scene.until(lambda: scene.head.told >= told + 5)
+        assert asyncio.get_running_loop().time() - began > 2 * SITE.hurried_poll_s
+        scene.head.is_deaf = False
+        await scene.until(lambda: scene.head.answer.is_spec_paused)
+
+    play(acts)
+
+
+def test_job_that_is_over_is_not_asked_any_more() -> None:
+    async def acts(scene: Scene) -> None:
+        pod = scene.api.stored["Pod", "pong-head-1"]
+        ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
+        over = {**scene.api.store(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+        scene.controller.notice(over)
+        await scene.until(lambda: scene.status.get("phase") == "Completed")
+        asked = scene.head.asked
+        await asyncio.sleep(5 * SITE.poll_s)
+        assert scene.head.asked <= asked + 1
+
+    play(acts)
