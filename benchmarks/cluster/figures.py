@@ -174,7 +174,9 @@ async def restart(bench: Bench, *, jobs: int, watch_s: float) -> list[Figure]:
     async def is_settled() -> bool:
         nonlocal asked
         asked += heads_asked(bench.head_port)
-        return bench.operator.is_ready() and bench.operator.metric("reconcile_total") >= jobs and asked >= jobs
+        return bench.operator.is_ready() and (
+            bench.operator.metric("reconcile_duration_seconds_count", 'handler="reconcile"') >= jobs and asked >= jobs
+        )
 
     began = time.monotonic()
     bench.operator.restart()

@@ -21,8 +21,8 @@ from cormorant_worker.supervisor.standing import Standing
 
 _PREFIX = "cormorant_worker_"
 ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
-_PULSE = struct.Struct("=12q")
-"""Frames, phase, nanoseconds by activity, the activity that goes on, since when: `engine/pulse.py`."""
+_PULSE = struct.Struct("=13q")
+"""Frames, phase, process id, nanoseconds by activity, the activity that goes on, since when: `engine/pulse.py`."""
 _MEMORY_V2 = Path("/sys/fs/cgroup/memory.current")
 _MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -90,7 +90,7 @@ class PodMetrics(Collector):
                 actor, numbers = os.fstat(file.fileno()).st_ino, _PULSE.unpack(file.read())
         except (OSError, struct.error):
             return  # no actor has begun
-        now = [numbers[0], *numbers[2 : 2 + len(ACTIVITIES)]]
+        now = [numbers[0], *numbers[3 : 3 + len(ACTIVITIES)]]
         activity, since = numbers[-2:]
         if activity >= 0 and since and self._standing.is_joined:
             now[1 + activity] += max(0, time.monotonic_ns() - since)  # what goes on is not written until it ends
