@@ -56,6 +56,7 @@ class HeadClient:
             at=now,
             phase=status.phase,
             frames=status.frames.collected,
+            settled=status.frames.settled,
             per_second=status.frames.per_second,
             version=status.weights.version,
             min_applied_version=status.weights.min_applied_version,

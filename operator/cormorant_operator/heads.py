@@ -15,7 +15,7 @@ from cormorant_operator.children import config_map
 from cormorant_operator.observed import Pod
 from cormorant_operator.plan import Action, CreatePod, DeletePod, Manifest
 from cormorant_operator.pods import Birth, head_pod
-from cormorant_operator.progress import frames_collected
+from cormorant_operator.progress import frames_settled
 from cormorant_operator.view import View
 
 
@@ -59,7 +59,8 @@ def render_head(view: View, *, epoch: int) -> Manifest:
     image = view.job.spec.image or view.site.image
     birth = Birth(template=view.templates.head, base_image=image, failures=view.head_failures)
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
-    return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_collected(view), config=config)
+    # What a head has collected and nobody acknowledged died with it: the next one collects it again.
+    return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_settled(view), config=config)
 
 
 def _blocked_until(pod: Pod) -> datetime | None:

@@ -101,6 +101,8 @@ class HeadAnswer:
     at: datetime
     phase: str
     frames: int
+    settled: int = 0
+    """Frames that no later head collects again."""
     per_second: float = 0.0
     version: int = 0
     min_applied_version: int = 0

@@ -22,6 +22,8 @@ class FrameCounts(Answer):
 
     collected: Count
     """Accepted by the output: what totalFrames counts."""
+    settled: Count
+    """Those that no later head collects again: acknowledged, dropped as the oldest, or in a dataset."""
     target: Count | None
     per_second: float
     """Stepped in the last seconds, per second."""

@@ -210,7 +210,7 @@ def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
     assert world.job.status.weights.version == 7
 
 
-def test_frames_that_go_back_are_ignored() -> None:
+def test_frames_that_go_back_within_an_epoch_are_ignored() -> None:
     world = running()
     world.say(world.head, frames=10)
     world.settle()

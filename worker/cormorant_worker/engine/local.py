@@ -459,6 +459,7 @@ class LocalFleet:
             workers = tuple(member.stats(is_paused=crew.is_paused) for _, member in sorted(crew.members.items()))
             return FleetStats(
                 frames=self._schedule.accepted_frames,
+                settled_frames=max(0, self._schedule.accepted_frames - self._deliveries.unsettled_frames),
                 stepped_frames=crew.gone_frames + sum(worker.frames for worker in workers),
                 total_frames=self._schedule.total_frames,
                 episodes=crew.episodes,
