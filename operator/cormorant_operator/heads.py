@@ -67,8 +67,9 @@ def _blocked_until(pod: Pod) -> datetime | None:
     """When the successor of a head that does not live may begin; None: now."""
     if pod.is_failure and not pod.is_terminating:
         return next_attempt_at(pod)
-    # A head that was told to end counts its last frames and writes them to its volume. One on a lost node does not.
-    if pod.is_terminating and not pod.is_terminal and pod.phase != "Unknown":
+    # A head that was told to end lets learners acknowledge what they hold, and counts it. One that never ran holds
+    # nothing, and one on a lost node tells nothing.
+    if pod.is_terminating and pod.phase == "Running":
         return pod.deletion_deadline
     return None
 

@@ -156,6 +156,15 @@ def test_head_killed_begins_a_new_epoch_and_workers_stay(reason: str, code: int)
     assert [pod.name for pod in world.live()] == workers
 
 
+def test_head_that_is_deleted_before_it_ran_is_followed_at_once() -> None:
+    world = World()
+    world.settle()
+    # Its image is being pulled: it has a node and nothing to count.
+    world.pods["pong-head-1"] = replace(world.pods["pong-head-1"], is_scheduled=True)
+    world.delete("pong-head-1")
+    assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
+
+
 def test_frames_that_died_with_a_head_are_collected_again_and_those_acknowledged_are_not() -> None:
     world = running()
     world.tick(20)
