@@ -63,6 +63,7 @@ class HeadClient:
             sizes=dict(desired.groups),
             is_resizing=desired.pending,
             pause_state=status.pause_state,
+            is_leased=bool(status.pauses),
             is_spec_paused=desired.paused,
             is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
             failure=next((fact.message for fact in status.conditions if fact.type == "Failed" and fact.message), ""),

@@ -110,6 +110,8 @@ class HeadAnswer:
     """Workers by group, as the head was asked last."""
     is_resizing: bool = False
     pause_state: Literal["running", "draining", "paused"] = "running"
+    is_leased: bool = False
+    """Somebody holds the fleet still, beside spec.paused."""
     is_spec_paused: bool = False
     """What the head believes spec.paused to be."""
     is_queue_full: bool = False

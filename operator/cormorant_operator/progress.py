@@ -86,7 +86,9 @@ def pause_reason(view: View) -> str:
         return "Spec"
     if not any(view.sizes.values()):
         return "NoWorkers"
-    return "API" if view.answer is not None and view.answer.pause_state != "running" else ""
+    # A fleet that stands still and that nobody holds is about to go on: spec.paused was taken back a moment ago.
+    answer = view.answer
+    return "API" if answer is not None and answer.is_leased and answer.pause_state != "running" else ""
 
 
 def is_waiting_for_consumer(view: View) -> bool:

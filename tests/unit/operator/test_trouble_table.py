@@ -186,12 +186,12 @@ def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
     world.settle()
     world.tick(599)
     world.settle()
-    world.say(world.head, pause_state="paused")
+    world.say(world.head, pause_state="paused", is_leased=True)
     world.settle()
     assert (world.condition("Paused"), world.job.status.phase) == ("True/API", "Paused")
     world.tick(6000)
     world.settle()
-    world.say(world.head, pause_state="running")
+    world.say(world.head, pause_state="running", is_leased=False)
     world.settle()
     world.tick(599)
     world.settle()
@@ -224,3 +224,15 @@ def test_status_stays_small_however_many_pods_fail() -> None:
     world.settle()
     assert len(world.job.status.recent_failures) == 10
     assert world.plan().is_empty
+
+
+def test_pause_that_was_taken_back_looks_like_no_lease() -> None:
+    world = running(paused=True)
+    world.settle()
+    assert world.condition("Paused") == "True/Spec"
+    world.edit(paused=False)
+    world.settle()
+    # Told to go on, it has not said yet that it does.
+    world.say(world.head, pause_state="paused", is_spec_paused=False)
+    world.settle()
+    assert world.condition("Paused") == "False/NotPaused"
