@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 TOTAL = 100_000
 HEAD_S = 90.0
-"""A killed head, to frames again."""
+"""A killed head, to frames again; on a machine that is busy besides, half as long again as the start took."""
 
 
 def smaller(text: str) -> str:
@@ -36,11 +36,12 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed) -> None:  # t
     try:
         installed.shell(wait, timeout_s=300)
         job.until(lambda: job.frames() > 0, what="frames are counted", within_s=60)
-        print(f"applied to first frame counted: {time.monotonic() - began:.1f} s")
+        start_s = time.monotonic() - began
+        print(f"applied to first frame counted: {start_s:.1f} s")
         publish(installed)
         job.until(lambda: job.ask("/v1/status").json["weights"]["min_applied_version"] == 1, what="weights act")
         kill_a_worker(job)
-        kill_the_head(job)
+        kill_the_head(job, within_s=max(HEAD_S, 1.5 * start_s))
         job.until(lambda: job.condition("Completed"), what="the job is complete", within_s=400)
         frames = job.status["frames"]
         assert (frames["collected"], frames["target"]) == (TOTAL, TOTAL)
@@ -73,7 +74,7 @@ def kill_a_worker(job: Job) -> None:
     assert job.pods("worker")[other] == uid
 
 
-def kill_the_head(job: Job) -> None:
+def kill_the_head(job: Job, *, within_s: float) -> None:
     """With its process gone and its pod's volume, too: the count is in its last words and the status, weights in neither."""
     job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement has joined")
     workers, epoch = job.pods("worker"), job.status["epoch"]
@@ -84,11 +85,11 @@ def kill_the_head(job: Job) -> None:
     floor = job.status["frames"]["settled"]
     counts = job.ask("/v1/status", within_s=120)
     while counts.status != 200 or counts.json["frames"]["stepped"] == 0:
-        assert time.monotonic() - killed < 2 * HEAD_S, job.describe()
+        assert time.monotonic() - killed < within_s, job.describe()
         time.sleep(0.3)
         counts = job.ask("/v1/status", within_s=60)
     took = time.monotonic() - killed
     print(f"head killed to frames again: {took:.1f} s; {floor} frames were settled")
     assert counts.json["frames"]["collected"] >= floor > 0
     assert job.pods("worker") == workers
-    assert took < HEAD_S
+    assert took < within_s

@@ -38,7 +38,8 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
         words = open(f"/proc/{pid}/cmdline").read().split("\\0")
     except OSError:
         continue
-    if any(word.startswith(sys.argv[1]) for word in words) and "cormorant_worker.supervisor" not in words:
+    is_other = int(pid) != os.getpid() and "cormorant_worker.supervisor" not in words
+    if is_other and any(word.startswith(sys.argv[1]) for word in words):
         os.kill(int(pid), 9)
         print(pid)
 """
