@@ -5,7 +5,6 @@ Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIG
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -176,7 +175,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--epoch", type=_count, default=0, help="which head of the job, from 1; 0: --directory knows")
     parser.add_argument("--floor-frames", type=_count, default=0, help="frames that earlier heads have settled")
-    parser.add_argument("--last-words", type=Path, help="file for the count of settled frames, as JSON, and why it ended")
+    parser.add_argument(
+        "--last-words", type=Path, help="file for the count of settled frames, as JSON, and why it ended"
+    )
     parser.add_argument("--keep-versions", type=_positive, default=5)
     parser.add_argument("--ack-within", type=float, default=60.0, help="seconds to acknowledge a batch")
     parser.add_argument("--drain-seconds", type=float, default=30.0)

@@ -2,11 +2,11 @@
 
 import pytest
 
-from cormorant_testing.real_cluster import running
+from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import SMALL, running
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
-SMALL = {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}
 MANIFEST = {
     "apiVersion": "cormorant.dev/v1alpha1",
     "kind": "CollectorJob",
@@ -18,7 +18,9 @@ MANIFEST = {
         "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
         "head": {
             "resources": SMALL,
-            "template": {"spec": {"containers": [{"name": "head", "env": [{"name": "CORMORANT_DEVICE", "value": "cpu"}]}]}},
+            "template": {
+                "spec": {"containers": [{"name": "head", "env": [{"name": "CORMORANT_DEVICE", "value": "cpu"}]}]}
+            },
         },
         "workerGroups": [
             {"name": "cpu", "resources": SMALL},
@@ -29,9 +31,9 @@ MANIFEST = {
 }
 
 
-def test_groups_of_both_kinds_collect_in_one_job(installed) -> None:  # type: ignore[no-untyped-def]  # conftest's class
+def test_groups_of_both_kinds_collect_in_one_job(installed: Installation) -> None:
     with running(installed.jobs, MANIFEST) as job:
-        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="both groups are ready", within_s=120)
+        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="both groups are ready")
         (pod,) = job.namespace.items("pods", f"cormorant.dev/collectorjob={job.name},cormorant.dev/group=gpu")
         assert pod["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
         assert pod["spec"]["nodeName"]
@@ -41,7 +43,7 @@ def test_groups_of_both_kinds_collect_in_one_job(installed) -> None:  # type: ig
 
         job.until(
             lambda: counts().keys() == {"cpu-0", "gpu-0"} and min(counts().values()) > 1000,
-            what="both workers collect", within_s=90,
+            what="both workers collect",
         )  # fmt: skip
         job.until(lambda: job.frames() > 2000, what="the status counts them")
         assert {group["name"]: group["ready"] for group in job.status["groups"]} == {"cpu": 1, "gpu": 1}

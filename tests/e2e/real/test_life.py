@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from cormorant_client.batch import decode
-from cormorant_testing.real_cluster import OURS, Job, running
+from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import OURS, SMALL, Job, note, running
 from cormorant_testing.serving import Reply
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
@@ -27,7 +28,6 @@ class Marked(gymnasium.Wrapper):
 def make():
     return Marked(gymnasium.make("CartPole-v1"))
 '''
-SMALL = {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}
 MANIFEST = {
     "apiVersion": "cormorant.dev/v1alpha1",
     "kind": "CollectorJob",
@@ -54,8 +54,8 @@ class Learner:
         self.start_s = 0.0
         """From apply to the first batch: a measure of how busy this machine is besides."""
 
-    def take(self, *, within_s: float = 60) -> Reply:
-        batch = self.job.take(within_s=within_s)
+    def take(self) -> Reply:
+        batch = self.job.take()
         assert batch.status == 200, batch
         return batch
 
@@ -66,13 +66,13 @@ class Learner:
         self.job.ack(batch)
         self.frames += data.numel()
 
-    def step(self, times: int = 1, *, within_s: float = 60) -> None:
+    def step(self, times: int = 1) -> None:
         for _ in range(times):
-            self.learn(self.take(within_s=within_s))
+            self.learn(self.take())
 
 
 @pytest.fixture(scope="module")
-def job(installed) -> Iterator[Job]:  # type: ignore[no-untyped-def]  # conftest's class
+def job(installed: Installation) -> Iterator[Job]:
     namespace = installed.jobs
     code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "my-code"}, "data": {"my_env.py": CODE}}
     namespace("apply", "-f", "-", document=code)
@@ -87,11 +87,11 @@ def learner(job: Job) -> Learner:
 
 def test_code_of_a_config_map_is_collected_with_under_the_restricted_level(job: Job, learner: Learner) -> None:
     began = time.monotonic()
-    ready_s = job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready", within_s=180)
+    ready_s = job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
     learner.step()
     learner.start_s = time.monotonic() - began
     job.until(lambda: job.frames() > 0, what="the status counts frames")
-    print(f"applied to ready: {ready_s:.1f} s, to the first batch: {learner.start_s:.1f} s")
+    note(f"applied to ready: {ready_s:.1f} s, to the first batch: {learner.start_s:.1f} s")
     label = job.namespace("get", "namespace", job.namespace.name, "-o", "jsonpath={.metadata.labels}")
     assert json.loads(label)["pod-security.kubernetes.io/enforce"] == "restricted"
 
@@ -121,10 +121,10 @@ def test_scale_adds_a_worker_and_takes_it_back_without_losing_a_batch(job: Job, 
         learner.step()
         return any(w["id"] == worker and w["frames"] > 0 for w in job.ask("/v1/workers").json["workers"])
 
-    job.until(lambda: collects("cpu-1"), what="the second worker collects", within_s=90)
+    job.until(lambda: collects("cpu-1"), what="the second worker collects")
     assert job.raw["status"]["workers"] == "2/2"
     job.namespace("scale", f"collectorjob/{job.name}", "--replicas=1")
-    job.until(lambda: learner.step() or job.pods() == pods, what="its pod is gone", within_s=60)
+    job.until(lambda: learner.step() or job.pods() == pods, what="its pod is gone")
     assert job.ask("/v1/status").json["frames"]["dropped"] == {}
 
 
@@ -134,8 +134,8 @@ def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner:
     job.namespace("delete", "pod", worker, "--now", "--wait=false")
     created_s = job.until(lambda: job.pods("worker") and worker not in job.pods("worker"), what="a replacement")
     job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement is ready")
-    learner.step(6, within_s=90)
-    print(f"worker deleted to its replacement created: {created_s:.1f} s")
+    learner.step(6)
+    note(f"worker deleted to its replacement created: {created_s:.1f} s")
     assert job.pods("head") == head
 
 
@@ -152,9 +152,9 @@ def test_killed_head_costs_no_pod_and_no_frame_comes_twice_or_never(job: Job, le
         for container in pod["spec"]["containers"]
     ]
     assert int(command[command.index("--floor-frames") + 1]) == learner.frames
-    again = learner.take(within_s=90)
+    again = learner.take()
     frames_s = time.monotonic() - killed
-    print(f"head killed to frames again: {frames_s:.1f} s")
+    note(f"head killed to frames again: {frames_s:.1f} s")
     assert again.headers["cormorant-batch-id"].partition("-")[0] != held.headers["cormorant-batch-id"].partition("-")[0]
     learner.learn(again)
     assert job.pods("worker") == workers
@@ -163,7 +163,7 @@ def test_killed_head_costs_no_pod_and_no_frame_comes_twice_or_never(job: Job, le
     assert frames_s < max(HEAD_S, 1.5 * learner.start_s)
 
 
-def test_upgrade_of_the_release_leaves_a_live_job_alone(job: Job, learner: Learner, installed) -> None:  # type: ignore[no-untyped-def]  # conftest's class
+def test_upgrade_of_the_release_leaves_a_live_job_alone(job: Job, learner: Learner, installed: Installation) -> None:
     pods = job.pods()
     installed.release.upgrade("jobs.pollSeconds=5", chart=installed.chart)
     installed.wait()
@@ -173,10 +173,12 @@ def test_upgrade_of_the_release_leaves_a_live_job_alone(job: Job, learner: Learn
     assert job.pods() == pods
 
 
-def test_job_lives_through_uninstalling_and_is_adopted_without_a_restart(job: Job, learner: Learner, installed) -> None:  # type: ignore[no-untyped-def]  # conftest's class
+def test_job_lives_through_uninstalling_and_is_adopted_without_a_restart(
+    job: Job, learner: Learner, installed: Installation
+) -> None:
     pods = job.pods()
     installed.release.uninstall()
-    installed.operators.until(lambda: not installed.operators.items("pods"), what="the operator is gone", within_s=60)
+    installed.operators.until(lambda: not installed.operators.items("pods"), what="the operator is gone")
     collected = job.frames()
     learner.step(4)
     installed.install()
@@ -196,5 +198,5 @@ def test_job_completes_when_every_frame_was_acknowledged_once(job: Job, learner:
 
 
 def test_deletion_leaves_nothing(job: Job) -> None:
-    print(f"deleted to nothing left: {job.delete():.1f} s")
+    note(f"deleted to nothing left: {job.delete():.1f} s")
     assert [kind for kind in ("pods", "services", "configmaps", "secrets") if job.namespace.names(kind, OURS)] == []

@@ -1,5 +1,5 @@
-"""Whatever happens in whatever order: no two live pods of a slot, no two live heads, frames never go back within an epoch,
-settled frames never do, and when it stops happening the world becomes what the manifest says, and stays so.
+"""Whatever happens in whatever order: no two live pods of a slot, no two live heads, frames never go back within an
+epoch and settled ones never at all, and when it stops happening the world becomes what the manifest says, and stays so.
 
 `World` checks the first three after every single order; the machine below adds the rest.
 """

@@ -177,7 +177,8 @@ def test_frames_that_died_with_a_head_are_collected_again_and_those_acknowledged
     (created,) = of_kind(plan.actions, CreatePod)
     command = created.manifest["spec"]["containers"][0]["command"]
     assert command[command.index("--floor-frames") + 1] == "4000"
-    assert (world.job.status.epoch, world.job.status.frames.collected, world.job.status.frames.settled) == (2, 4000, 4000)
+    frames = world.job.status.frames
+    assert (world.job.status.epoch, frames.collected, frames.settled) == (2, 4000, 4000)
     world.start("pong-head-2")
     world.tick(20)
     world.collect(4500, settled=4000)

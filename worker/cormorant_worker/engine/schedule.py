@@ -161,8 +161,8 @@ class Schedule:
 
     def _async_grants(self, held: dict[Slot, int], ahead: int, room: int) -> list[Grant]:
         granted: list[Grant] = []
-        # Idle workers first, so that scarce room keeps as many of them busy as possible; those who waited longest before
-        # others, so that a slow consumer gets frames of all of them.
+        # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited longest
+        # before others, so that a slow consumer gets frames of all of them.
         waiting = sorted(held, key=lambda slot: (self._last_number.get(slot, -1), slot))
         for depth in range(self._depth):
             for slot in waiting:
