@@ -3,12 +3,16 @@
 import re
 import time
 
+import gymnasium
+import numpy as np
 import pytest
+import safetensors.torch
 import yaml
 
 from cormorant_testing.real_cluster import ROOT, Installation
 from cormorant_testing.real_job import SMALL, Job, note
 from cormorant_testing.scripts import unused_port
+from cormorant_worker.policies import atari_cnn
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -62,6 +66,8 @@ def publish(installed: Installation) -> None:
     script = (
         "\n".join(lines[first:]).replace("8000:8000", f"{port}:8000").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
     )
+    space, actions = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8), gymnasium.spaces.Discrete(6)
+    safetensors.torch.save_file(atari_cnn(space, actions).state_dict(), installed.folder / "policy.safetensors")
     # A shell that a person types into is slower than this one.
     script = re.sub(r"(port-forward.*&)$", r"\1 sleep 3; trap 'kill %1' EXIT", script, flags=re.M)
     assert '"version":1' in installed.shell(script).replace(" ", "")
