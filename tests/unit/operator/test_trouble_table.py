@@ -230,6 +230,7 @@ def test_pause_that_was_taken_back_looks_like_no_lease() -> None:
     world = running(paused=True)
     world.settle()
     assert world.condition("Paused") == "True/Spec"
+    assert (world.message("Paused"), world.told.count("Paused")) == ("workers stand still: spec.paused is true", 1)
     world.edit(paused=False)
     world.settle()
     # Told to go on, it has not said yet that it does.
