@@ -52,7 +52,7 @@ class Journal:
         self._settled, self._reason, self._width = self.frames, "", 0
         if last_words is not None:
             try:
-                self._words = os.open(last_words, os.O_WRONLY | os.O_CREAT, 0o600)
+                self._words = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             except OSError as error:
                 raise StoreError(f"cannot write the last words to {last_words}: {error}") from error
             self._write_words()

@@ -77,7 +77,7 @@ def worker_command() -> list[str]:
 
 def head_env(*, secret: str) -> list[dict[str, Any]]:
     """Environment of a head's container."""
-    return [*_plain(_COMMON), _ray_token(secret), _pod_ip()]
+    return [*_plain({**_COMMON, "CORMORANT_LAST_WORDS": LAST_WORDS_FILE}), _ray_token(secret), _pod_ip()]
 
 
 def worker_env(*, secret: str, head: str, group: str, index: int, attempt: int, grace_s: int) -> list[dict[str, Any]]:

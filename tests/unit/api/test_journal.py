@@ -34,7 +34,7 @@ def test_settled_frames_never_become_fewer(tmp_path: Path) -> None:
 
 def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
-    path.touch()
+    path.write_text("what somebody else left there, and longer")
     journal = Journal(None, floor_frames=7, last_words=path)
     assert json.loads(path.read_text()) == {"frames": 7}
     journal.settle(1000)

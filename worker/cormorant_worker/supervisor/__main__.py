@@ -17,7 +17,7 @@ import structlog
 from cormorant_worker.errors import PodRefused, SupervisorRefused
 from cormorant_worker.supervisor.head import Head
 from cormorant_worker.supervisor.probes import Probes
-from cormorant_worker.supervisor.settings import read_ray_settings, read_worker_settings
+from cormorant_worker.supervisor.settings import read_last_words, read_ray_settings, read_worker_settings
 from cormorant_worker.supervisor.signals import Signals
 from cormorant_worker.supervisor.standing import Standing
 from cormorant_worker.supervisor.worker import Worker
@@ -44,7 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         match list(arguments):
             case ["head", "--", _, *_]:
-                return Head(read_ray_settings(os.environ), arguments[2:], signals).run()
+                last_words = read_last_words(os.environ)
+                return Head(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words).run()
             case ["worker"]:
                 return _supervise_worker(signals)
             case _:
