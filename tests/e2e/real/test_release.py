@@ -8,9 +8,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
 
 def test_helm_test_runs_under_the_restricted_level(installed: Installation) -> None:
-    said = installed.shell("helm test cormorant --namespace cormorant --timeout 3m --logs", timeout_s=240)
+    said = installed.shell("helm test cormorant --namespace cormorant --timeout 3m", timeout_s=240)
     assert "Phase:          Succeeded" in said
-    assert "the API server takes a CollectorJob" in said
 
 
 def test_operator_image_holds_neither_torch_nor_ray(installed: Installation) -> None:
