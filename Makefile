@@ -24,8 +24,8 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 install: $(INSTALLED) ## Make the virtual environment
 
-run: $(INSTALLED) ## Collect 200,000 frames of Pong (examples/pong.yaml)
-	@$(BIN)/cormorant run examples/pong.yaml
+run: $(INSTALLED) ## Collect 200,000 frames of Pong (examples/pong-dataset.yaml)
+	@$(BIN)/cormorant run examples/pong-dataset.yaml
 
 test: $(INSTALLED) ## Run the tests, without the slow ones
 	@$(BIN)/python -m pytest -m "not slow and not e2e and not gpu" $(PYTEST_ARGS)

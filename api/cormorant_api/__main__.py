@@ -5,7 +5,6 @@ Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIG
 """
 
 import argparse
-import json
 import os
 import signal
 import sys
@@ -28,7 +27,6 @@ from cormorant_worker.logs import LogContext, configure_logs
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cormorant_api.server import HeadServer
     from cormorant_contract.job import CollectorJob
     from cormorant_worker.engine.local import LocalFleet
 
@@ -93,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             with signals.interrupting():
                 server.start_fleet(make_fleet, FleetOptions(workers=given.workers, device=given.device))
             end = server.wait(lambda: bool(signals.number))
-            _write_last_words(given.last_words, server)
     except Interrupted:
         end = "interrupted"
     except (HeadError, ManifestError, EnvError) as error:
@@ -104,16 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _FAILED
     log.info("head_ended", reason=end)
     return _OK if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
-
-
-def _write_last_words(path: Path | None, server: "HeadServer") -> None:
-    """The count of frames, for whoever starts the next head."""
-    if path is None:
-        return
-    try:
-        path.write_text(json.dumps({"frames": server.head.settled_frames}))
-    except OSError as error:
-        structlog.get_logger().warning("last_words_not_written", reason=f"cannot write {path}: {error}")
 
 
 def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":
@@ -144,6 +131,7 @@ def _settings(given: argparse.Namespace) -> Settings:
         tls_key=given.tls_key,
         epoch=given.epoch,
         floor_frames=given.floor_frames,
+        last_words=given.last_words,
         keep_versions=given.keep_versions,
         ack_within_s=given.ack_within,
         drain_s=given.drain_seconds,
@@ -181,7 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--tls-key", type=Path)
     parser.add_argument("--epoch", type=_count, default=0, help="which head of the job, from 1; 0: --directory knows")
     parser.add_argument("--floor-frames", type=_count, default=0, help="frames that earlier heads have settled")
-    parser.add_argument("--last-words", type=Path, help="file for the count of frames at the end, as JSON")
+    parser.add_argument(
+        "--last-words", type=Path, help="file for the count of settled frames, as JSON, and why it ended"
+    )
     parser.add_argument("--keep-versions", type=_positive, default=5)
     parser.add_argument("--ack-within", type=float, default=60.0, help="seconds to acknowledge a batch")
     parser.add_argument("--drain-seconds", type=float, default=30.0)

@@ -82,7 +82,12 @@ class Head:
         """First part of every id that this head gives."""
         self.started_at = datetime.now(UTC)
         self.data_port = 0
-        self.journal = Journal(settings.directory, epoch=settings.epoch, floor_frames=settings.floor_frames)
+        self.journal = Journal(
+            settings.directory,
+            epoch=settings.epoch,
+            floor_frames=settings.floor_frames,
+            last_words=settings.last_words,
+        )
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
         self.events = EventRing(epoch=self.epoch)
         self.leases = LeaseBook(spec_paused=job.spec.paused)
@@ -138,6 +143,9 @@ class Head:
         self.is_closing = True
         self._ended.set()
         self._unsubscribe()
+        # Before loans are given back that nobody acknowledged: they would look settled.
+        if self._housekeeper.is_alive():
+            self._housekeeper.join(timeout=5)
         if self._running is not None:
             self._running.pauses.close()
             self._running.pump.close()
@@ -146,8 +154,6 @@ class Head:
             self._running.updates.bell.ring()
             self._running.pauses.bell.ring()
         self.events.bell.ring()
-        if self._housekeeper.is_alive():
-            self._housekeeper.join(timeout=5)
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._bulk.shutdown(wait=False, cancel_futures=True)
         self.journal.close()
@@ -177,17 +183,13 @@ class Head:
         """Whether batches go to consumers."""
         return self.job.spec.output.queue is not None
 
-    @property
-    def settled_frames(self) -> int:
-        """Frames that no later head collects again: acknowledged ones, or those of the dataset; of earlier heads, too.
-
-        Raises:
-            ApiError: there is no fleet yet.
-        """
-        if self.job.spec.output.dataset is not None or not self.has_queue:
-            return self.running.fleet.stats().frames
-        counts = self.running.ledger.counts()
-        return self.journal.frames + counts.acked_frames + counts.stale_frames
+    def settled_frames(self, stats: FleetStats) -> int:
+        """Frames that no later head collects again, by these counters: of earlier heads, too."""
+        # Acknowledgements are in the journal a moment before the fleet has its memory back. A head that closes gives
+        # back what nobody has acknowledged.
+        if not self.is_closing:
+            self.journal.settle_all(stats.settled_frames)
+        return self.journal.settled_frames
 
     @property
     def is_complete(self) -> bool:
@@ -277,6 +279,7 @@ class Head:
                 stats = running.fleet.stats()
                 self.pulse.sample(stats)
                 self.sample(stats)
+                self.settled_frames(stats)
                 self._note_refusals(running, stats.version)
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:

@@ -1,26 +1,38 @@
 """What a head tells the next one: how many frames were settled, and how many heads there were."""
 
+import json
 import os
+import threading
 from pathlib import Path
 
 from cormorant_api.errors import StoreError
 
 _DIGITS = 20
+_MOST_LAST_WORDS = 2000
+"""Characters; Kubernetes keeps 4096 bytes of a termination message."""
 
 
 class Journal:
-    """Three small files in the head's directory; nothing without one. `settle` may be called from any thread."""
+    """Small files, and nothing without them. Every method may be called from any thread.
 
-    def __init__(self, folder: Path | None, *, epoch: int = 0, floor_frames: int = 0) -> None:
+    In the head's directory: `frames`, `exported` and `epoch`. Elsewhere, if asked for: last words, `{"frames": 1000}`,
+    which are right at any moment. A head that is killed cannot write them any more, and Kubernetes reads them all the
+    same.
+    """
+
+    def __init__(
+        self, folder: Path | None, *, epoch: int = 0, floor_frames: int = 0, last_words: Path | None = None
+    ) -> None:
         """Open it, and count this head.
 
         Args:
             folder: what earlier heads left; None: nothing.
             epoch: of this head, from 1, for whoever counts them elsewhere; 0: nobody does.
             floor_frames: frames that are known elsewhere to be settled.
+            last_words: file for the count of frames as JSON; None: nobody reads it.
 
         Raises:
-            StoreError: the folder cannot be used.
+            StoreError: a file cannot be used.
         """
         self.epoch = max(0, epoch - 1)
         """Heads before this one."""
@@ -28,41 +40,78 @@ class Journal:
         """Frames that earlier heads settled."""
         self.exported_frames = floor_frames
         """The highest count of frames that any head has told to scrapers: a counter must not go back."""
-        self._descriptor = self._exported = -1
-        if folder is None:
-            return
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._descriptor = self._exported = self._words = -1
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.epoch = max(self.epoch, _next_epoch(folder / "epoch"))
-            self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
-            text = os.pread(self._descriptor, _DIGITS, 0)
-            self.frames = max(floor_frames, int(text) if text else 0)
-            self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
-            text = os.pread(self._exported, _DIGITS, 0)
-            self.exported_frames = max(self.frames, int(text) if text else 0)
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.epoch = max(self.epoch, _next_epoch(folder / "epoch"))
+                self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
+                text = os.pread(self._descriptor, _DIGITS, 0)
+                self.frames = max(floor_frames, int(text) if text else 0)
+                self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
+                text = os.pread(self._exported, _DIGITS, 0)
+                self.exported_frames = max(self.frames, int(text) if text else 0)
         except (OSError, ValueError) as error:
             raise StoreError(f"cannot use {folder} for the count of frames: {error}") from error
+        self._settled, self._reason, self._width = self.frames, "", 0
+        if last_words is not None:
+            try:
+                self._words = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            except OSError as error:
+                raise StoreError(f"cannot write the last words to {last_words}: {error}") from error
+            self._write_words()
+
+    @property
+    def settled_frames(self) -> int:
+        """Frames that no later head collects again, of earlier heads and of this one."""
+        return self._settled
 
     def settle(self, frames: int) -> None:
         """This head has settled so many frames. One write in place: a killed process leaves the old count or this."""
-        if self._descriptor >= 0:
-            os.pwrite(self._descriptor, f"{self.frames + frames:0{_DIGITS}d}".encode(), 0)
+        self.settle_all(self.frames + frames)
+
+    def settle_all(self, frames: int) -> None:
+        """So many frames are settled, those of earlier heads among them; fewer than before are no news."""
+        with self._lock:
+            if frames <= self._settled:
+                return
+            self._settled = frames
+            if self._descriptor >= 0:
+                os.pwrite(self._descriptor, f"{frames:0{_DIGITS}d}".encode(), 0)
+            self._write_words()
+
+    def explain(self, reason: str) -> None:
+        """Why this head ends, for its last words."""
+        with self._lock:
+            self._reason = reason[:_MOST_LAST_WORDS]
+            self._write_words()
 
     def note_exported(self, frames: int) -> None:
-        """Scrapers have been told so many frames, or are about to be. One thread at a time."""
-        if frames > self.exported_frames:
-            self.exported_frames = frames
-            if self._exported >= 0:
-                os.pwrite(self._exported, f"{frames:0{_DIGITS}d}".encode(), 0)
+        """Scrapers have been told so many frames, or are about to be."""
+        with self._lock:
+            if frames > self.exported_frames:
+                self.exported_frames = frames
+                if self._exported >= 0:
+                    os.pwrite(self._exported, f"{frames:0{_DIGITS}d}".encode(), 0)
 
     def close(self) -> None:
         """Close the files. May be called twice."""
-        if self._exported >= 0:
-            os.close(self._exported)
-            self._exported = -1
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        with self._lock:
+            for descriptor in (self._descriptor, self._exported, self._words):
+                if descriptor >= 0:
+                    os.close(descriptor)
+            self._descriptor = self._exported = self._words = -1
+
+    def _write_words(self) -> None:
+        if self._words < 0:
+            return
+        why = {"reason": self._reason} if self._reason else {}
+        # Blanks where a longer text stood: a file that is cut first is empty for a moment.
+        text = json.dumps({"frames": self._settled, **why}).ljust(self._width)
+        self._width = len(text)
+        os.pwrite(self._words, text.encode(), 0)
 
 
 def _next_epoch(path: Path) -> int:

@@ -24,6 +24,7 @@ from cormorant_api.tokens import Tokens
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
+from cormorant_worker.errors import CormorantError
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
@@ -128,8 +129,12 @@ class HeadServer:
         """Use as a context manager to close it."""
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Close it."""
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        """Close it, with the error for last words."""
+        if self.fleet is not None and self.head.is_running:
+            self.head.settled_frames(self.fleet.stats())
+        if isinstance(error, CormorantError):
+            self.head.journal.explain(str(error))
         self.close()
 
     def _drain(self) -> None:

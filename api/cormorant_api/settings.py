@@ -29,6 +29,8 @@ class Settings:
     """Which head of the job this is, from 1, for whoever counts them elsewhere; 0: `directory` does."""
     floor_frames: int = 0
     """Frames that earlier heads are known to have settled, whatever `directory` says."""
+    last_words: Path | None = None
+    """File for the count of settled frames as JSON, right at any moment, for whoever starts the next head."""
     keep_versions: int = 5
     """Versions of each model that are retained."""
     max_body_bytes: int = 16 << 30

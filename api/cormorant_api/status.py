@@ -37,6 +37,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         conditions=_conditions(head, running, stats),
         frames=FrameCounts(
             collected=stats.frames,
+            settled=head.settled_frames(stats),
             target=stats.total_frames,
             per_second=round(head.pulse.rate(), 1),
             stepped=stats.stepped_frames,

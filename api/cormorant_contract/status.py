@@ -39,7 +39,10 @@ class FramesStatus(Contract):
     """How far the job is."""
 
     collected: Count64 = 0
-    """Frames accepted by the output, over all heads of the job."""
+    """Frames accepted by the output, over all heads of the job; what died with a head is taken off."""
+
+    settled: Count64 = 0
+    """Frames that no later head collects again: acknowledged by a learner, dropped as the oldest, or in a dataset."""
 
     target: Count64 | None = None
     """spec.collection.totalFrames, as far as it is set."""

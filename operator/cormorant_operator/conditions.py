@@ -32,6 +32,11 @@ from cormorant_operator.suspension import State
 from cormorant_operator.view import View
 
 _LONGEST_MESSAGE = 1024
+_PAUSES = {
+    "Spec": "workers stand still: spec.paused is true",
+    "API": "workers stand still: somebody holds a pause lease; GET /v1/pauses says who",
+    "NoWorkers": "nothing is collected: no group has a worker",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,7 +183,7 @@ def _paused(view: View) -> Fact:
         if before is not None and before.reason == "API" and view.live_head is not None:
             return Fact(type="Paused", status=before.status, reason=before.reason, message=before.message)
     if reason:
-        return Fact(type="Paused", status="True", reason=reason)
+        return Fact(type="Paused", status="True", reason=reason, message=_PAUSES[reason])
     return Fact(type="Paused", status="False", reason="NotPaused")
 
 

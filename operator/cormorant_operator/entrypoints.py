@@ -66,7 +66,7 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int) -> list[str]:
 
     Args:
         epoch: incarnation of the head, from 1; attempts and seeds of earlier ones do not come again.
-        floor_frames: frames that earlier heads are known to have collected.
+        floor_frames: frames of earlier heads that are not collected again.
         drain_s: after SIGTERM, for batches under way to be acknowledged.
     """
     return [
@@ -93,7 +93,8 @@ def head_env(*, job: str, secret: str, epoch: int) -> list[dict[str, Any]]:
         secret: of the job's tokens.
         epoch: which incarnation of the head.
     """
-    return [*_plain({**_COMMON, "CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch)}), _ray_token(secret), _pod_ip()]
+    own = {"CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch), "CORMORANT_LAST_WORDS": LAST_WORDS_FILE}
+    return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
 
 
 def worker_env(
@@ -121,14 +122,24 @@ def worker_env(
     return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
 
 
-def final_frames(message: str) -> int | None:
-    """Frames that a head wrote into its termination message, `{"frames": 1000}`; None when it wrote something else."""
+def settled_frames(message: str) -> int | None:
+    """Settled frames that a head's termination message tells of, `{"frames": 1000}`; None when it tells of none."""
+    frames = _document(message).get("frames")
+    return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
+
+
+def last_words(message: str) -> str:
+    """Why a container ended, by its termination message: `reason` of the head's JSON, or the last lines of a log."""
+    document = _document(message)
+    return str(document.get("reason", "")) if "frames" in document else message.strip()
+
+
+def _document(message: str) -> dict[str, Any]:
     try:
         document = json.loads(message)
     except ValueError:
-        return None
-    frames = document.get("frames") if isinstance(document, dict) else None
-    return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def _plain(values: Mapping[str, str]) -> list[dict[str, Any]]:

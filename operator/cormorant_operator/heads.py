@@ -15,7 +15,7 @@ from cormorant_operator.children import config_map
 from cormorant_operator.observed import Pod
 from cormorant_operator.plan import Action, CreatePod, DeletePod, Manifest
 from cormorant_operator.pods import Birth, head_pod
-from cormorant_operator.progress import frames_collected
+from cormorant_operator.progress import frames_settled
 from cormorant_operator.view import View
 
 
@@ -59,15 +59,17 @@ def render_head(view: View, *, epoch: int) -> Manifest:
     image = view.job.spec.image or view.site.image
     birth = Birth(template=view.templates.head, base_image=image, failures=view.head_failures)
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
-    return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_collected(view), config=config)
+    # What a head has collected and nobody acknowledged died with it: the next one collects it again.
+    return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_settled(view), config=config)
 
 
 def _blocked_until(pod: Pod) -> datetime | None:
     """When the successor of a head that does not live may begin; None: now."""
     if pod.is_failure and not pod.is_terminating:
         return next_attempt_at(pod)
-    # A head that was told to end counts its last frames and writes them to its volume. One on a lost node does not.
-    if pod.is_terminating and not pod.is_terminal and pod.phase != "Unknown":
+    # A head that was told to end lets learners acknowledge what they hold, and counts it. One that never ran holds
+    # nothing, and one on a lost node tells nothing.
+    if pod.is_terminating and pod.phase == "Running":
         return pod.deletion_deadline
     return None
 

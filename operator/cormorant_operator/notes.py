@@ -35,7 +35,8 @@ def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[No
     for condition in after.conditions:
         if _is_news(find(before, condition.type), condition):
             yield Note(
-                reason=condition.reason,
+                # "Spec" or "API" alone would tell nobody what happened.
+                reason="Paused" if condition.type == "Paused" else condition.reason,
                 message=condition.message or f"{condition.type} is {condition.status}",
                 is_warning=(condition.type, condition.status) in _WARNINGS or condition.reason in _BLOCKED,
             )

@@ -100,6 +100,8 @@ class HeadAnswer:
     pod_uid: str
     phase: str
     frames: int
+    settled: int = 0
+    """Frames that no later head collects again."""
     per_second: float = 0.0
     version: int = 0
     min_applied_version: int = 0
@@ -107,6 +109,8 @@ class HeadAnswer:
     """Workers by group, as the head was asked last."""
     is_resizing: bool = False
     pause_state: Literal["running", "draining", "paused"] = "running"
+    is_leased: bool = False
+    """Somebody holds the fleet still, beside spec.paused."""
     is_spec_paused: bool = False
     """What the head believes spec.paused to be."""
     is_queue_full: bool = False

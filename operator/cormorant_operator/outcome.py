@@ -7,7 +7,7 @@ from typing import Literal
 
 from cormorant_operator import progress
 from cormorant_operator.backoff import failures_after
-from cormorant_operator.entrypoints import EXIT_REFUSED
+from cormorant_operator.entrypoints import EXIT_REFUSED, last_words
 from cormorant_operator.observed import Pod
 from cormorant_operator.obstacles import is_late, late_at
 from cormorant_operator.view import View
@@ -72,7 +72,7 @@ def _head_failures(view: View) -> Iterator[Outcome]:
     if head is None or not head.is_failure:
         return
     if head.exit_code == EXIT_REFUSED:
-        words = head.message.strip() or "it left no message; see its log"
+        words = last_words(head.message) or "it left no message; see its log"
         yield Outcome(
             kind="Failed", reason="HeadRefused", message=f"{head.name} cannot use what it was given: {words}"[-1024:]
         )
@@ -81,7 +81,7 @@ def _head_failures(view: View) -> Iterator[Outcome]:
         yield Outcome(
             kind="Failed",
             reason="HeadRestartsExceeded",
-            message=f"the head failed {failures} times in a row, maxHeadRestarts is {limit}; {_last_words(head)}",
+            message=f"the head failed {failures} times in a row, maxHeadRestarts is {limit}; {_how_it_ended(head)}",
         )
 
 
@@ -98,7 +98,7 @@ def _slot_failures(view: View) -> Iterator[Outcome]:
                     kind="Failed",
                     reason="SlotRestartsExceeded",
                     message=f"worker {group.name}-{slot.index} failed {failures} times in a row, maxRestartsPerSlot is "
-                    f"{limit}; {_last_words(newest)}",
+                    f"{limit}; {_how_it_ended(newest)}",
                 )
 
 
@@ -127,7 +127,8 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
         )
 
 
-def _last_words(pod: Pod) -> str:
+def _how_it_ended(pod: Pod) -> str:
     code = f" with exit code {pod.exit_code}" if pod.exit_code is not None else ""
-    words = f": {' '.join(pod.message.split())[-300:]}" if pod.message.strip() else ""
+    said = " ".join(last_words(pod.message).split())
+    words = f": {said[-300:]}" if said else ""
     return f"{pod.name} ended last{code} ({pod.reason or pod.phase}){words}"

@@ -20,7 +20,7 @@ def phase_of(view: View, course: Course) -> Phase:
     if progress.pause_reason(view):
         return "Paused"
     if not view.has_enough:
-        return "Starting" if view.job.status.frames.collected == 0 else "Degraded"
+        return "Starting" if view.job.status.frames.last_progress_time is None else "Degraded"
     is_whole = all(view.ready(group.name) >= view.sizes[group.name] for group in view.groups)
     return "Running" if is_whole else "Degraded"
 

@@ -49,7 +49,7 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
         site: defaults of the installation.
         birth: template and counters.
         epoch: which incarnation.
-        floor_frames: frames that are known to be collected.
+        floor_frames: frames that no head collects again.
         config: name of the ConfigMap with the manifest.
     """
     head, secret = job.spec.head, names.tokens_secret(job.name)

@@ -1,10 +1,10 @@
-"""How far a job is, and whether it stands still. Frames never go back, whatever a head says."""
+"""How far a job is, and whether it stands still. Frames never go back within an epoch, whatever a head says."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cormorant_contract.status import FramesStatus, WeightsStatus
-from cormorant_operator.entrypoints import final_frames
+from cormorant_operator.entrypoints import settled_frames
 from cormorant_operator.job import find, is_true, since
 from cormorant_operator.view import View
 
@@ -12,17 +12,34 @@ _MOMENT_POLLS = 4
 """A large batch takes a while: so many looks without a new frame mean nothing yet."""
 
 
-def frames_collected(view: View) -> int:
-    """Frames that are known to be collected: of the status, of the head's answer, of heads' last words."""
-    known = [view.job.status.frames.collected]
+def frames_settled(view: View) -> int:
+    """Frames that no later head collects again: of the status, of heads' answers and last words."""
+    known = [view.job.status.frames.settled]
     if view.observed.answer is not None:
-        known.append(view.observed.answer.frames)
+        known.append(view.observed.answer.settled)
     target = view.job.spec.collection.total_frames
     for head in view.heads:
-        if (frames := final_frames(head.message)) is not None:
+        if (frames := settled_frames(head.message)) is not None:
             known.append(frames)
         if head.phase == "Succeeded" and target is not None:
             known.append(target)
+    return max(known)
+
+
+def frames_collected(view: View, *, epoch: int = 0) -> int:
+    """Frames that are collected. They never go back within an epoch; at a new one, what died with the head is gone.
+
+    Args:
+        view: the moment.
+        epoch: of the head that counts; 0: the newest that there is.
+    """
+    before, newest = view.job.status, view.newest_head
+    known = [frames_settled(view)]
+    if max(epoch, view.epoch) == before.epoch:
+        known.append(before.frames.collected)
+    answer = view.observed.answer
+    if answer is not None and newest is not None and answer.pod_uid == newest.uid and newest.epoch >= epoch:
+        known.append(answer.frames)
     return max(known)
 
 
@@ -32,9 +49,9 @@ def is_all_collected(view: View) -> bool:
     return target is not None and frames_collected(view) >= target
 
 
-def frames_status(view: View) -> FramesStatus:
-    """`status.frames`."""
-    before, collected = view.job.status.frames, frames_collected(view)
+def frames_status(view: View, *, epoch: int = 0) -> FramesStatus:
+    """`status.frames`, of the newest head or of the one of an epoch that begins."""
+    before, collected = view.job.status.frames, frames_collected(view, epoch=epoch)
     answer = view.answer
     head = view.live_head
     if answer is not None:
@@ -43,6 +60,7 @@ def frames_status(view: View) -> FramesStatus:
         rate = before.per_second if head is not None and head.is_ready else 0.0
     return FramesStatus(
         collected=collected,
+        settled=frames_settled(view),
         target=view.job.spec.collection.total_frames,
         per_second=rate,
         last_progress_time=view.now if collected > before.collected else before.last_progress_time,
@@ -68,7 +86,9 @@ def pause_reason(view: View) -> str:
         return "Spec"
     if not any(view.sizes.values()):
         return "NoWorkers"
-    return "API" if view.answer is not None and view.answer.pause_state != "running" else ""
+    # A fleet that stands still and that nobody holds is about to go on: spec.paused was taken back a moment ago.
+    answer = view.answer
+    return "API" if answer is not None and answer.is_leased and answer.pause_state != "running" else ""
 
 
 def is_waiting_for_consumer(view: View) -> bool:
@@ -140,7 +160,8 @@ def stall_deadline(view: View) -> Deadline | None:
 def startup_deadline(view: View) -> Deadline | None:
     """When a job that has collected nothing at all fails; None when it has, or may take for ever."""
     limit, status = view.policy.startup_deadline_seconds, view.job.status
-    if not limit or status.start_time is None or frames_collected(view) or pause_reason(view):
+    has_collected = frames_status(view).last_progress_time is not None or frames_collected(view)
+    if not limit or status.start_time is None or has_collected or pause_reason(view):
         return None
     started = max(status.start_time, _unpaused_at(view) or status.start_time)
     return Deadline(at=started + timedelta(seconds=limit))

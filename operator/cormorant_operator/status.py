@@ -35,7 +35,7 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
         start_time=_start_time(view, course),
         completion_time=(before.completion_time or view.now) if is_ended else None,
         workers=f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}",
-        frames=progress.frames_status(view),
+        frames=progress.frames_status(view, epoch=epoch),
         weights=progress.weights_status(view),
         groups=groups,
         elastic=ElasticStatus(

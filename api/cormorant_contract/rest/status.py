@@ -22,6 +22,9 @@ class FrameCounts(Answer):
 
     collected: Count
     """Accepted by the output: what totalFrames counts."""
+    settled: Count = 0
+    """Those that no later head collects again: acknowledged, dropped as the oldest, or in a dataset. 0 where an older
+    head does not say."""
     target: Count | None
     per_second: float
     """Stepped in the last seconds, per second."""

@@ -204,3 +204,4 @@ def test_with_drop_oldest_what_a_slow_consumer_misses_is_counted(tmp_path: Path)
     assert frames["dropped"].keys() == {"drop_oldest"}
     assert frames["delivered"] == checker.frames
     assert frames["delivered"] + frames["dropped"]["drop_oldest"] == frames["collected"] == frames["stepped"] == 1000
+    assert frames["settled"] == 1000, "what was dropped as the oldest is not collected again"

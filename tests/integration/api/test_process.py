@@ -1,5 +1,6 @@
 """The head as a process: killed and started again, ended by signals, and what it refuses to start with."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -35,9 +36,9 @@ def check(checker: object, reply: Reply) -> int:
 
 
 def test_a_head_that_is_killed_goes_on_with_its_weights_and_its_count(manifest: Path, tmp_path: Path) -> None:
-    folder = tmp_path / "head"
+    folder, last_words = tmp_path / "head", tmp_path / "last-words"
     checker = make_checker(2, action="box", acts_by_version=True, lengths=(3, 8))
-    with HeadProcess(manifest, folder) as head:
+    with HeadProcess(manifest, folder, "--last-words", str(last_words)) as head:
         api = head.api()
         version = api.put(f"{PATH}?version=7", weights_file(7), Prefer="wait=60").json["version"]
         etag = api.call("HEAD", PATH).headers["etag"]
@@ -48,7 +49,10 @@ def test_a_head_that_is_killed_goes_on_with_its_weights_and_its_count(manifest: 
             assert api.post(f"/v1/batches/{reply.headers['cormorant-batch-id']}/ack").status == 204
         lost = api.get("/v1/batches/next?wait=60")  # taken and not acknowledged: it is collected again
         assert lost.status == 200
+        counts = api.get("/v1/status").json["frames"]
+        assert counts["collected"] > counts["settled"] == frames
         head.kill()
+        assert json.loads(last_words.read_text()) == {"frames": frames}, "a killed head leaves its count"
     with HeadProcess(manifest, folder) as head:
         api = head.api()
         assert api.call("HEAD", PATH).headers["etag"] == etag

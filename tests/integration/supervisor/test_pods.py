@@ -66,17 +66,21 @@ def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> 
         assert worker.left() == []
 
 
-def test_head_ends_as_its_command_ends_and_fails_when_ray_ends_first() -> None:
+def test_head_ends_as_its_command_ends_and_fails_when_ray_ends_first(tmp_path: Path) -> None:
+    last_words = tmp_path / "last-words"
+    last_words.write_text('{"frames": 7}')
     sleep = "import os, time; assert os.environ['RAY_ADDRESS']; time.sleep({}); raise SystemExit(7)"
     with head_pod(free_port(), sys.executable, "-c", sleep.format(0)) as head:
         assert head.wait() == 7
         assert head.left() == []
-    with head_pod(free_port(), sys.executable, "-c", sleep.format(600)) as head:
+    command = (sys.executable, "-c", sleep.format(600))
+    with head_pod(free_port(), *command, CORMORANT_LAST_WORDS=str(last_words)) as head:
         head.wait_for("ray_ready")
         until(lambda: head.below("gcs_server"))
         head.below("gcs_server")[0].kill()
         assert head.wait() == 1
         assert "and with it every worker" in head.said("ray_ended")[0]["reason"]
+        assert json.loads(last_words.read_text()) == {"frames": 7, "reason": head.said("ray_ended")[0]["reason"]}
         assert head.left() == []
     with head_pod(free_port(), "no-such-command") as head:
         assert head.wait() == 1

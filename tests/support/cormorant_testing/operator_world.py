@@ -1,7 +1,7 @@
 """A cluster of plain values that does what plans say, and what kubelets, schedulers and people do besides.
 
-After every order it checks what must never be: two live pods in one slot, two live heads, frames that go back, a job
-that is over and comes back.
+After every order it checks what must never be: two live pods in one slot, two live heads, frames that go back within an
+epoch, settled frames that ever do, a job that is over and comes back.
 """
 
 from collections import Counter
@@ -195,8 +195,10 @@ class World:
         if plan.status is None:
             return
         before, self.writes = self.job.status, self.writes + 1
-        assert plan.status.frames.collected >= before.frames.collected
         assert plan.status.epoch >= before.epoch
+        assert plan.status.frames.settled >= before.frames.settled
+        assert plan.status.frames.collected >= plan.status.frames.settled
+        assert plan.status.frames.collected >= before.frames.collected or plan.status.epoch > before.epoch
         for kind in ("Completed", "Failed"):
             assert find(before, kind) is None or find(plan.status, kind) == find(before, kind)
         self.job = replace(self.job, status=plan.status)
@@ -262,16 +264,17 @@ class World:
             self.answer = HeadAnswer(
                 pod_uid=head.uid,
                 phase="Running",
-                frames=self.job.status.frames.collected,
+                frames=self.job.status.frames.settled,
+                settled=self.job.status.frames.settled,
                 sizes=sizes,
                 is_spec_paused=self.job.spec.paused,
             )
         self.is_silent = False
         self.answer = replace(self.answer, **changes)
 
-    def collect(self, frames: int) -> None:
-        """So many frames in all by now."""
-        self.say(self.head, frames=frames, per_second=100.0)
+    def collect(self, frames: int, *, settled: int | None = None) -> None:
+        """So many frames in all by now; all of them settled, if it is not said."""
+        self.say(self.head, frames=frames, settled=frames if settled is None else settled, per_second=100.0)
 
     def finish(self, name: str, *, exit_code: int = 1, reason: str = "Error", ran_s: float = 5.0, **more: Any) -> None:
         """The container ends by itself."""

@@ -77,6 +77,7 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
         "conditions": [],
         "frames": {
             "collected": head.frames,
+            "settled": head.frames,
             "target": None,
             "per_second": 10.0,
             "stepped": head.frames,

@@ -1,8 +1,56 @@
-"""What a head tells the next one, and what scrapers were told: neither goes back."""
+"""What one head leaves the next, and what scrapers were told: exact at any moment, and never less than before."""
 
+import json
 from pathlib import Path
 
+import pytest
+
+from cormorant_api.errors import StoreError
 from cormorant_api.journal import Journal
+
+
+def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:
+    first = Journal(tmp_path)
+    first.settle(100)
+    first.settle(300)
+    # No close: it was killed.
+    second = Journal(tmp_path)
+    assert (first.epoch, second.epoch, second.frames) == (0, 1, 300)
+    second.settle(50)
+    assert (second.settled_frames, Journal(tmp_path).frames) == (350, 350)
+
+
+def test_floor_of_elsewhere_holds_where_the_folder_was_lost(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, epoch=3, floor_frames=1000)
+    assert (journal.epoch, journal.frames, journal.settled_frames) == (2, 1000, 1000)
+
+
+def test_settled_frames_never_become_fewer(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.settle_all(500)
+    journal.settle(200)
+    assert (journal.settled_frames, Journal(tmp_path).frames) == (500, 500)
+
+
+def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    path.write_text("what somebody else left there, and longer")
+    journal = Journal(None, floor_frames=7, last_words=path)
+    assert json.loads(path.read_text()) == {"frames": 7}
+    journal.settle(1000)
+    assert json.loads(path.read_text()) == {"frames": 1007}
+    journal.explain("no space left " * 1000)
+    words = json.loads(path.read_text())
+    assert (words["frames"], words["reason"][:14], path.stat().st_size < 4096) == (1007, "no space left ", True)
+    journal.explain("short")
+    assert json.loads(path.read_text()) == {"frames": 1007, "reason": "short"}
+    journal.close()
+    journal.close()
+
+
+def test_last_words_that_cannot_be_written_are_refused_with_their_path(tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match=r"cannot write the last words to .*nowhere/words"):
+        Journal(None, last_words=tmp_path / "nowhere" / "words")
 
 
 def test_frames_that_were_exported_are_the_floor_of_the_next_head(tmp_path: Path) -> None:

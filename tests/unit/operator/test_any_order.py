@@ -1,5 +1,5 @@
-"""Whatever happens in whatever order: no two live pods of a slot, no two live heads, frames never go back, and when it
-stops happening the world becomes what the manifest says, and stays so.
+"""Whatever happens in whatever order: no two live pods of a slot, no two live heads, frames never go back within an
+epoch and settled ones never at all, and when it stops happening the world becomes what the manifest says, and stays so.
 
 `World` checks the first three after every single order; the machine below adds the rest.
 """
@@ -25,7 +25,8 @@ class AnyOrder(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.world = World(replicas=2, runPolicy=POLICY)
-        self.highest = 0
+        self.highest = (0, 0)
+        self.settled = 0
 
     # -- the operator ------------------------------------------------------------------------------------------
 
@@ -104,12 +105,17 @@ class AnyOrder(RuleBasedStateMachine):
     # -- the head ----------------------------------------------------------------------------------------------
 
     @precondition(lambda self: self._ready_head() is not None)
-    @rule(frames=st.integers(0, 120_000), silent=st.booleans())
-    def head_answers_or_does_not(self, frames: int, silent: bool) -> None:
+    @rule(frames=st.integers(0, 120_000), settled=st.integers(0, 120_000), silent=st.booleans())
+    def head_answers_or_does_not(self, frames: int, settled: int, silent: bool) -> None:
         if silent:
             self.world.is_silent = True
         else:
-            self.world.say(self.world.head, frames=frames)
+            self.world.say(self.world.head, frames=frames, settled=min(frames, settled))
+
+    @precondition(lambda self: self._ready_head() is not None)
+    @rule(settled=st.integers(0, 90_000))
+    def head_dies_with_a_count(self, settled: int) -> None:
+        self.world.finish(self.world.head.name, exit_code=1, message=f'{{"frames": {settled}}}')
 
     @precondition(lambda self: self._ready_head() is not None)
     @rule()
@@ -143,9 +149,12 @@ class AnyOrder(RuleBasedStateMachine):
 
     @invariant()
     def frames_never_go_back(self) -> None:
-        collected = self.world.job.status.frames.collected
-        assert collected >= self.highest
-        self.highest = collected
+        status = self.world.job.status
+        reached = (status.epoch, status.frames.collected)
+        assert reached >= self.highest
+        self.highest = reached
+        assert status.frames.settled >= self.settled
+        self.settled = status.frames.settled
 
     @invariant()
     def never_more_live_workers_than_were_ever_wanted(self) -> None:

@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 
+from cormorant_contract.status import FramesStatus
 from cormorant_operator.job import Unreadable, read_job
 from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_operator.plan import (
@@ -155,6 +156,65 @@ def test_head_killed_begins_a_new_epoch_and_workers_stay(reason: str, code: int)
     assert [pod.name for pod in world.live()] == workers
 
 
+def test_head_that_is_deleted_before_it_ran_is_followed_at_once() -> None:
+    world = World()
+    world.settle()
+    # Its image is being pulled: it has a node and nothing to count.
+    world.pods["pong-head-1"] = replace(world.pods["pong-head-1"], is_scheduled=True)
+    world.delete("pong-head-1")
+    assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
+
+
+def test_frames_that_died_with_a_head_are_collected_again_and_those_acknowledged_are_not() -> None:
+    world = running()
+    world.tick(20)
+    world.collect(5000, settled=3000)
+    world.settle()
+    assert (world.job.status.frames.collected, world.job.status.frames.settled) == (5000, 3000)
+    # Learners acknowledged more after the operator had asked last; 4000 is in what the kubelet read.
+    world.finish("pong-head-1", exit_code=137, reason="OOMKilled", message='{"frames": 4000}')
+    plan = world.step()
+    (created,) = of_kind(plan.actions, CreatePod)
+    command = created.manifest["spec"]["containers"][0]["command"]
+    assert command[command.index("--floor-frames") + 1] == "4000"
+    frames = world.job.status.frames
+    assert (world.job.status.epoch, frames.collected, frames.settled) == (2, 4000, 4000)
+    world.start("pong-head-2")
+    world.tick(20)
+    world.collect(4500, settled=4000)
+    world.settle()
+    assert world.job.status.frames.collected == 4500
+
+
+def test_head_that_vanished_with_everything_collected_leaves_no_job_that_looks_complete() -> None:
+    world = running(runPolicy={"drainSeconds": 60, "maxHeadRestarts": 9})
+    world.collect(100_000, settled=90_000)
+    world.settle()
+    assert world.job.status.phase == "Completing"
+    world.vanish("pong-head-1")
+    world.settle()
+    world.restart_operator()
+    world.start("pong-head-2")
+    world.tick(20)
+    world.collect(95_000, settled=90_000)
+    world.settle()
+    world.tick(61)
+    world.settle()
+    assert (world.condition("Completed"), world.job.status.phase) == ("", "Running")
+
+
+def test_job_that_had_collected_and_lost_all_of_it_has_started_all_the_same() -> None:
+    world = running(runPolicy={"startupDeadlineSeconds": 60})
+    world.vanish("pong-head-1")
+    world.job = replace(world.job, status=world.job.status.model_copy(update={"frames": FramesStatus(
+        collected=500, last_progress_time=world.now)}))  # fmt: skip
+    world.answer = None
+    world.settle()
+    world.tick(61)
+    world.settle()
+    assert (world.job.status.frames.collected, world.condition("Failed")) == (0, "")
+
+
 def test_head_that_fails_too_often_fails_the_job() -> None:
     world = running(runPolicy={"maxHeadRestarts": 2, "progressDeadlineSeconds": 0})
     for _ in range(3):
@@ -176,7 +236,7 @@ def test_head_evicted_is_not_counted() -> None:
 
 def test_head_that_refuses_what_it_was_given_fails_the_job_at_once() -> None:
     world = running()
-    world.finish("pong-head-1", exit_code=2, message="cannot find my_pkg.envs")
+    world.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "cannot find my_pkg.envs"}')
     world.settle()
     assert world.condition("Failed") == "True/HeadRefused"
     assert "cannot find my_pkg.envs" in world.message("Failed")

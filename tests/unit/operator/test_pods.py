@@ -323,7 +323,19 @@ def test_secret_has_a_key_a_role() -> None:
     ("message", "frames"), [('{"frames": 7}', 7), ('{"frames": true}', None), ("oops", None), ("[1]", None), ("", None)]
 )
 def test_last_words_of_a_head(message: str, frames: int | None) -> None:
-    assert entrypoints.final_frames(message) == frames
+    assert entrypoints.settled_frames(message) == frames
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        ('{"frames": 7}   ', ""),
+        ('{"frames": 7, "reason": "no space left"}', "no space left"),
+        ("a line of a log\n", "a line of a log"),
+    ],
+)
+def test_why_a_head_ended(message: str, words: str) -> None:
+    assert entrypoints.last_words(message) == words
 
 
 @pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])

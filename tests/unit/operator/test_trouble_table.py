@@ -186,12 +186,12 @@ def test_pause_and_waiting_for_a_learner_are_no_stall() -> None:
     world.settle()
     world.tick(599)
     world.settle()
-    world.say(world.head, pause_state="paused")
+    world.say(world.head, pause_state="paused", is_leased=True)
     world.settle()
     assert (world.condition("Paused"), world.job.status.phase) == ("True/API", "Paused")
     world.tick(6000)
     world.settle()
-    world.say(world.head, pause_state="running")
+    world.say(world.head, pause_state="running", is_leased=False)
     world.settle()
     world.tick(599)
     world.settle()
@@ -210,7 +210,7 @@ def test_versions_of_weights_never_go_back_at_a_head_restart() -> None:
     assert world.job.status.weights.version == 7
 
 
-def test_frames_that_go_back_are_ignored() -> None:
+def test_frames_that_go_back_within_an_epoch_are_ignored() -> None:
     world = running()
     world.say(world.head, frames=10)
     world.settle()
@@ -224,3 +224,16 @@ def test_status_stays_small_however_many_pods_fail() -> None:
     world.settle()
     assert len(world.job.status.recent_failures) == 10
     assert world.plan().is_empty
+
+
+def test_pause_that_was_taken_back_looks_like_no_lease() -> None:
+    world = running(paused=True)
+    world.settle()
+    assert world.condition("Paused") == "True/Spec"
+    assert (world.message("Paused"), world.told.count("Paused")) == ("workers stand still: spec.paused is true", 1)
+    world.edit(paused=False)
+    world.settle()
+    # Told to go on, it has not said yet that it does.
+    world.say(world.head, pause_state="paused", is_spec_paused=False)
+    world.settle()
+    assert world.condition("Paused") == "False/NotPaused"

@@ -13,10 +13,11 @@ from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.backoff import Backoff
 from cormorant_worker.supervisor.diagnosis import diagnose
 from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.last_words import explain
 from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import answer
-from cormorant_worker.supervisor.settings import read_ray_settings, read_worker_settings
+from cormorant_worker.supervisor.settings import read_last_words, read_ray_settings, read_worker_settings
 from cormorant_worker.supervisor.standing import Standing
 
 WORKER = {
@@ -171,3 +172,25 @@ def test_the_supervisor_is_light() -> None:
         [sys.executable, "-c", code], env=environment(), cwd=Path(__file__).parent, capture_output=True, text=True
     )
     assert not set(done.stdout.split()) & {"torch", "ray", "numpy", "tensordict", "envpool", "pydantic"}
+
+
+@pytest.mark.parametrize(
+    ("left", "then"),
+    [
+        ('{"frames": 7}', '{"frames": 7, "reason": "Ray has ended"}'),
+        ('{"frames": 7, "reason": "no space"}', '{"frames": 7, "reason": "no space"}'),
+        ("", ""),
+        ("[]", "[]"),
+    ],
+)
+def test_why_ray_ended_is_added_to_a_count_that_says_nothing_itself(tmp_path: Path, left: str, then: str) -> None:
+    path = tmp_path / "termination-log"
+    path.write_text(left)
+    explain(path, "Ray has ended")
+    assert path.read_text() == then
+
+
+def test_last_words_are_where_the_environment_says() -> None:
+    assert read_last_words({}) is None
+    explain(read_last_words({}), "nobody reads it")
+    assert read_last_words({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")

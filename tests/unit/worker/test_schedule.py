@@ -197,7 +197,9 @@ class Books(RuleBasedStateMachine):
         kept = [part.slot for parts in deliveries._landed.values() for part in parts.values()]
         queued = [p.slot for d in (*deliveries._queue, *deliveries._backlog) for _, p in d.parts]
         held = [part.slot for loan in deliveries._lent.values() for _, part in loan.parts]
-        assert set(deliveries._lent) <= deliveries._at_work == {loan.round.number for loan in self.held}
+        assert set(deliveries._lent) <= set(deliveries._at_work) == {loan.round.number for loan in self.held}
+        unsettled = sum(delivery.num_frames for delivery in (*deliveries._queue, *self.held))
+        assert deliveries.unsettled_frames == unsettled <= self.schedule.accepted_frames
         assert self.drops or len(deliveries._lent) + len(deliveries._queue) <= self.capacity
         everywhere = [*out, *kept, *queued, *held, *slots._free]
         assert sorted(everywhere) == list(range(slots.num_made))
@@ -330,6 +332,18 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
 def test_a_sync_round_waits_until_every_place_is_filled() -> None:
     schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=None, max_staleness=None)
     assert schedule.grants({("cpu", 0): 0}, num_workers=2, ahead_of_consumer=0, room=9) == []
+
+
+def test_workers_take_turns_when_the_consumer_is_slow() -> None:
+    schedule = Schedule(mode="async", frames_per_batch=4, total_frames=None, max_staleness=None)
+    idle = {("cpu", 0): 0, ("cpu", 1): 0, ("gpu", 0): 0}
+    turns = []
+    for _ in range(6):
+        (grant,) = schedule.grants(idle, num_workers=3, ahead_of_consumer=0, room=1)
+        schedule.landed(grant.round.number, grant.slot, grant.num_frames)
+        schedule.accepted(grant.round.number)
+        turns.append(grant.slot)
+    assert turns == [("cpu", 0), ("cpu", 1), ("gpu", 0)] * 2
 
 
 def test_idle_workers_come_first_when_room_is_scarce() -> None:

@@ -82,8 +82,8 @@ class Deliveries:
         self._queue: deque[Delivery] = deque()
         self._lent: dict[int, Delivery] = {}
         """Rounds whose memory is with consumers, by number."""
-        self._at_work: set[int] = set()
-        """Rounds that consumers are not done with: they may still publish for them."""
+        self._at_work: dict[int, int] = {}
+        """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
         self._events = events or Events()
 
     # -- in ----------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class Deliveries:
                     self._schedule.take_back(delivery.num_frames)
                 continue
             self._lent[delivery.round.number] = delivery
-            self._at_work.add(delivery.round.number)
+            self._at_work[delivery.round.number] = delivery.num_frames
             return delivery
         return None
 
@@ -145,7 +145,7 @@ class Deliveries:
     def release(self, number: int) -> None:
         """A consumer is done with a round. May be called twice."""
         self.copied(number)
-        self._at_work.discard(number)
+        self._at_work.pop(number, None)
 
     def discard(self, reason: str) -> None:
         """Drop every round that no consumer holds. No ticket may be out."""
@@ -164,6 +164,13 @@ class Deliveries:
     def num_waiting(self) -> int:
         """Rounds that are complete and not taken."""
         return len(self._queue) + len(self._backlog)
+
+    @property
+    def unsettled_frames(self) -> int:
+        """Frames that count and would be lost with this process: in the queue, or with a consumer."""
+        if self._has_dataset:
+            return 0
+        return sum(delivery.num_frames for delivery in self._queue) + sum(self._at_work.values())
 
     @property
     def is_drained(self) -> bool:

@@ -76,6 +76,9 @@ class FleetStats:
 
     frames: int
     """Frames accepted by the output: what `totalFrames` counts."""
+    settled_frames: int
+    """Those of them that nobody can lose any more: consumers are done with them, or they were dropped as the oldest, or
+    are in a dataset."""
     stepped_frames: int
     """Frames stepped so far, those of unfinished batches among them: for rates."""
     total_frames: int | None

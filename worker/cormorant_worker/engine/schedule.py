@@ -74,6 +74,8 @@ class Schedule:
         """No ticket goes out any more."""
         self._open: dict[int, Round] = {}
         self._next_number = 0
+        self._last_number: dict[Slot, int] = {}
+        """The last round that each worker got a ticket of, in async mode."""
 
     # -- what there is left ------------------------------------------------------------------------------------
 
@@ -159,16 +161,20 @@ class Schedule:
 
     def _async_grants(self, held: dict[Slot, int], ahead: int, room: int) -> list[Grant]:
         granted: list[Grant] = []
-        # Idle workers first, so that scarce room keeps as many of them busy as possible.
+        # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited longest
+        # before others, so that a slow consumer gets frames of all of them.
+        waiting = sorted(held, key=lambda slot: (self._last_number.get(slot, -1), slot))
         for depth in range(self._depth):
-            for slot in sorted(held):
+            for slot in waiting:
                 if held[slot] > depth or room <= 0 or not self._is_fresh_enough(ahead):
                     continue
                 remaining = self.remaining_frames
                 count = self.frames_per_batch if remaining is None else min(self.frames_per_batch, remaining)
                 if count <= 0:
                     return granted
-                granted.append(Grant(round=self._open_round({slot: count}), slot=slot, num_frames=count))
+                opened = self._open_round({slot: count})
+                granted.append(Grant(round=opened, slot=slot, num_frames=count))
+                self._last_number[slot] = opened.number
                 held[slot] += 1
                 room -= 1
         return granted

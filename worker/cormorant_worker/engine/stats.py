@@ -26,6 +26,7 @@ def fleet_stats(crew: "Crew", schedule: "Schedule", deliveries: "Deliveries") ->
     has_store = crew.store is not None
     return FleetStats(
         frames=schedule.accepted_frames,
+        settled_frames=max(0, schedule.accepted_frames - deliveries.unsettled_frames),
         stepped_frames=sum(group.stepped_frames for group in groups.values()),
         total_frames=schedule.total_frames,
         episodes=tally.episodes,

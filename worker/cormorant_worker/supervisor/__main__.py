@@ -21,7 +21,7 @@ from cormorant_worker.supervisor.head import Head
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import Probes
 from cormorant_worker.supervisor.ray_command import pulse_file
-from cormorant_worker.supervisor.settings import read_ray_settings, read_worker_settings
+from cormorant_worker.supervisor.settings import read_last_words, read_ray_settings, read_worker_settings
 from cormorant_worker.supervisor.signals import Signals
 from cormorant_worker.supervisor.standing import Standing
 from cormorant_worker.supervisor.worker import Worker
@@ -41,7 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     try:
         match list(arguments):
             case ["head", "--", _, *_]:
-                return Head(read_ray_settings(os.environ), arguments[2:], signals).run()
+                last_words = read_last_words(os.environ)
+                return Head(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words).run()
             case ["worker"]:
                 return _supervise_worker(signals, context)
             case _:

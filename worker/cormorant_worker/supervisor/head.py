@@ -9,11 +9,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import structlog
 
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.last_words import explain
 from cormorant_worker.supervisor.memory import store_bytes
 from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
@@ -34,8 +36,11 @@ _FAILED = 1
 class Head:
     """One head's pod, from start to end."""
 
-    def __init__(self, settings: RaySettings, command: Sequence[str], signals: Signals) -> None:
+    def __init__(
+        self, settings: RaySettings, command: Sequence[str], signals: Signals, *, last_words: Path | None = None
+    ) -> None:
         self._settings, self._command, self._signals = settings, command, signals
+        self._last_words = last_words
         self._ray: Child | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._passed_on = 0
@@ -85,13 +90,13 @@ class Head:
         while (code := exit_code(process.poll())) is None:
             self._pass_signals_on(process)
             if (ray_code := self._ray.poll()) is not None:
-                log.critical(
-                    "ray_ended",
-                    reason=f"Ray's head has ended with code {ray_code}, and with it every worker of this head; a new "
-                    "head starts them again",
-                    text=self._ray.last_words()[-_LAST_WORDS:],
+                reason = (
+                    f"Ray's head has ended with code {ray_code}, and with it every worker of this head; a new head "
+                    "starts them again"
                 )
+                log.critical("ray_ended", reason=reason, text=self._ray.last_words()[-_LAST_WORDS:])
                 self._end_command(process)
+                explain(self._last_words, reason)
                 return _FAILED
             self._look_around()
         return code

@@ -1,0 +1,29 @@
+"""One release of the chart on a cluster with nodes, with images of this checkout, for all tests of this folder."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from cormorant_testing.helm import helm
+from cormorant_testing.kubectl import Namespace
+from cormorant_testing.real_cluster import RELEASE, RESTRICTED, Images, Installation, adopt_crd, skip_without_nodes
+from cormorant_testing.real_job import note
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installation]:
+    skip_without_nodes()
+    images = Images()
+    images.provide()
+    with Namespace("real", RESTRICTED) as jobs:
+        unpacked_s = images.unpack(jobs)
+        installation = Installation(tmp_path_factory.mktemp("real"), jobs, images)
+        adopt_crd(jobs)
+        helm("uninstall", RELEASE, "-n", RELEASE, "--ignore-not-found")
+        installation.install()
+        yield installation
+        note(f"image unpacked and run once: {unpacked_s:.1f} s")
+        note(installation.log())
+        jobs("delete", "collectorjobs", "--all", "--wait=false", check=False)
+        installation.release.uninstall()
+        jobs.until(lambda: not jobs.items("pods"), what="pods of the tests are gone", within_s=90)

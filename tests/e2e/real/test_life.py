@@ -1,0 +1,202 @@
+"""The life of one job whose code comes from a ConfigMap: its tests follow each other, and share its pods."""
+
+import json
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from cormorant_client.batch import decode
+from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_job import OURS, SMALL, Job, note, running
+from cormorant_testing.serving import Reply
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+TOTAL, FRAMES = 40_000, 400
+HEAD_S = 45.0
+"""A killed head, to frames again; on a machine that is busy besides, half as long again as the start took."""
+CODE = '''
+import gymnasium
+
+class Marked(gymnasium.Wrapper):
+    """CartPole whose rewards tell that this code was used."""
+    def step(self, action):
+        observation, _, terminated, truncated, info = self.env.step(action)
+        return observation, 7.0, terminated, truncated, info
+
+def make():
+    return Marked(gymnasium.make("CartPole-v1"))
+'''
+MANIFEST = {
+    "apiVersion": "cormorant.dev/v1alpha1",
+    "kind": "CollectorJob",
+    "metadata": {"name": "marked"},
+    "spec": {
+        "env": {"gymnasium": {"entrypoint": "my_env:make", "vectorization": "subprocess", "numEnvs": 4}},
+        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "code": {"configMap": "my-code"},
+        "collection": {"framesPerBatch": FRAMES, "totalFrames": TOTAL, "seed": 7},
+        "output": {"queue": {"capacityBatches": 4}},
+        "head": {"resources": SMALL},
+        "workerGroups": [{"name": "cpu", "resources": SMALL}],
+        "replicas": 1,
+        "runPolicy": {"drainSeconds": 60},
+    },
+}
+
+
+class Learner:
+    """Takes batches, and knows how many frames it has acknowledged."""
+
+    def __init__(self, job: Job) -> None:
+        self.job, self.frames = job, 0
+        self.start_s = 0.0
+        """From apply to the first batch: a measure of how busy this machine is besides."""
+
+    def take(self) -> Reply:
+        batch = self.job.take()
+        assert batch.status == 200, batch
+        return batch
+
+    def learn(self, batch: Reply) -> None:
+        """Acknowledge it, and look at what it holds."""
+        data = decode(memoryview(batch.body)).tensordict()
+        assert data["next", "reward"].unique().tolist() == [7.0], "the environment is not the ConfigMap's"
+        self.job.ack(batch)
+        self.frames += data.numel()
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            self.learn(self.take())
+
+
+@pytest.fixture(scope="module")
+def job(installed: Installation) -> Iterator[Job]:
+    namespace = installed.jobs
+    code = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "my-code"}, "data": {"my_env.py": CODE}}
+    namespace("apply", "-f", "-", document=code)
+    with running(namespace, MANIFEST) as job:
+        yield job
+
+
+@pytest.fixture(scope="module")
+def learner(job: Job) -> Learner:
+    return Learner(job)
+
+
+def test_code_of_a_config_map_is_collected_with_under_the_restricted_level(job: Job, learner: Learner) -> None:
+    began = time.monotonic()
+    ready_s = job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+    learner.step()
+    learner.start_s = time.monotonic() - began
+    job.until(lambda: job.frames() > 0, what="the status counts frames")
+    note(f"applied to ready: {ready_s:.1f} s, to the first batch: {learner.start_s:.1f} s")
+    label = job.namespace("get", "namespace", job.namespace.name, "-o", "jsonpath={.metadata.labels}")
+    assert json.loads(label)["pod-security.kubernetes.io/enforce"] == "restricted"
+
+
+def test_full_queue_is_no_stall(job: Job) -> None:
+    job.until(lambda: job.condition("Progressing") == "True/WaitingForConsumer", what="workers wait for a learner")
+
+
+def test_pause_stops_frames_and_keeps_pods(job: Job, learner: Learner) -> None:
+    pods = job.pods()
+    job.edit(paused=True)
+    job.until(lambda: job.condition("Paused") == "True/Spec", what="the job is paused")
+    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet stands still")
+    learner.step(2)
+    stepped = [job.ask("/v1/status").json["frames"]["stepped"] for _ in range(2) if time.sleep(1.5) is None]
+    assert stepped[0] == stepped[1]
+    job.edit(paused=False)
+    job.until(lambda: job.ask("/v1/status").json["frames"]["stepped"] > stepped[0], what="frames again")
+    assert job.pods() == pods
+
+
+def test_scale_adds_a_worker_and_takes_it_back_without_losing_a_batch(job: Job, learner: Learner) -> None:
+    pods = job.pods()
+    job.namespace("scale", f"collectorjob/{job.name}", "--replicas=2")
+
+    def collects(worker: str) -> bool:
+        learner.step()
+        return any(w["id"] == worker and w["frames"] > 0 for w in job.ask("/v1/workers").json["workers"])
+
+    job.until(lambda: collects("cpu-1"), what="the second worker collects")
+    assert job.raw["status"]["workers"] == "2/2"
+    job.namespace("scale", f"collectorjob/{job.name}", "--replicas=1")
+    job.until(lambda: learner.step() or job.pods() == pods, what="its pod is gone")
+    assert job.ask("/v1/status").json["frames"]["dropped"] == {}
+
+
+def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner: Learner) -> None:
+    (worker,) = job.pods("worker")
+    head = job.pods("head")
+    job.namespace("delete", "pod", worker, "--now", "--wait=false")
+    created_s = job.until(lambda: job.pods("worker") and worker not in job.pods("worker"), what="a replacement")
+    job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement is ready")
+    learner.step(6)
+    note(f"worker deleted to its replacement created: {created_s:.1f} s")
+    assert job.pods("head") == head
+
+
+def test_killed_head_costs_no_pod_and_no_frame_comes_twice_or_never(job: Job, learner: Learner) -> None:
+    workers, epoch = job.pods("worker"), job.status["epoch"]
+    held = learner.take()  # lent, not acknowledged: it is collected again
+    job.kill(job.head(), "cormorant_api")
+    killed = time.monotonic()
+    job.disconnect()
+    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    (command,) = [
+        container["command"]
+        for pod in job.namespace.items("pods", f"cormorant.dev/epoch={epoch + 1}")
+        for container in pod["spec"]["containers"]
+    ]
+    assert int(command[command.index("--floor-frames") + 1]) == learner.frames
+    again = learner.take()
+    frames_s = time.monotonic() - killed
+    note(f"head killed to frames again: {frames_s:.1f} s")
+    assert again.headers["cormorant-batch-id"].partition("-")[0] != held.headers["cormorant-batch-id"].partition("-")[0]
+    learner.learn(again)
+    assert job.pods("worker") == workers
+    assert job.ask(f"/v1/batches/{held.headers['cormorant-batch-id']}/ack", method="POST").kind == "unknown-batch"
+    assert job.status["headRestarts"] == 1
+    assert frames_s < max(HEAD_S, 1.5 * learner.start_s)
+
+
+def test_upgrade_of_the_release_leaves_a_live_job_alone(job: Job, learner: Learner, installed: Installation) -> None:
+    pods = job.pods()
+    installed.release.upgrade("jobs.pollSeconds=5", chart=installed.chart)
+    installed.wait()
+    collected = job.frames()
+    learner.step(4)
+    job.until(lambda: job.frames() > collected, what="the new operator counts on")
+    assert job.pods() == pods
+
+
+def test_job_lives_through_uninstalling_and_is_adopted_without_a_restart(
+    job: Job, learner: Learner, installed: Installation
+) -> None:
+    pods = job.pods()
+    installed.release.uninstall()
+    installed.operators.until(lambda: not installed.operators.items("pods"), what="the operator is gone")
+    collected = job.frames()
+    learner.step(4)
+    installed.install()
+    job.until(lambda: job.frames() > collected, what="the next operator counts on")
+    assert job.pods() == pods
+
+
+def test_job_completes_when_every_frame_was_acknowledged_once(job: Job, learner: Learner) -> None:
+    while learner.frames < TOTAL:
+        learner.step()
+    assert learner.frames == TOTAL
+    job.until(lambda: job.condition("Completed"), what="the job is complete")
+    assert job.condition("Completed") == "True/AllFramesDelivered"
+    frames = job.status["frames"]
+    assert (frames["collected"], frames["settled"], frames["target"]) == (TOTAL, TOTAL, TOTAL)
+    job.until(lambda: job.pods() == {}, what="workers have given their nodes back")
+
+
+def test_deletion_leaves_nothing(job: Job) -> None:
+    note(f"deleted to nothing left: {job.delete():.1f} s")
+    assert [kind for kind in ("pods", "services", "configmaps", "secrets") if job.namespace.names(kind, OURS)] == []

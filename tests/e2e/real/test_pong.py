@@ -1,0 +1,103 @@
+"""What the README says of Kubernetes, run as it stands there: Pong, with new weights and a killed worker on the way."""
+
+import re
+import time
+
+import gymnasium
+import numpy as np
+import pytest
+import safetensors.torch
+import yaml
+
+from cormorant_testing.real_cluster import ROOT, Installation
+from cormorant_testing.real_job import SMALL, Job, note
+from cormorant_testing.scripts import unused_port
+from cormorant_worker.policies import atari_cnn
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+TOTAL = 100_000
+HEAD_S = 90.0
+"""A killed head, to frames again; on a machine that is busy besides, half as long again as the start took."""
+
+
+def smaller(text: str) -> str:
+    """The example for a node of two processors, and a tenth of its frames."""
+    document = yaml.safe_load(text)
+    document["spec"]["collection"]["totalFrames"] = TOTAL
+    for part in (document["spec"]["head"], *document["spec"]["workerGroups"]):
+        part["resources"] = SMALL
+    return yaml.safe_dump(document)
+
+
+def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation) -> None:
+    # `helm install` has run, as the fixture of all these tests.
+    apply, wait, *_ = [line for line in installed.commands() if line.startswith("kubectl")]
+    assert (apply, wait.split()[1]) == ("kubectl apply -f examples/pong.yaml", "wait")
+    (installed.folder / "examples" / "pong.yaml").write_text(smaller((ROOT / "examples" / "pong.yaml").read_text()))
+    job = Job(installed.jobs, "pong")
+    began = time.monotonic()
+    installed.shell(apply)
+    try:
+        installed.shell(wait, timeout_s=300)
+        job.until(lambda: job.frames() > 0, what="frames are counted")
+        start_s = time.monotonic() - began
+        note(f"applied to first frame counted: {start_s:.1f} s")
+        publish(installed)
+        job.until(lambda: job.ask("/v1/status").json["weights"]["min_applied_version"] == 1, what="weights act")
+        kill_a_worker(job)
+        kill_the_head(job, within_s=max(HEAD_S, 1.5 * start_s))
+        job.until(lambda: job.condition("Completed"), what="the job is complete", within_s=400)
+        frames = job.status["frames"]
+        assert (frames["collected"], frames["target"]) == (TOTAL, TOTAL)
+        assert job.condition("Failed") == ""
+    except BaseException:
+        note(job.describe())
+        raise
+    finally:
+        job.delete()
+
+
+def publish(installed: Installation) -> None:
+    """The README's lines from the port-forward on, on a port that is free here."""
+    lines = installed.commands()
+    first = next(number for number, line in enumerate(lines) if "port-forward" in line)
+    port = unused_port()
+    script = (
+        "\n".join(lines[first:]).replace("8000:8000", f"{port}:8000").replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    )
+    space, actions = gymnasium.spaces.Box(0, 255, (4, 84, 84), np.uint8), gymnasium.spaces.Discrete(6)
+    safetensors.torch.save_file(atari_cnn(space, actions).state_dict(), installed.folder / "policy.safetensors")
+    # A shell that a person types into is slower than this one.
+    script = re.sub(r"(port-forward.*&)$", r"\1 sleep 3; trap 'kill %1' EXIT", script, flags=re.M)
+    assert '"version":1' in installed.shell(script).replace(" ", "")
+
+
+def kill_a_worker(job: Job) -> None:
+    victim, other = sorted(job.pods("worker"))
+    uid = job.pods("worker")[other]
+    job.namespace("delete", "pod", victim, "--now", "--wait=false")
+    took = job.until(lambda: len(set(job.pods("worker")) - {victim}) == 2, what="a replacement")
+    note(f"worker deleted to its replacement created: {took:.1f} s")
+    assert job.pods("worker")[other] == uid
+
+
+def kill_the_head(job: Job, *, within_s: float) -> None:
+    """Its process and its pod's volume are gone: the count is in its last words and in the status."""
+    job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement has joined")
+    workers, epoch = job.pods("worker"), job.status["epoch"]
+    job.kill(job.head(), "cormorant_api")
+    killed = time.monotonic()
+    job.disconnect()
+    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    floor = job.status["frames"]["settled"]
+    counts = job.ask("/v1/status")
+    while counts.status != 200 or counts.json["frames"]["stepped"] == 0:
+        assert time.monotonic() - killed < within_s, job.describe()
+        time.sleep(0.3)
+        counts = job.ask("/v1/status")
+    took = time.monotonic() - killed
+    note(f"head killed to frames again: {took:.1f} s; {floor} frames were settled")
+    assert counts.json["frames"]["collected"] >= floor > 0
+    assert job.pods("worker") == workers
+    assert took < within_s

@@ -1,0 +1,171 @@
+"""A cluster with nodes: images that are built from this checkout, a release of the chart, jobs whose pods run.
+
+Where: KUBECONFIG. How an image comes there: CORMORANT_IMAGE_BUILDER, a command that is called with TAG CONTEXT
+[options of `docker build`] and makes IMAGE_PREFIX/TAG known to every node.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.helm import CHART, Release
+from cormorant_testing.kubectl import Namespace, skip_without_cluster
+
+ROOT = Path(__file__).resolve().parents[3]
+BUILDER = "CORMORANT_IMAGE_BUILDER"
+PREFIX = os.environ.get("CORMORANT_IMAGE_PREFIX", "localhost")
+RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
+RELEASE = "cormorant"
+CRD = "collectorjobs.cormorant.dev"
+_BUILD_S, _UNPACK_S = 1500, 420
+_SOURCES = ("Dockerfile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "api", "worker", "operator")
+
+
+def skip_without_nodes() -> None:
+    """Skips where no node runs pods, or nothing can bring images there."""
+    skip_without_cluster()
+    if shutil.which("helm") is None:
+        pytest.skip("no helm on the PATH: the chart is not installed")
+    if not _node_images():
+        pytest.skip("the cluster has no node that runs pods")
+    if not os.environ.get(BUILDER):
+        pytest.skip(f"no images: set {BUILDER} to a command that builds TAG from CONTEXT and brings it to the nodes")
+
+
+def _node_images() -> set[str]:
+    """Names of images that nodes have; empty where there is no node with a container runtime."""
+    shown = subprocess.run(["kubectl", "get", "nodes", "-o", "json"], capture_output=True, timeout=60, check=True)
+    nodes = json.loads(shown.stdout)["items"]
+    return {name for node in nodes for image in node["status"].get("images") or () for name in image["names"] or ()}
+
+
+class Images:
+    """Both images of this checkout, in the cluster."""
+
+    def __init__(self) -> None:
+        digest = hashlib.sha256()
+        for source in _SOURCES:
+            files = sorted((ROOT / source).rglob("*.py")) if (ROOT / source).is_dir() else [ROOT / source]
+            for path in files:
+                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+        self.tag = f"test-{digest.hexdigest()[:12]}"
+        self.job, self.operator = f"{PREFIX}/cormorant:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
+
+    def provide(self) -> None:
+        """Build what the nodes do not have."""
+        found = _node_images()
+        for name, image, options in (
+            ("cormorant-operator", self.operator, ("--target", "operator")),
+            ("cormorant", self.job, ()),
+        ):
+            if image not in found:
+                command = [*os.environ[BUILDER].split(), f"{name}:{self.tag}", str(ROOT), *options]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S)
+                assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-4000:]}"
+
+    def unpack(self, namespace: Namespace) -> float:
+        """Run a pod of the jobs' image once: a first container waits for gigabytes. Returns the seconds."""
+        security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        container = {
+            "name": "c", "image": self.job, "imagePullPolicy": "IfNotPresent", "securityContext": security,
+            "command": ["cormorant", "--help"],
+        }  # fmt: skip
+        spec = {
+            "restartPolicy": "Never", "containers": [container], "automountServiceAccountToken": False,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        }  # fmt: skip
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "unpack"}, "spec": spec}
+        namespace("create", "-f", "-", document=pod)
+        took = namespace.until(
+            lambda: namespace.get("pod", "unpack")["status"].get("phase") in ("Succeeded", "Failed"),
+            what="the image is unpacked", within_s=_UNPACK_S,
+        )  # fmt: skip
+        assert namespace.get("pod", "unpack")["status"]["phase"] == "Succeeded"
+        namespace("delete", "pod", "unpack", "--wait=false")
+        return took
+
+
+def chart_of(images: Images, folder: Path, *, watch: str) -> Path:
+    """A copy of the chart whose defaults are these images and one namespace: commands stay as users write them."""
+    chart = folder / "charts" / "cormorant"
+    shutil.copytree(CHART, chart)
+    values = (chart / "values.yaml").read_text()
+    repositories = iter((images.operator, images.job))
+    values = re.sub(r'repository: "[^"]*"', lambda _: f'repository: "{next(repositories).rpartition(":")[0]}"', values)
+    for default, own in (
+        ('tag: ""', f'tag: "{images.tag}"'),
+        ("watchNamespaces: []", f"watchNamespaces: [{watch}]"),
+        ('cpu: "100m"', 'cpu: "20m"'),
+    ):
+        assert default in values
+        values = values.replace(default, own)
+    (chart / "values.yaml").write_text(values)
+    return chart
+
+
+class Installation:
+    """A release, and where its jobs go.
+
+    Its commands are the README's, run as they stand there: in a folder whose chart has these images for defaults, with
+    a kubeconfig whose namespace is the jobs'.
+    """
+
+    def __init__(self, folder: Path, jobs: Namespace, images: Images) -> None:
+        self.folder, self.jobs, self.images = folder, jobs, images
+        self.chart = chart_of(images, folder, watch=jobs.name)
+        self.release = Release(RELEASE, RELEASE)
+        self.operators = Namespace(RELEASE)
+        self.operators.name = RELEASE
+        (folder / "examples").mkdir()
+        self.kubeconfig = folder / "kubeconfig"
+        self.kubeconfig.touch(mode=0o600)
+        self.kubeconfig.write_text(jobs("config", "view", "--raw", "--minify"))
+        self.shell(f"kubectl config set-context --current --namespace {jobs.name}")
+        self.shell(f"kubectl create namespace {RELEASE} --dry-run=client -o yaml | kubectl apply -f -")
+        labels = " ".join(f"{key}={value}" for key, value in RESTRICTED.items())
+        self.shell(f"kubectl label namespace {RELEASE} --overwrite {labels}")
+
+    def commands(self) -> list[str]:
+        """The README's, on Kubernetes."""
+        readme = (ROOT / "README.md").read_text()
+        (block,) = [text for text in re.findall(r"^```sh\n(.*?)^```$", readme, re.M | re.S) if "helm install" in text]
+        return [line for line in block.splitlines() if line and not line.startswith("#")]
+
+    def shell(self, command: str, *, timeout_s: float = 120) -> str:
+        """Run a line in the folder of the chart."""
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        done = subprocess.run(
+            ["bash", "-euc", command],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+        )
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return done.stdout
+
+    def install(self) -> None:
+        self.shell(next(line for line in self.commands() if line.startswith("helm install")))
+        self.wait()
+
+    def wait(self) -> None:
+        """Until the operator of this moment is ready."""
+        self.operators("rollout", "status", f"deployment/{RELEASE}", "--timeout=50s")
+
+    def log(self) -> str:
+        return self.operators("logs", f"deployment/{RELEASE}", "--tail=40", check=False)
+
+
+def adopt_crd(namespace: Namespace) -> None:
+    """Other tests may have left the CRD to no release, or to theirs."""
+    if namespace("get", "crd", CRD, "--ignore-not-found", "-o", "name"):
+        owner = (f"meta.helm.sh/release-name={RELEASE}", f"meta.helm.sh/release-namespace={RELEASE}")
+        namespace("annotate", "crd", CRD, "--overwrite", *owner)
+        namespace("label", "crd", CRD, "--overwrite", "app.kubernetes.io/managed-by=Helm")

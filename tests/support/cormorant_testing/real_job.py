@@ -1,0 +1,183 @@
+"""A CollectorJob whose pods run, as a person and a learner see it."""
+
+import base64
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cormorant_testing.kubectl import Namespace
+from cormorant_testing.serving import Api, Reply
+
+WAIT_S = 180.0
+"""For what takes seconds on a machine that does nothing else."""
+OURS = "app.kubernetes.io/managed-by=cormorant-operator"
+SMALL = {"requests": {"cpu": "50m", "memory": "512Mi"}, "limits": {"memory": "3Gi"}}
+"""Resources of a pod on a node of two processors."""
+_KILL = """
+import os, sys
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    try:
+        words = open(f"/proc/{pid}/cmdline").read().split("\\0")
+    except OSError:
+        continue
+    is_other = int(pid) != os.getpid() and "cormorant_worker.supervisor" not in words
+    if is_other and any(word.startswith(sys.argv[1]) for word in words):
+        os.kill(int(pid), 9)
+        print(pid)
+"""
+
+
+def note(text: str) -> None:
+    """A figure or a log for people; pytest shows it with -rP."""
+    sys.stdout.write(f"{text}\n")
+
+
+class Job:
+    """One CollectorJob whose pods run."""
+
+    def __init__(self, namespace: Namespace, name: str) -> None:
+        self.namespace, self.name = namespace, name
+        self._forward: subprocess.Popen[str] | None = None
+        self._port = 0
+
+    # -- what the API server says --------------------------------------------------------------------------------
+
+    @property
+    def raw(self) -> Any:
+        return self.namespace.get("collectorjob", self.name)
+
+    @property
+    def status(self) -> dict[str, Any]:
+        return dict(self.raw.get("status") or {})
+
+    def condition(self, kind: str) -> str:
+        """`True/Reason`; empty when there is none."""
+        found = [c for c in self.status.get("conditions", ()) if c["type"] == kind]
+        return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
+
+    def frames(self) -> int:
+        return int(self.status.get("frames", {}).get("collected", 0))
+
+    def pods(self, role: str = "") -> dict[str, str]:
+        """Uids of live pods by name."""
+        selector = f"cormorant.dev/collectorjob={self.name}" + (f",cormorant.dev/role={role}" if role else "")
+        return {
+            pod["metadata"]["name"]: pod["metadata"]["uid"]
+            for pod in self.namespace.items("pods", selector)
+            if "deletionTimestamp" not in pod["metadata"] and pod["status"].get("phase") in ("Pending", "Running")
+        }
+
+    def head(self) -> str:
+        (name,) = self.pods("head")
+        return name
+
+    def until(self, is_so: Callable[[], object], *, what: str, within_s: float = WAIT_S) -> float:
+        """Wait for a fact; when it does not come, the failure says how the job stands."""
+        try:
+            return self.namespace.until(is_so, what=what, within_s=within_s)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.describe()}") from None
+
+    def describe(self) -> str:
+        """What a person would look at."""
+        parts = [
+            self.namespace("get", "collectorjob,pods", "-o", "wide", check=False),
+            json.dumps(self.status, indent=1),
+            self.namespace("get", "events", "--sort-by=.lastTimestamp", check=False)[-3000:],
+        ]
+        for pod in self.namespace.names("pods"):
+            parts += [f"--- {pod}", self.namespace("logs", pod, "--tail=15", check=False)[-2500:]]
+        return "\n".join(parts)
+
+    # -- what the job says ---------------------------------------------------------------------------------------
+
+    def token(self, role: str) -> str:
+        return base64.b64decode(self.namespace.get("secret", f"{self.name}-tokens")["data"][role]).decode()
+
+    def api(self, role: str = "operator") -> Api:
+        """The job's Service, through a port-forward."""
+        if self._forward is None or self._forward.poll() is not None:
+            self._connect()
+        return Api(self._port, self.token(role))
+
+    def ask(self, path: str, *, method: str = "GET", within_s: float = WAIT_S, role: str = "operator") -> Reply:
+        """Ask until somebody answers: a port-forward ends with its pod."""
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                return self.api(role).call(method, path, timeout=40)
+            except (OSError, AssertionError) as error:
+                self.disconnect()
+                if time.monotonic() > deadline:
+                    raise AssertionError(f"{method} {path}: {error!r}\n{self.describe()}") from error
+                time.sleep(0.3)
+
+    def take(self, *, within_s: float = WAIT_S) -> Reply:
+        """The next batch; 410 when there will be none."""
+        deadline = time.monotonic() + within_s
+        while True:
+            reply = self.ask("/v1/batches/next?wait=5", within_s=within_s)
+            if reply.status in (200, 410):
+                return reply
+            assert time.monotonic() < deadline, f"no batch: {reply}\n{self.describe()}"
+            time.sleep(0.2)
+
+    def ack(self, batch: Reply) -> None:
+        reply = self.ask(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack", method="POST")
+        assert reply.status == 204, reply
+
+    def _connect(self) -> None:
+        self.disconnect()
+        command = ["kubectl", "-n", self.namespace.name, "port-forward", f"service/{self.name}-api", ":8000"]
+        self._forward = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert self._forward.stdout is not None
+        line = self._forward.stdout.readline()
+        found = re.search(r"127\.0\.0\.1:(\d+) ->", line)
+        assert found, f"kubectl port-forward said: {line}"
+        self._port = int(found[1])
+
+    def disconnect(self) -> None:
+        """End the port-forward."""
+        if self._forward is not None:
+            self._forward.kill()
+            self._forward.communicate(timeout=30)
+            self._forward = None
+
+    # -- what happens to it --------------------------------------------------------------------------------------
+
+    def edit(self, **spec: object) -> None:
+        self.namespace("patch", "collectorjob", self.name, "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    def kill(self, pod: str, word: str) -> None:
+        """SIGKILL to processes of a pod whose command line has a word that begins so."""
+        killed = self.namespace("exec", pod, "--", "python", "-c", _KILL, word)
+        assert killed.strip(), f"there is no process of {word} in {pod}"
+
+    def delete(self) -> float:
+        """Delete it. Returns the seconds until nothing is left of it."""
+        self.disconnect()
+        self.namespace("delete", "collectorjob", self.name, "--wait=false")
+        mine = f"cormorant.dev/collectorjob={self.name}"
+        return self.namespace.until(
+            lambda: not any(self.namespace.items(kind, mine) for kind in ("pods", "services", "configmaps", "secrets")),
+            what=f"nothing is left of {self.name}", within_s=90,
+        )  # fmt: skip
+
+
+@contextmanager
+def running(namespace: Namespace, manifest: dict[str, Any]) -> Iterator[Job]:
+    """A job for some tests."""
+    job = Job(namespace, manifest["metadata"]["name"])
+    namespace("apply", "-f", "-", document=manifest)
+    try:
+        yield job
+    finally:
+        if namespace("get", "collectorjob", job.name, "--ignore-not-found", "-o", "name"):
+            sys.stdout.write(job.describe())
+            job.delete()
+        job.disconnect()
