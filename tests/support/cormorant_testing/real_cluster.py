@@ -51,8 +51,8 @@ class Images:
     def __init__(self) -> None:
         digest = hashlib.sha256()
         for source in _SOURCES:
-            files = sorted((ROOT / source).rglob("*.py")) if (ROOT / source).is_dir() else [ROOT / source]
-            for path in files:
+            found = sorted((ROOT / source).rglob("*")) if (ROOT / source).is_dir() else [ROOT / source]
+            for path in (path for path in found if path.is_file() and "__pycache__" not in path.parts):
                 digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
         self.tag = f"test-{digest.hexdigest()[:12]}"
         self.job, self.operator = f"{PREFIX}/cormorant:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
