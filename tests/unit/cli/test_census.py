@@ -112,10 +112,10 @@ def test_all_jobs_of_a_namespace_are_one_request(serve: Any, capsys: pytest.Capt
         (heard,) = server.heard
     assert heard.path.split("?")[0] == "/apis/cormorant.dev/v1alpha1/namespaces/rl/collectorjobs"
     heading, *rows, total = capsys.readouterr().out.splitlines()
-    assert heading.split() == "JOB PHASE FRAMES/S FRAMES WORKERS VERSION BEHIND AS OF NOTE".split()
+    assert heading.split() == ["JOB", "PHASE", "FRAMES/S", "FRAMES", "WORKERS", "VERSION", "BEHIND", "AS", "OF", "NOTE"]
     assert [line.split()[0] for line in rows] == ["b", "c", "a"], "those that ended stand below"
     # The last words of c, ten minutes old, are no rate of now.
-    assert total.split() == "3 jobs 1 moving 80 1,009 6/9".split()
+    assert total.split() == ["3", "jobs", "1", "moving", "80", "1,009", "6/9"]
 
 
 def test_json_has_what_the_operator_wrote_and_its_age(serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -228,6 +228,67 @@ def test_heads_are_asked_a_few_at_a_time_and_the_others_say_so(serve: Any) -> No
     assert [entry.error for entry in entries[:MOST_HEADS]] == ["no way there"] * MOST_HEADS
     assert all("8 are at a time" in entry.error for entry in entries[MOST_HEADS:])
     assert all(line.split()[1] == "Running" for line in lines_of(tuple(rows_of(entries)))[1:-1]), "the operator's word"
+
+
+def test_head_is_asked_again_over_the_connection_that_is_open_and_opened_again_when_it_broke(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(census_module, "LIST_S", 0.01)
+    answers, opened = ["first", "second", "broken", "third"], []
+
+    class Client:
+        def status(self) -> Any:
+            word = answers[0] if len(answers) == 1 else answers.pop(0)
+            if word == "broken":
+                raise HeadAway("it broke")
+            return word
+
+    @contextmanager
+    def open_head(job: Any) -> Iterator[Any]:
+        opened.append(job["metadata"]["name"])
+        yield Client()
+
+    heard: list[object] = []
+
+    def is_there() -> bool:
+        (entry,) = census.entries()
+        heard.append(entry.reading.status if entry.reading is not None else entry.error)
+        return heard[-1] == "third"
+
+    with serve(lambda _heard: listing(make_job())), connected() as cluster:
+        asking = Asking(open_head=open_head, workers=False)
+        census = Census(cluster, Scope(namespace="rl"), asking=asking, interval_s=0.05)
+        until(is_there)
+        census.close()
+        assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("top-uid")]
+    assert opened == ["pong", "pong"]
+    assert [word for word in dict.fromkeys(heard) if word] == ["first", "second", "it broke", "third"]
+
+
+def test_slot_of_a_job_that_ended_goes_to_the_next(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(census_module, "LIST_S", 0.01)
+    monkeypatch.setattr(census_module, "MOST_HEADS", 1)
+    is_over = threading.Event()
+
+    @contextmanager
+    def open_head(_job: Any) -> Iterator[Any]:
+        raise HeadAway("no way there")
+        yield
+
+    def answer(_heard: Heard) -> Say:
+        over = {"phase": "Completed", "conditions": [fact("Completed", "True", "")]} if is_over.is_set() else {}
+        return listing(make_job("a", **over), make_job("b"))
+
+    def errors() -> dict[str, str]:
+        return {entry.name: entry.error for entry in census.entries()}
+
+    with serve(answer), connected() as cluster:
+        asking = Asking(open_head=open_head, workers=False)
+        census = Census(cluster, Scope(namespace="rl"), asking=asking, interval_s=0.01)
+        until(lambda: errors()["a"] == "no way there" and "not asked" in errors()["b"])
+        is_over.set()
+        until(lambda: errors() == {"a": "", "b": "no way there"})
+        census.close()
 
 
 def test_ended_and_unseen_jobs_are_not_asked(serve: Any) -> None:
