@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from cormorant_cli.errors import CliError, ObjectMissing
 from cormorant_cli.jobs import condition, holds, identity, is_current, read_time
@@ -20,17 +20,32 @@ from cormorant_cli.sources import Entry, Reading, Written
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
-    from cormorant_client import Client
+    from cormorant_contract.rest.status import Status, Workers
 
 MOST_HEADS = 8
 """Heads that are asked at a time: each is a connection through the API server."""
+STALE_S = 60.0
+"""The operator writes what moves every 15 s; a while longer, and it is away."""
 LIST_S = 5.0
 """Between two lists at least: they say nothing new more often."""
 _CLOSE_S = 2.0
 _ENDS = ("Completed", "Failed")
 _BEGINNINGS = ("Pending", "Starting", "Restarting", "Degraded")
 
-OpenHead = Callable[["Raw"], AbstractContextManager["Client"]]
+
+class HeadClient(Protocol):
+    """What is asked of a head: `cormorant_client.Client` answers it."""
+
+    def status(self) -> "Status":
+        """The whole job at one moment."""
+        ...
+
+    def workers(self) -> "Workers":
+        """Every worker."""
+        ...
+
+
+OpenHead = Callable[["Raw"], AbstractContextManager[HeadClient]]
 """A client of a job's head. Raises CliError with a sentence, on the way there and inside."""
 
 
@@ -250,25 +265,36 @@ def read_written(job: "Raw", *, now: datetime | None) -> Written:
     """
     status = job.get("status") or {}
     frames, weights = status.get("frames") or {}, status.get("weights") or {}
-    moments = [
-        read_time(entry["time"])
-        for entry in job["metadata"].get("managedFields") or ()
-        if entry.get("subresource") == "status" and entry.get("time")
-    ]
-    is_known = now is not None and bool(moments) and bool(status.get("phase"))
+    groups: Sequence[Raw] = status.get("groups") or ()
+    per_second = float(frames.get("perSecond") or 0.0)
+    age_s = _age_s(job, now)
     return Written(
         namespace=job["metadata"]["namespace"],
         phase=str(status.get("phase") or ""),
         frames=int(frames.get("collected") or 0),
         target=int(frames.get("target") or 0),
-        per_second=float(frames.get("perSecond") or 0.0),
-        workers=str(status.get("workers") or ""),
+        per_second=per_second,
+        ready=sum(int(group.get("ready") or 0) for group in groups),
+        desired=sum(int(group.get("desired") or 0) for group in groups),
         version=int(weights.get("version") or 0),
         min_applied_version=int(weights.get("minAppliedVersion") or 0),
         note="; ".join(_notes(job)),
-        age_s=max(0.0, (now - max(moments)).total_seconds()) if now is not None and is_known else None,
+        age_s=age_s,
+        is_stale=per_second > 0 and age_s is not None and age_s > STALE_S,
         status=status,
     )
+
+
+def _age_s(job: "Raw", now: datetime | None) -> float | None:
+    """Since the status was written last: the API server notes when an owner changed its fields."""
+    moments = [
+        read_time(entry["time"])
+        for entry in job["metadata"].get("managedFields") or ()
+        if entry.get("subresource") == "status" and entry.get("time")
+    ]
+    if now is None or not moments or not (job.get("status") or {}).get("phase"):
+        return None
+    return max(0.0, (now - max(moments)).total_seconds())
 
 
 def _notes(job: "Raw") -> Iterator[str]:

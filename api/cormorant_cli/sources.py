@@ -16,10 +16,6 @@ if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status, Worker
 
 
-STALE_S = 60.0
-"""The operator writes what moves every 15 s, a head that is slow to answer included."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
     """What a job said."""
@@ -42,21 +38,19 @@ class Written:
     target: int
     """0: none."""
     per_second: float
-    workers: str
-    """Ready of desired, as it is shown: 17/18."""
+    ready: int
+    """Workers, over all groups."""
+    desired: int
     version: int
     min_applied_version: int
     note: str
     """What else there is to say of it."""
     age_s: float | None
     """Since it was written last, which happens when something changed; None: not known."""
+    is_stale: bool
+    """Frames were said to come, and nobody had counted them for a while: the operator is away."""
     status: Mapping[str, object]
     """All of it, as the API server sends it."""
-
-    @property
-    def is_stale(self) -> bool:
-        """Frames are said to come, and nobody has counted them for a while: the operator is away."""
-        return self.per_second > 0 and self.age_s is not None and self.age_s > STALE_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from cormorant_cli.census import Asking
+    from cormorant_cli.census import Asking, HeadClient
     from cormorant_cli.cluster import Cluster, Raw
-    from cormorant_client import Client
+
 _REDRAW_S = 0.5
 _ANSWER_S = 10.0
 
@@ -118,7 +118,9 @@ def _cluster_of(context: str, *, has_said_so: bool) -> "Iterator[Cluster]":
     try:
         cluster = connect(context)
     except BadInput as error:
-        raise error if has_said_so else BadInput(f"{error}; or name a head with --url") from error
+        if has_said_so:
+            raise
+        raise BadInput(f"{error}; or name a head with --url") from error
     try:
         yield cluster
     finally:
@@ -129,7 +131,7 @@ def _asking(cluster: "Cluster", *, token: str, token_file: str, workers: bool) -
     """How heads of a cluster are asked."""
     from cormorant_cli.census import Asking
 
-    def open_head(job: "Raw") -> "AbstractContextManager[Client]":
+    def open_head(job: "Raw") -> "AbstractContextManager[HeadClient]":
         name = job["metadata"]["name"]
         connection = Connection(url="", token=token, token_file=token_file, job=name)
         return connection.client_in(cluster, job, "read")
@@ -189,13 +191,15 @@ def _render(entries: Sequence[Entry], *, notice: str, height: int) -> "Renderabl
     from rich.text import Text
 
     rows = cut(tuple(rows_of(entries)), height - (4 if notice else 2))
+    # A long note may take lines of its own where there are few rows.
+    is_crowded = 2 * len(rows) > height
     headings, lines = columns(rows)
     table = Table(box=None, pad_edge=False, expand=True)
     for heading in headings:
         table.add_column(
             heading,
             justify="right" if heading in NUMBERS else "left",
-            no_wrap=heading != "NOTE",
+            no_wrap=is_crowded or heading != "NOTE",
             overflow="ellipsis",
             ratio=1 if heading == "NOTE" else None,
         )

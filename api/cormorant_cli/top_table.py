@@ -70,7 +70,7 @@ def rows_of(entries: Sequence[Entry]) -> Iterator[Row]:
 
 
 def cut(rows: Sequence[Row], most: int) -> list[Row]:
-    """As many rows as there is room for: the first ones, how many are left out, and the last one, which is the sum."""
+    """As many rows as there is room for: the first, how many are left out, and the last, the sum of several jobs."""
     if len(rows) <= most:
         return list(rows)
     shown = max(1, most - 2)
@@ -108,7 +108,7 @@ def _written_row(name: str, written: Written, *, error: str) -> Row:
         phase=written.phase,
         fps=f"{written.per_second:,.0f}",
         frames=f"{written.frames:,}{share}",
-        workers=written.workers,
+        workers=f"{written.ready}/{written.desired}",
         version=f"{written.version}",
         behind=f"{max(0, written.version - written.min_applied_version)}",
         as_of=_age(written.age_s) if written.age_s is not None else _NOTHING,
@@ -176,24 +176,25 @@ def _sum_row(entries: Sequence[Entry]) -> Row:
 
 
 def _cluster_sum_row(entries: Sequence[Entry]) -> Row:
-    fps, frames, ready, desired, num_moving = 0.0, 0, 0, 0, 0
+    rates: list[float] = []
+    frames, ready, desired = 0, 0, 0
     for entry in entries:
         written = entry.written
         if entry.reading is not None and not entry.error:
             found = entry.reading.status
-            per_second, collected, share = found.frames.per_second, found.frames.collected, _workers_of([found])
+            rates.append(found.frames.per_second)
+            frames += found.frames.collected
+            ready += sum(group.ready for group in found.groups)
+            desired += sum(group.desired for group in found.groups)
         elif written is not None:
-            per_second = 0.0 if written.is_stale else written.per_second
-            collected, share = written.frames, written.workers
-        else:
-            continue
-        fps, frames, num_moving = fps + per_second, frames + collected, num_moving + (per_second > 0)
-        first, _, second = share.partition("/")
-        ready, desired = ready + int(first or 0), desired + int(second or 0)
+            rates.append(0.0 if written.is_stale else written.per_second)
+            frames += written.frames
+            ready += written.ready
+            desired += written.desired
     return Row(
         job=f"{len(entries)} jobs",
-        phase=f"{num_moving} moving",
-        fps=f"{fps:,.0f}",
+        phase=f"{sum(rate > 0 for rate in rates)} moving",
+        fps=f"{sum(rates):,.0f}",
         frames=f"{frames:,}",
         workers=f"{ready}/{desired}",
     )

@@ -172,8 +172,8 @@ def test_what_has_no_room_on_the_screen_is_counted() -> None:
 
 def test_head_of_a_cluster_is_shown_before_what_the_operator_wrote() -> None:
     written = Written(
-        namespace="rl", phase="Starting", frames=1, target=0, per_second=0.0, workers="0/1", version=0,
-        min_applied_version=0, note="", age_s=70.0, status={},
+        namespace="rl", phase="Starting", frames=1, target=0, per_second=0.0, ready=0, desired=1, version=0,
+        min_applied_version=0, note="", age_s=70.0, is_stale=False, status={},
     )  # fmt: skip
     head = Entry(name="pong", reading=Reading(status=status(namespace="rl")), written=written, is_asked=True)
     silent = Entry(name="pong", written=written, error="no way there", is_asked=True)
