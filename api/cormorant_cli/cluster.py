@@ -9,6 +9,8 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import quote, urlencode, urlsplit
 
@@ -114,6 +116,8 @@ class Cluster:
         self.namespace = namespace
         self.context = context
         self.server = str(api.configuration.host)
+        self.now: datetime | None = None
+        """The API server's clock at its last answer: ages of objects do not depend on this machine's."""
 
     def close(self) -> None:
         """Close every connection. May be called twice."""
@@ -300,6 +304,7 @@ class Cluster:
                 reply.release_conn()
             else:
                 content = b""
+        self.now = _read_date(reply.headers.get("Date", ""))
         if reply.status >= 400:
             raise self._refusal(method, path, reply.status, _read_json(content))
         return _Reply(status=reply.status, data=content, response=reply)
@@ -511,6 +516,15 @@ def _parse(path: str) -> tuple[str, str, str]:
         if parts[0] == plural:
             return kind, namespace, parts[1] if len(parts) > 1 else ""
     return "", "", ""
+
+
+def _read_date(header: str) -> datetime | None:
+    try:
+        found = parsedate_to_datetime(header)
+    except ValueError:
+        return None
+    # HTTP knows UTC alone, whatever the zone is called.
+    return found.replace(tzinfo=UTC)
 
 
 def _read_json(content: bytes) -> Raw:

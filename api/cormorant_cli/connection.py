@@ -9,7 +9,7 @@ What goes wrong on the way becomes a sentence.
 import base64
 import binascii
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -205,6 +205,11 @@ def _client_of(url: str, token: str, *, hint: str) -> Iterator["Client"]:
         raise HeadAway(str(error)) from error
     except ClientError as error:
         raise CommandFailed(str(error)) from error
+
+
+def are_written(values: Sequence[str], variable: str) -> bool:
+    """Whether the user wrote the values of an option that may be given often, and not only the environment."""
+    return bool(values) and list(values) != os.environ.get(variable, "").split()
 
 
 def _given(value: str, variable: str) -> bool:

@@ -1,12 +1,12 @@
 """Jobs that a command looks at side by side: where each is asked, and what it said last.
 
-A `Source` is anything that can be asked for a job's status: a head's URL here, a job found in a cluster elsewhere.
+A `Source` is a head that is asked by its URL. Jobs of a cluster come by way of `census.py`, as the same entries.
 """
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from cormorant_cli.connection import Connection
@@ -23,6 +23,34 @@ class Reading:
     status: "Status"
     workers: "tuple[Worker, ...]" = ()
     """Empty where nobody asked for them."""
+    read_at: float = field(default_factory=time.monotonic)
+    """When, by this machine's monotonic clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """What the operator wrote of a job of a cluster: a little old, and there also when no head answers."""
+
+    namespace: str
+    phase: str
+    """Empty: no operator has seen the job."""
+    frames: int
+    target: int
+    """0: none."""
+    per_second: float
+    ready: int
+    """Workers, over all groups."""
+    desired: int
+    version: int
+    min_applied_version: int
+    note: str
+    """What else there is to say of it."""
+    age_s: float | None
+    """Since it was written last, which happens when something changed; None: not known."""
+    is_stale: bool
+    """Frames were said to come, and nobody had counted them for a while: the operator is away."""
+    status: Mapping[str, object]
+    """All of it, as the API server sends it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +70,8 @@ class Entry:
     name: str
     reading: Reading | None = None
     """The last one that came."""
+    written: Written | None = None
+    """Of a job of a cluster."""
     error: str = ""
     """Why the newest one did not."""
     is_asked: bool = False
@@ -85,6 +115,9 @@ def _fetcher(connection: Connection, *, workers: bool) -> Callable[[], Reading]:
 
 class Board:
     """The newest reading of every source. A thread a source: one that does not answer holds nobody up."""
+
+    notice = ""
+    """Nothing is to be said of all of them."""
 
     def __init__(self, sources: Sequence[Source], *, interval_s: float) -> None:
         """Begin to ask.

@@ -1,58 +1,63 @@
-"""`cormorant top`: running jobs side by side, live on a terminal, once into a pipe."""
+"""`cormorant top`: jobs side by side, live on a terminal, once into a pipe.
+
+Heads of URLs are asked one by one (`sources.py`), jobs of a cluster are listed (`census.py`).
+"""
 
 import json
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from cormorant_cli.connection import AsJson, Token
-from cormorant_cli.errors import CommandFailed
-from cormorant_cli.sources import Board, Entry, Source, url_sources
+from cormorant_cli.connection import AsJson, Connection, Context, Namespace, Token, are_written
+from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.sources import Board, Entry, url_sources
+from cormorant_cli.top_table import NUMBERS, columns, cut, lines_of, rows_of
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from rich.console import RenderableType
 
-    from cormorant_contract.rest.status import Status, Worker
+    from cormorant_cli.census import Asking, HeadClient
+    from cormorant_cli.cluster import Cluster, Raw
 
 _REDRAW_S = 0.5
 _ANSWER_S = 10.0
-_HEADINGS = ("JOB", "PHASE", "FRAMES/S", "FRAMES", "WORKERS", "VERSION", "BEHIND", "RETURN", "QUEUE", "NOTE")
-_NUMBERS = frozenset({"FRAMES/S", "FRAMES", "WORKERS", "VERSION", "BEHIND", "RETURN", "QUEUE"})
-_NOTHING = "-"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One line of the table, in the order of the headings."""
-
-    job: str
-    phase: str
-    fps: str = ""
-    frames: str = ""
-    workers: str = ""
-    version: str = ""
-    behind: str = ""
-    mean_return: str = ""
-    queue: str = ""
-    note: str = ""
-    is_stale: bool = False
-    """The job does not answer: these are its last words."""
+class Jobs(Protocol):
+    """Jobs that are asked, again and again."""
 
     @property
-    def cells(self) -> tuple[str, ...]:
-        """One for each heading, each in one line."""
-        note = " ".join(self.note.split())
-        return (
-            self.job, self.phase, self.fps, self.frames, self.workers,
-            self.version, self.behind, self.mean_return, self.queue, note,
-        )  # fmt: skip
+    def notice(self) -> str:
+        """What is to be said of all of them, as a sentence; empty when nothing is."""
+        ...
+
+    def wait(self, timeout_s: float, /) -> tuple[Entry, ...]:
+        """Wait until each was asked once."""
+        ...
+
+    def entries(self) -> tuple[Entry, ...]:
+        """What is known now."""
+        ...
+
+    def close(self) -> None:
+        """Ask no more."""
+        ...
 
 
 def top(
+    jobs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[JOB...]", help="Jobs of the cluster, whose heads are asked; without one: all."),
+    ] = None,
+    namespace: Namespace = "",
+    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    context: Context = "",
     urls: Annotated[
         list[str] | None,
         typer.Option("--url", envvar="CORMORANT_URL", metavar="URL", help="A head; once for each job."),
@@ -67,163 +72,151 @@ def top(
             help="The head's token file: one for all, or one for each --url in the same order.",
         ),
     ] = None,
-    workers: Annotated[bool, typer.Option("--workers", "-w", help="Show every worker, too.")] = False,
-    interval: Annotated[float, typer.Option(min=0.2, help="Seconds between two questions to a job.")] = 2.0,
+    workers: Annotated[
+        bool, typer.Option("--workers", "-w", help="Show every worker, too. Of a cluster: ask heads, 8 at most.")
+    ] = False,
+    interval: Annotated[
+        float, typer.Option(min=0.2, help="Seconds between two questions to a head. A cluster's list: 5 at least.")
+    ] = 2.0,
     once: Annotated[bool, typer.Option("--once", help="Print the table once; so it is into a pipe.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show jobs with frames per second, workers and how far they are behind, until Ctrl-C.
 
-    A job that does not answer says so in its line. Printed once, it ends with 1 when none answers.
+    Jobs of a cluster are shown as their operator wrote them last; with names or --workers their heads are asked. With
+    --url or CORMORANT_URL, and no name, -n, -A or --context, heads are shown that need no cluster.
+
+    A job that does not answer says so in its line. Printed once, it ends with 1 when nothing is known of any.
     """
-    sources = url_sources(urls or (), token=token, token_files=token_files or (), workers=workers)
-    show(sources, interval_s=interval, once=once, as_json=as_json)
+    from cormorant_cli.census import Census, Scope
+
+    interval_s = 0.0 if _is_once(once=once, as_json=as_json) else interval
+    names = tuple(dict.fromkeys(jobs or ()))
+    if all_namespaces and (names or namespace):
+        raise BadInput("--all-namespaces shows all jobs; leave out the names and --namespace")
+    is_cluster = bool(names or namespace or all_namespaces or context)
+    if is_cluster and are_written(urls or (), "CORMORANT_URL"):
+        raise BadInput("--url is a head without a cluster; leave out --url, or the names, -n, -A and --context")
+    if urls and not is_cluster:
+        sources = url_sources(urls, token=token, token_files=token_files or (), workers=workers)
+        show(Board(sources, interval_s=interval_s), is_once=not interval_s, as_json=as_json)
+        return
+    files = token_files if token_files and are_written(token_files, "CORMORANT_TOKEN_FILE") else []
+    if len(files) > 1:
+        raise BadInput(f"{len(files)} token files for jobs of a cluster; give one for all, or none")
+    with _cluster_of(context, has_said_so=is_cluster) as cluster:
+        scope = Scope(namespace="" if all_namespaces else namespace or cluster.namespace, names=names)
+        asking = _asking(cluster, token=token, token_file="".join(files), workers=workers)
+        census = Census(cluster, scope, asking=asking if names or workers else None, interval_s=interval_s)
+        show(census, is_once=not interval_s, as_json=as_json)
 
 
-def show(sources: Sequence[Source], *, interval_s: float, once: bool, as_json: bool) -> None:
-    """Show jobs, wherever they are asked.
+@contextmanager
+def _cluster_of(context: str, *, has_said_so: bool) -> "Iterator[Cluster]":
+    from cormorant_cli.cluster import connect
+
+    try:
+        cluster = connect(context)
+    except BadInput as error:
+        if has_said_so:
+            raise
+        raise BadInput(f"{error}; or name a head with --url") from error
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def _asking(cluster: "Cluster", *, token: str, token_file: str, workers: bool) -> "Asking":
+    """How heads of a cluster are asked."""
+    from cormorant_cli.census import Asking
+
+    def open_head(job: "Raw") -> "AbstractContextManager[HeadClient]":
+        name = job["metadata"]["name"]
+        connection = Connection(url="", token=token, token_file=token_file, job=name)
+        return connection.client_in(cluster, job, "read")
+
+    return Asking(open_head=open_head, workers=workers)
+
+
+def _is_once(*, once: bool, as_json: bool) -> bool:
+    return as_json or once or not sys.stdout.isatty()
+
+
+def show(jobs: Jobs, *, is_once: bool, as_json: bool) -> None:
+    """Show jobs, wherever they are asked, and close them.
 
     Raises:
-        CommandFailed: the table was printed once, and no job answered.
+        CommandFailed: the table was printed once, and nothing is known of any job.
     """
-    if as_json or once or not sys.stdout.isatty():
-        _print(Board(sources, interval_s=0).wait(_ANSWER_S), as_json=as_json)
-    else:
-        _watch(Board(sources, interval_s=interval_s))
+    try:
+        if is_once:
+            _print(jobs.wait(_ANSWER_S), notice=jobs.notice, as_json=as_json)
+        else:
+            _watch(jobs)
+    finally:
+        jobs.close()
 
 
-def _print(entries: Sequence[Entry], *, as_json: bool) -> None:
+def _print(entries: Sequence[Entry], *, notice: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"jobs": [_document(entry) for entry in entries]}))
-    else:
+    elif entries:
         typer.echo("\n".join(lines_of(tuple(rows_of(entries)))))
-    if not any(entry.reading is not None for entry in entries):
+    if notice:
+        typer.echo(notice, err=True)
+    if entries and all(entry.reading is None and entry.written is None for entry in entries):
         raise CommandFailed("no job answered; the table says why" if not as_json else "no job answered")
 
 
-def _watch(board: Board) -> None:
+def _watch(jobs: Jobs) -> None:
     # rich takes a while to load, and a pipe needs none of it.
     from rich.console import Console
     from rich.live import Live
 
+    console = Console(highlight=False)
     try:
-        with Live(console=Console(highlight=False), screen=True, auto_refresh=False) as live:
+        with Live(console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(_render(board.entries()), refresh=True)
+                entries, notice = jobs.entries(), jobs.notice
+                live.update(_render(entries, notice=notice, height=console.height), refresh=True)
                 time.sleep(_REDRAW_S)
     except KeyboardInterrupt:
         return  # the way to leave it
-    finally:
-        board.close()
 
 
-def rows_of(entries: Sequence[Entry]) -> Iterator[Row]:
-    """The table, a row a job, its workers below it where they are known; at the end the sum of several jobs."""
-    for entry in entries:
-        reading = entry.reading
-        if reading is None:
-            note = entry.error if entry.is_asked else "asking"
-            yield Row(job=entry.name, phase="Unreachable" if entry.error else _NOTHING, note=note)
-            continue
-        yield _job_row(reading.status, error=entry.error)
-        for worker in reading.workers:
-            yield _worker_row(worker, is_stale=bool(entry.error))
-    if len(entries) > 1:
-        answering = [entry.reading.status for entry in entries if entry.reading is not None and not entry.error]
-        yield _sum_row(answering, len(entries))
-
-
-def lines_of(rows: Sequence[Row]) -> list[str]:
-    """The table as plain text, columns aligned."""
-    table = [_HEADINGS, *(row.cells for row in rows)]
-    widths = [max(len(cells[i]) for cells in table) for i in range(len(_HEADINGS))]
-    return [
-        "  ".join(
-            cell.rjust(width) if heading in _NUMBERS else cell.ljust(width)
-            for heading, cell, width in zip(_HEADINGS, cells, widths, strict=True)
-        ).rstrip()
-        for cells in table
-    ]
-
-
-def _render(entries: Sequence[Entry]) -> "RenderableType":
+def _render(entries: Sequence[Entry], *, notice: str, height: int) -> "RenderableType":
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
+    rows = cut(tuple(rows_of(entries)), height - (4 if notice else 2))
+    # A long note may take lines of its own where there are few rows.
+    is_crowded = 2 * len(rows) > height
+    headings, lines = columns(rows)
     table = Table(box=None, pad_edge=False, expand=True)
-    for heading in _HEADINGS:
+    for heading in headings:
         table.add_column(
             heading,
-            justify="right" if heading in _NUMBERS else "left",
-            no_wrap=heading != "NOTE",
+            justify="right" if heading in NUMBERS else "left",
+            no_wrap=is_crowded or heading != "NOTE",
             overflow="ellipsis",
             ratio=1 if heading == "NOTE" else None,
         )
-    for row in rows_of(entries):
+    for row, cells in zip(rows, lines, strict=True):
         # Text, so that brackets in what others wrote are no markup.
-        table.add_row(*map(Text, row.cells), style="dim" if row.is_stale else "")
-    return table
-
-
-def _job_row(status: "Status", *, error: str) -> Row:
-    frames, fresh, queue = status.frames, status.weights, status.queue
-    share = f" ({min(1.0, frames.collected / frames.target):.0%})" if frames.target else ""
-    mean_return = status.episodes.mean_return
-    return Row(
-        job=f"{status.namespace}/{status.job}" if status.namespace not in ("", "default") else status.job,
-        phase="Unreachable" if error else status.phase,
-        fps=f"{frames.per_second:,.0f}",
-        frames=f"{frames.collected:,}{share}",
-        workers=_workers_of([status]),
-        version=f"{fresh.version}",
-        behind=f"{fresh.version - fresh.min_applied_version}",
-        mean_return=f"{mean_return:.2f}" if mean_return is not None else _NOTHING,
-        queue=f"{queue.waiting + queue.ready}/{queue.capacity}" if queue.capacity else _NOTHING,
-        note=error or _note_of(status),
-        is_stale=bool(error),
-    )
-
-
-def _note_of(status: "Status") -> str:
-    failed = [condition.message for condition in status.conditions if condition.type == "Failed" and condition.message]
-    paused = [f"paused by {', '.join(lease.owner for lease in status.pauses)}"] if status.pauses else []
-    restarts = [f"{status.restarts} restarts"] if status.restarts else []
-    return "; ".join([*failed, *paused, *restarts])
-
-
-def _worker_row(worker: "Worker", *, is_stale: bool) -> Row:
-    return Row(
-        job=f"  {worker.id}",
-        phase=worker.phase,
-        fps=f"{worker.per_second:,.0f}",
-        frames=f"{worker.frames:,}",
-        version=f"{worker.version}" if worker.version >= 0 else _NOTHING,
-        behind=f"{worker.lag}",
-        note=f"attempt {worker.attempt}" if worker.attempt else "",
-        is_stale=is_stale,
-    )
-
-
-def _sum_row(answering: "Sequence[Status]", num_jobs: int) -> Row:
-    return Row(
-        job=f"{num_jobs} jobs",
-        phase=f"{len(answering)} answer",
-        fps=f"{sum(status.frames.per_second for status in answering):,.0f}",
-        frames=f"{sum(status.frames.collected for status in answering):,}",
-        workers=_workers_of(answering),
-    )
-
-
-def _workers_of(statuses: "Sequence[Status]") -> str:
-    groups = [group for status in statuses for group in status.groups]
-    return f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}"
+        table.add_row(*map(Text, cells), style="dim" if row.is_stale else "")
+    return Group(table, Text(notice, style="yellow")) if notice else table
 
 
 def _document(entry: Entry) -> dict[str, object]:
-    reading = entry.reading
-    return {
+    reading, written = entry.reading, entry.written
+    found: dict[str, object] = {
         "name": entry.name,
         "error": entry.error,
         "status": reading.status.model_dump(mode="json") if reading is not None else None,
         "workers": [worker.model_dump(mode="json") for worker in reading.workers] if reading is not None else [],
     }
+    if written is not None:
+        found |= {"namespace": written.namespace, "reported": dict(written.status), "reported_age_s": written.age_s}
+    return found

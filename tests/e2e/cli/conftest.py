@@ -76,6 +76,20 @@ class Cli:
         path.write_text(yaml.safe_dump(document))
         return str(path)
 
+    def become_viewer(self) -> None:
+        """Commands become those of somebody who may read jobs and pods, and no Secrets."""
+        run = self.namespace
+        run("create", "serviceaccount", "viewer")
+        rules = ["--verb=get,list", "--resource=collectorjobs.cormorant.dev,pods,events"]
+        run("create", "role", "viewer", *rules)
+        run("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={run.name}:viewer")
+        token = run("create", "token", "viewer").strip()
+        config = yaml.safe_load(run("config", "view", "--minify", "--raw"))
+        config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
+        path = self.folder / "viewer.kubeconfig"
+        path.write_text(yaml.safe_dump(config))
+        self.kubeconfig = str(path)
+
     @contextmanager
     def operator(self, *, has_kubelet: bool = True) -> Iterator[None]:
         """An operator process that looks after the namespace alone, and a kubelet that says that pods run."""
@@ -107,8 +121,9 @@ def crd() -> None:
 
 
 @pytest.fixture
-def cli(crd: None, tmp_path: Path) -> Iterator[Cli]:
-    with StubHeads() as heads, Namespace("kube-cli") as namespace:
+def cli(crd: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cli]:
+    prefix = getattr(request.module, "NAMESPACE", "kube-cli")
+    with StubHeads() as heads, Namespace(prefix) as namespace:
         yield Cli(namespace, heads, tmp_path)
 
 

@@ -234,23 +234,8 @@ def test_delete_of_a_wrong_name_deletes_nothing(cli) -> None:
 # -- rights --------------------------------------------------------------------------------------------------------
 
 
-def as_viewer(cli, folder: Path) -> None:
-    """Commands become those of somebody who may read jobs and pods, and no Secrets."""
-    run = cli.namespace
-    run("create", "serviceaccount", "viewer")
-    rules = ["--verb=get,list", "--resource=collectorjobs.cormorant.dev,pods,events"]
-    run("create", "role", "viewer", *rules)
-    run("create", "rolebinding", "viewer", "--role=viewer", f"--serviceaccount={run.name}:viewer")
-    token = run("create", "token", "viewer").strip()
-    config = yaml.safe_load(run("config", "view", "--minify", "--raw"))
-    config["users"] = [{"name": config["users"][0]["name"], "user": {"token": token}}]
-    path = folder / "viewer.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    cli.kubeconfig = str(path)
-
-
-def test_missing_rights_are_named(running, tmp_path: Path) -> None:
-    as_viewer(running, tmp_path)
+def test_missing_rights_are_named(running) -> None:
+    running.become_viewer()
     assert "pong" in running.good("get")
     assert "pong-head-1" in running.good("describe", "pong")
     for command, words in (

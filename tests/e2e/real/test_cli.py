@@ -5,9 +5,15 @@ An operator of its own, beside the cluster, looks after the test's namespace.
 
 import io
 import json
+import os
+import pty
+import re
+import select
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -159,6 +165,36 @@ def test_batches_come_through_the_api_server(job: Job) -> None:
     lines = job.good("batches", "tail", "cart", "--count", "2").splitlines()
     assert len(lines) == 2
     assert "64 frames" in lines[0]
+
+
+def test_top_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> None:
+    _, row, worker = job.good("top", "cart", "--workers").splitlines()
+    assert row.split()[:2] == ["cart", "Running"]
+    assert worker.split()[:2] == ["cpu-0", "stepping"]
+    assert "AS OF" in job.good("top"), "the list needs no head"
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "20"}
+    command = [sys.executable, "-m", "cormorant_cli", "top", "cart", "--interval", "0.5", "-n", job.namespace.name]
+    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
+    os.close(theirs)
+    seen = ""
+    try:
+        deadline = time.monotonic() + 60
+        while len(set(re.findall(r"cart\s+Running\s+[\d,]+\s+([\d,]+)", seen))) < 4:
+            assert time.monotonic() < deadline, seen
+            readable, _, _ = select.select([ours], [], [], 1)
+            seen += os.read(ours, 65536).decode() if readable else ""
+        process.send_signal(signal.SIGINT)
+        while select.select([ours], [], [], 5)[0]:
+            try:
+                seen += os.read(ours, 65536).decode()
+            except OSError:
+                break  # the terminal's other end is closed
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        os.close(ours)
+    assert "Traceback" not in seen
 
 
 def test_logs_are_told_apart(job: Job) -> None:

@@ -78,3 +78,17 @@ def test_connection_that_cannot_be_made_is_closed_and_its_reason_kept() -> None:
     with forwarded(refuse) as forwarder, dial(forwarder) as connection:
         assert connection.recv(1) == b""
         assert forwarder.error == "no way there"
+
+
+def test_hook_of_threads_is_as_it_was_whatever_the_order_in_which_ports_close() -> None:
+    def refuse() -> socket.socket:
+        raise ClusterFailed("no way there")
+
+    before = threading.excepthook
+    first, second = forwarded(refuse), forwarded(refuse)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert threading.excepthook is not before, "the second port is open"
+    second.__exit__(None, None, None)
+    assert threading.excepthook is before

@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 from cormorant_cli import __main__ as entry
 from cormorant_cli import top
 from cormorant_cli.errors import BadInput, CommandFailed
-from cormorant_cli.sources import Board, Entry, Reading, Source, url_sources
+from cormorant_cli.sources import Board, Entry, Reading, Source, Written, url_sources
+from cormorant_cli.top_table import cut, lines_of, rows_of
 from cormorant_contract.rest.status import (
     EpisodeReport,
     FrameCounts,
@@ -67,15 +68,15 @@ def says(found: Status, *workers: Worker) -> Source:
 
 
 def test_a_job_is_one_line() -> None:
-    (row,) = top.rows_of([Entry(name="u", reading=Reading(status=status()), is_asked=True)])
+    (row,) = rows_of([Entry(name="u", reading=Reading(status=status()), is_asked=True)])
     assert row.cells == (
-        "pong", "Running", "1,234", "12,345 (12%)", "3/4", "7", "1", "-20.50", "2/4", "2 restarts"
+        "pong", "Running", "1,234", "12,345 (12%)", "3/4", "7", "1", "-20.50", "2/4", "", "2 restarts"
     )  # fmt: skip
 
 
 def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:
     entries = [Entry(name="u", reading=Reading(status=status(namespace="team-a"), workers=(WORKER,)), is_asked=True)]
-    heading, job, worker = top.lines_of(tuple(top.rows_of(entries)))
+    heading, job, worker = lines_of(tuple(rows_of(entries)))
     assert job.startswith("team-a/pong  Running")
     assert worker.startswith("  cpu-0      stepping")
     end = heading.index("FRAMES/S") + len("FRAMES/S")
@@ -83,7 +84,9 @@ def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:
 
 
 def test_a_job_that_fails_is_a_cell_and_no_crash(capsys: pytest.CaptureFixture[str]) -> None:
-    top.show([says(status()), fails("the token is\nnone of the job's")], interval_s=1, once=True, as_json=False)
+    top.show(
+        Board([says(status()), fails("the token is\nnone of the job's")], interval_s=0), is_once=True, as_json=False
+    )
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split()[:3] == ["pong", "Running", "1,234"]
     assert lines[2].startswith("http://gone:8000  Unreachable")
@@ -106,7 +109,7 @@ def test_what_a_job_said_last_stays_when_it_falls_silent() -> None:
         assert time.monotonic() < deadline
         time.sleep(0.005)
     board.close()
-    (row,) = top.rows_of(board.entries())
+    (row,) = rows_of(board.entries())
     assert (row.job, row.phase, row.fps, row.note, row.is_stale) == (
         "pong", "Unreachable", "1,234", "no head answers", True
     )  # fmt: skip
@@ -129,7 +132,7 @@ def test_a_job_that_keeps_silent_holds_nobody_up() -> None:
 
 
 def test_json_has_every_job(capsys: pytest.CaptureFixture[str]) -> None:
-    top.show([says(status(), WORKER), fails("gone")], interval_s=1, once=False, as_json=True)
+    top.show(Board([says(status(), WORKER), fails("gone")], interval_s=0), is_once=True, as_json=True)
     good, bad = json.loads(capsys.readouterr().out)["jobs"]
     assert (good["status"]["frames"]["collected"], good["workers"][0]["id"], good["error"]) == (12_345, "cpu-0", "")
     assert (bad["status"], bad["workers"], bad["error"]) == (None, [], "gone")
@@ -158,3 +161,23 @@ def test_help_names_the_ways_to_say_where() -> None:
     shown = CliRunner().invoke(app, ["top", "--help"], env={"COLUMNS": "200"}).output
     assert "CORMORANT_URL" in shown
     assert "--once" in shown
+
+
+def test_what_has_no_room_on_the_screen_is_counted() -> None:
+    entries = [Entry(name=f"u{i}", reading=Reading(status=status(f"job-{i}")), is_asked=True) for i in range(300)]
+    shown = cut(tuple(rows_of(entries)), 20)
+    assert [row.job for row in (shown[0], *shown[17:])] == ["job-0", "job-17", "and 282 more lines", "300 jobs"]
+    assert len(cut(shown, 20)) == 20
+
+
+def test_head_of_a_cluster_is_shown_before_what_the_operator_wrote() -> None:
+    written = Written(
+        namespace="rl", phase="Starting", frames=1, target=0, per_second=0.0, ready=0, desired=1, version=0,
+        min_applied_version=0, note="", age_s=70.0, is_stale=False, status={},
+    )  # fmt: skip
+    head = Entry(name="pong", reading=Reading(status=status(namespace="rl")), written=written, is_asked=True)
+    silent = Entry(name="pong", written=written, error="no way there", is_asked=True)
+    now, before, total = (row.cells for row in rows_of([head, silent]))
+    assert (now[:4], now[9]) == (("pong", "Running", "1,234", "12,345 (12%)"), "0s")
+    assert (before[:4], before[9:]) == (("pong", "Starting", "0", "1"), ("70s", "no way there"))
+    assert total[:5] == ("2 jobs", "1 moving", "1,234", "12,346", "3/5")
