@@ -25,7 +25,7 @@ from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace, apply_crd, skip_without_cluster
 from cormorant_worker.policies import mlp
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
 IMAGE = "localhost/cormorant:dev"
 HIDDEN = [1024, 1024]
