@@ -140,11 +140,11 @@ def test_half_of_the_workers_killed_again_and_again_lose_and_repeat_nothing(ray_
 def test_an_actor_that_nobody_can_place_fails_with_what_it_asked_for(ray_cluster: None) -> None:
     options = FleetOptions(workers=1, startup_timeout_s=2.0)
     words = (
-        r"it asks for CPU: 1, GPU: 3, slot:cpu-0: 1, walrus: 2; Ray has 1 living node with .*"
+        r"it asks for CPU: 1, GPU: 3, walrus: 2; Ray has 1 living node with .*"
         if torch.cuda.is_available()
-        else r"it asks for CPU: 1, GPU: 3, slot:cpu-0: 1, walrus: 2; Ray has 1 living node with nothing"
+        else r"it asks for CPU: 1, GPU: 3, walrus: 2; Ray has 1 living node with nothing"
     )
-    demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2}, slot_resources=True)
+    demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
         RayFleet(make_job(num_envs=2, lengths=3), options, demand)
 
@@ -207,7 +207,6 @@ def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
 ENDLESS = """
 import sys
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import balance
 from cormorant_worker.front import open_fleet
 
 checker = make_checker(2, lengths=5, versions=False)

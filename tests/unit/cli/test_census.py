@@ -57,6 +57,8 @@ def listing(*jobs: dict[str, Any]) -> Say:
 @pytest.fixture
 def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """An API server that answers as it is told; KUBECONFIG leads there."""
+    # Its answers have the hour of this moment, and a run of all tests takes longer than a status stays fresh.
+    monkeypatch.setitem(globals(), "NOW", datetime.now(UTC).replace(microsecond=0))
 
     @contextmanager
     def start(answer: Callable[[Heard], Say]) -> Iterator[Any]:
