@@ -22,12 +22,12 @@ import pytest
 import yaml
 
 from cormorant_cli.__main__ import run
-from cormorant_testing.kubectl import Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kubectl import Namespace
+from cormorant_testing.real_cluster import Installation
 from cormorant_worker.policies import mlp
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
 
-IMAGE = "localhost/cormorant:dev"
 HIDDEN = [1024, 1024]
 START_S = 240
 CODE = """
@@ -44,8 +44,8 @@ class Job:
 
     name = "cart"
 
-    def __init__(self, namespace: Namespace, folder: Path) -> None:
-        self.namespace, self.folder = namespace, folder
+    def __init__(self, namespace: Namespace, folder: Path, image: str) -> None:
+        self.namespace, self.folder, self.image = namespace, folder, image
 
     def __call__(self, *arguments: str) -> tuple[int, str, str]:
         """Run a command: exit code, stdout, stderr."""
@@ -70,7 +70,7 @@ class Job:
             "kind": "CollectorJob",
             "metadata": {"name": self.name},
             "spec": {
-                "image": IMAGE,
+                "image": self.image,
                 "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "subprocess", "numEnvs": 2}},
                 "policy": {"entrypoint": "my_pkg.policies:make", "kwargs": {"hidden": HIDDEN}},
                 "collection": {"framesPerBatch": 64},
@@ -86,31 +86,18 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def image(request: pytest.FixtureRequest) -> None:
-    skip_without_cluster()
-    try:
-        # Where this folder's conftest builds and unpacks the image.
-        request.getfixturevalue("installed")
-    except pytest.FixtureLookupError:
-        nodes = subprocess.run(["kubectl", "get", "nodes", "-o", "json"], capture_output=True, check=True, timeout=60)
-        images = [image for node in json.loads(nodes.stdout)["items"] for image in node["status"].get("images", ())]
-        if not any(IMAGE in image["names"] for image in images):
-            pytest.skip(f"no node has {IMAGE}: start the cluster with nodes and load the image")
-        apply_crd()
-
-
-@pytest.fixture(scope="module")
-def job(image: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def job(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+    image = installed.images.job
     folder = tmp_path_factory.mktemp("cli")
     key, log = folder / "key", folder / "operator.log"
     key.write_text("0123456789abcdef" * 4)
     with Namespace("kube-real") as namespace:
-        arguments = ["--image", IMAGE, "--key-file", str(key), "--namespace", namespace.name, "--probe-port", "0"]
+        arguments = ["--image", image, "--key-file", str(key), "--namespace", namespace.name, "--probe-port", "0"]
         with log.open("ab") as file:
             command = [sys.executable, "-m", "cormorant_operator", *arguments, "--poll-seconds", "2"]
             operator = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)
         try:
-            made = Job(namespace, folder)
+            made = Job(namespace, folder, image)
             submission = [str(made.write()), "--code", str(folder / "code"), "--wait", "--timeout", str(START_S)]
             made.good("submit", *submission)
             yield made

@@ -5,6 +5,8 @@ import os
 import signal
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import ray
 
@@ -39,25 +41,28 @@ class Cluster:
 
     def _connect(self, options: RayOptions) -> None:
         _quieten()
-        before = signal.getsignal(signal.SIGTERM)
         # Folders are sent along with the connection alone, not with an actor.
         runtime_env = dict(options.runtime_env) or None
         try:
-            if options.address:
-                ray.init(
-                    address=options.address, runtime_env=runtime_env, log_to_driver=False, logging_level=logging.ERROR
-                )
-            else:
-                ray.init(
-                    address="local",
-                    runtime_env=runtime_env,
-                    # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
-                    num_cpus=0,
-                    object_store_memory=options.object_store_bytes or None,
-                    include_dashboard=False,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                )
+            with _signals_kept(waiting=bool(options.address)):
+                if options.address:
+                    ray.init(
+                        address=options.address,
+                        runtime_env=runtime_env,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                    )
+                else:
+                    ray.init(
+                        address="local",
+                        runtime_env=runtime_env,
+                        # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
+                        num_cpus=0,
+                        object_store_memory=options.object_store_bytes or None,
+                        include_dashboard=False,
+                        log_to_driver=False,
+                        logging_level=logging.ERROR,
+                    )
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             if not options.address:
                 raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
@@ -65,10 +70,6 @@ class Cluster:
                 f'cannot connect to the Ray cluster "{options.address}": {error}; if it wants a token, set '
                 "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the one that it was started with"
             ) from error
-        finally:
-            # Ray takes SIGTERM for itself; how this process ends is not its business.
-            if threading.current_thread() is threading.main_thread() and before is not None:
-                signal.signal(signal.SIGTERM, before)
         self.is_own = not options.address
         self.has_connected = True
 
@@ -130,6 +131,24 @@ def _refuse_unreachable(address: str) -> None:
             f'nothing answers at the Ray address "{address}" ({error}); start a head there with `ray start --head`, or '
             "leave the address out for a cluster of this machine"
         ) from error
+
+
+@contextmanager
+def _signals_kept(*, waiting: bool) -> Iterator[None]:
+    """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
+
+    Args:
+        waiting: SIGTERM and SIGINT wait meanwhile: an exception on its way through Ray's code aborts the process. Not
+            where Ray starts processes, which would never hear of them either.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT} if waiting else ())
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _quieten() -> None:
