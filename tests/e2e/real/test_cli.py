@@ -172,7 +172,7 @@ def test_top_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> None
             readable, _, _ = select.select([ours], [], [], 1)
             seen += os.read(ours, 65536).decode() if readable else ""
         process.send_signal(signal.SIGINT)
-        while select.select([ours], [], [], 5)[0]:
+        while time.monotonic() < deadline + 30 and select.select([ours], [], [], 5)[0]:
             try:
                 seen += os.read(ours, 65536).decode()
             except OSError:
