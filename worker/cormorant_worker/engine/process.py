@@ -143,9 +143,9 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process at once. Its subprocess environments see their pipes close and end too."""
-        # Who is not born yet ends as it finds its sockets closed. The nursery keeps the ids of the dead from being
-        # given to others.
-        if not self.pid or self._is_closed:
+        # Who is not born yet ends as it finds its sockets closed. The nursery keeps a dead one's id from being given to
+        # others until it is asked how it ended; from then on the answer is known, and the id may be a stranger's.
+        if not self.pid or self._is_closed or self._return_code(timeout_s=0) is not None:
             return
         with suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGKILL)
