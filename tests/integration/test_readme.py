@@ -113,8 +113,8 @@ def test_the_manifest_is_valid_and_fills_its_dataset(tmp_path: Path) -> None:
 def test_make_run_collects_pong_and_the_dataset_commands_take_it(tmp_path: Path) -> None:
     run("git", "clone", "--quiet", ROOT, tmp_path / "clone")
     clone = tmp_path / "clone"
-    # This environment instead of a new one: what `make run` does after the install is the same.
-    run("make", "run", f"VENV={BIN.parent}", cwd=clone, timeout_s=900)
+    # This environment instead of a new one, and not installed anew: it would run the clone's code from then on.
+    run("make", f"--assume-old={BIN.parent}/.installed", "run", f"VENV={BIN.parent}", cwd=clone, timeout_s=900)
     made_by_make, *later = blocks("sh")
     assert "make run" in made_by_make
     commands = [line for block in later for line in block.splitlines() if line.startswith(".venv/bin/")]

@@ -190,10 +190,11 @@ def test_frames_agree_with_the_api_over_deaths_of_a_worker_and_of_the_head(manif
         db.wait_for(f"cormorant_frames_total > {counted + 2000}", seconds=60)
         last = stand_still(learner.api)
         time.sleep(1.0)
-        ended = time.time()
-        seconds = ended - began
-        (increase,) = db.query(f"increase(cormorant_frames_total[{seconds * 1000:.0f}ms])", at=ended).values()
+        # From a sample to a sample: increase() would stretch what it saw to the edges of the window, where nothing was collected.
+        first_at, *_, last_at = db.times("cormorant_frames_total", began=began, ended=time.time())
+        window = f"{(last_at - first_at) * 1000 + 1:.0f}ms"
+        (increase,) = db.query(f"increase(cormorant_frames_total[{window}])", at=last_at).values()
         assert last - first > 4000
         assert increase == pytest.approx(last - first, rel=0.01)
-        (resets,) = db.query(f"resets(cormorant_frames_total[{seconds * 1000:.0f}ms])", at=ended).values()
+        (resets,) = db.query(f"resets(cormorant_frames_total[{window}])", at=last_at).values()
         assert resets == 0, "a counter went back"

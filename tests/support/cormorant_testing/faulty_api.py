@@ -76,6 +76,7 @@ class FaultyApi:
             self._is_up.set()
             await self._stop.wait()
             await runner.cleanup()
+        await asyncio.sleep(0.25)  # aiohttp's closed TLS connections need turns of the loop to say goodbye
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         is_watch = request.query.get("watch") in ("true", "1")

@@ -70,16 +70,15 @@ class Prometheus:
 
     def query(self, expr: str, *, at: float | None = None) -> dict[tuple[tuple[str, str], ...], float]:
         """Numbers by labels."""
-        asked = {"query": expr} | ({"time": str(at)} if at is not None else {})
-        url = f"http://127.0.0.1:{self.port}/api/v1/query?{urllib.parse.urlencode(asked)}"
-        try:
-            with urllib.request.urlopen(url, timeout=30) as response:
-                data = json.load(response)["data"]
-        except urllib.error.HTTPError as error:
-            raise AssertionError(f"{expr}: {error.read().decode()}") from error
+        data = self._ask({"query": expr} | ({"time": str(at)} if at is not None else {}))
         if data["resultType"] == "scalar":
             return {(): float(data["result"][1])}
         return {tuple(sorted(row["metric"].items())): float(row["value"][1]) for row in data["result"]}
+
+    def times(self, series: str, *, began: float, ended: float) -> list[float]:
+        """When samples of the one series that is meant were taken."""
+        (row,) = self._ask({"query": f"{series}[{(ended - began) * 1000:.0f}ms]", "time": str(ended)})["result"]
+        return [float(at) for at, _ in row["values"]]
 
     def numbers(self, expr: str) -> list[float]:
         """Values that are numbers."""
@@ -92,6 +91,14 @@ class Prometheus:
             assert time.monotonic() < deadline, f"{expr} gives nothing after {seconds} s; {self._said()}"
             time.sleep(0.2)
         return found
+
+    def _ask(self, asked: dict[str, str]) -> Any:
+        url = f"http://127.0.0.1:{self.port}/api/v1/query?{urllib.parse.urlencode(asked)}"
+        try:
+            with urllib.request.urlopen(url, timeout=30) as response:
+                return json.load(response)["data"]
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{asked['query']}: {error.read().decode()}") from error
 
     def _is_ready(self) -> bool:
         try:
