@@ -1,5 +1,6 @@
 """What the README says of Kubernetes, run as it stands there: Pong, with new weights and a killed worker on the way."""
 
+import os
 import re
 import time
 
@@ -14,15 +15,16 @@ from cormorant_testing.real_job import SMALL, Job, note
 from cormorant_testing.scripts import unused_port
 from cormorant_worker.policies import atari_cnn
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(4200)]
 
-TOTAL = 100_000
+TOTAL = int(os.environ.get("CORMORANT_E2E_FRAMES", "100000"))
+"""The example's own number is a million: minutes more."""
 HEAD_S = 90.0
 """A killed head, to frames again; on a machine that is busy besides, half as long again as the start took."""
 
 
 def smaller(text: str) -> str:
-    """The example for a node of two processors, and a tenth of its frames."""
+    """The example for a node of two processors, and as many frames as are asked for."""
     document = yaml.safe_load(text)
     document["spec"]["collection"]["totalFrames"] = TOTAL
     for part in (document["spec"]["head"], *document["spec"]["workerGroups"]):
@@ -47,7 +49,7 @@ def test_commands_of_the_readme_collect_pong_to_the_end(installed: Installation)
         job.until(lambda: job.ask("/v1/status").json["weights"]["min_applied_version"] == 1, what="weights act")
         kill_a_worker(job)
         kill_the_head(job, within_s=max(HEAD_S, 1.5 * start_s))
-        job.until(lambda: job.condition("Completed"), what="the job is complete", within_s=400)
+        job.until(lambda: job.condition("Completed"), what="the job is complete", within_s=300 + TOTAL / 500)
         frames = job.status["frames"]
         assert (frames["collected"], frames["target"]) == (TOTAL, TOTAL)
         assert job.condition("Failed") == ""
