@@ -87,6 +87,7 @@ def kill_a_worker(job: Job) -> None:
 def kill_the_head(job: Job, *, within_s: float) -> None:
     """Its process and its pod's volume are gone: the count is in its last words and in the status."""
     job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement has joined")
+    job.until(lambda: job.status["frames"]["settled"] > 0, what="a poll has seen frames that nobody will take back")
     workers, epoch = job.pods("worker"), job.status["epoch"]
     job.kill(job.head(), "cormorant_api")
     killed = time.monotonic()
