@@ -4,9 +4,7 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -33,11 +31,12 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.places import Places
 from cormorant_worker.engine.published import Published
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.engine.tally import RestartReason, Tally
-from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
+from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
@@ -66,7 +65,7 @@ class Crew:
     ) -> None:
         self.job = job
         self.members: dict[Slot, Member] = {}
-        self.places: list[Slot] = []
+        self.places = Places(job)
         """Places that are to be filled."""
         self.ready: Ready | None = None
         """What the first worker said of itself; all others must agree."""
@@ -106,29 +105,12 @@ class Crew:
     # -- places ------------------------------------------------------------------------------------------------
 
     def resize(self, workers: int | Mapping[str, int]) -> None:
-        """Say how many places there are, in all or by group: groups that are not named keep theirs. The lowest free
-        index is filled first, the highest is given up first.
+        """Say how many places there are, in all or by group: see `Places.resize`.
 
         Raises:
             FleetError: no such group, a negative size, or nobody would be left.
         """
-        names = [group.name for group in self.job.spec.worker_groups]
-        if isinstance(workers, int):
-            counted = Counter(self._place_of(i)[0] for i in range(workers))
-            sizes = {name: counted[name] for name in names}
-        else:
-            sizes = dict(workers)
-        if unknown := sorted(set(sizes) - set(names)):
-            raise FleetError(f"there are no worker groups {', '.join(unknown)}; the manifest has {', '.join(names)}")
-        if negative := [f"{name}: {size}" for name, size in sizes.items() if size < 0]:
-            raise FleetError(f"sizes of worker groups begin at 0; got {', '.join(negative)}")
-        wanted: list[Slot] = []
-        for name in names:
-            filled = sorted(index for group, index in self.places if group == name)
-            size = sizes.get(name, len(filled))
-            free = (index for index in count() if index not in filled)
-            wanted += [(name, index) for index in sorted([*filled[:size], *islice(free, max(0, size - len(filled)))])]
-        self._fill_places(wanted)
+        self._leave(self.places.resize(workers))
 
     def retire(self, name: str) -> None:
         """Give a worker's place up until its group's size is raised. It finishes what it holds.
@@ -136,35 +118,16 @@ class Crew:
         Raises:
             FleetError: no such worker, or nobody would be left.
         """
-        left = [slot for slot in self.places if "{}-{}".format(*slot) != name]
-        if len(left) == len(self.places):
-            known = ", ".join("{}-{}".format(*slot) for slot in self.places)
-            raise FleetError(f"there is no worker {name}; there are {known}")
-        self._fill_places(left)
+        self._leave(self.places.give_up(name))
 
-    def _fill_places(self, wanted: list[Slot]) -> None:
-        if not wanted:
-            raise FleetError("0 workers: a fleet needs at least 1; pause it instead")
-        for slot in set(self.places) - set(wanted):
+    def _leave(self, given_up: Collection[Slot]) -> None:
+        for slot in given_up:
             if (member := self.members.get(slot)) is not None:
                 member.is_leaving = True
             self._respawn_at.pop(slot, None)
             self._deliveries.complete(self._schedule.forget_member(slot))
-        self.places = wanted
         if self._deliveries.slots is not None:
             self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())
-
-    def _place_of(self, number: int) -> Slot:
-        """The place of the n-th worker: the manifest's fixed groups first, then the elastic one."""
-        elastic = self.job.spec.elastic
-        for group in self.job.spec.worker_groups:
-            if group.name == elastic.name:
-                continue
-            size = self.job.spec.size_of(group)
-            if number < size:
-                return (group.name, number)
-            number -= size
-        return (elastic.name, number)
 
     def _slot_limit(self) -> int:
         """Two blocks a worker, and the queue."""
