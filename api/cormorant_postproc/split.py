@@ -103,7 +103,7 @@ def _pad(
     count = len(lengths)
     position = torch.arange(longest, device=frames.device)
     mask = position < lengths.unsqueeze(-1)
-    if longest == shape[-1] and count * longest == shape.numel():
+    if longest == shape[-1] and len(frames) == count * longest == shape.numel():
         result: TensorDict = batch.reshape(count, longest)
     else:
         # A padded place reads the last frame of its piece, and is zeroed after.

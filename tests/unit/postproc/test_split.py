@@ -69,6 +69,15 @@ def test_a_single_row_becomes_one_trajectory() -> None:
     assert split_trajectories(batch)["x"].tolist() == [[0, 1, 2]]
 
 
+def test_as_many_pieces_as_rows_are_not_taken_for_whole_rows() -> None:
+    collector = {
+        "traj_ids": torch.tensor([[1, 1], [0, 0], [2, 3]]),
+        "mask": torch.tensor([[True, True], [False, False], [True, True]]),
+    }
+    batch = TensorDict({"x": torch.arange(6).reshape(3, 2), "collector": collector}, batch_size=[3, 2])
+    assert split_trajectories(batch)["x"].tolist() == [[0, 1], [4, 0], [5, 0]]
+
+
 def test_a_gap_in_the_mask_divides_a_trajectory() -> None:
     collector = {"traj_ids": torch.ones(1, 4), "mask": torch.tensor([[True, False, True, True]])}
     batch = TensorDict({"x": torch.arange(4).reshape(1, 4), "collector": collector}, batch_size=[1, 4])
