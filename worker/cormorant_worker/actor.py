@@ -94,7 +94,7 @@ class PolicyActor:
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, torch.Tensor):
-                return Acted((_to_numpy(result.numpy(), self._action[0]),))
+                return Acted((_to_numpy(result.detach().numpy(), self._action[0]),))
         written = self._call(obs, states, is_init)
         try:
             tensors = [written[key] for key in self._written]

@@ -72,6 +72,7 @@ class Collector:
         config: CollectorConfig,
         warmup: RandomActor,
         weights: WeightSlot,
+        first_actor: Actor | None = None,
     ) -> None:
         """Take environments of one kind, one lane each, and start their first episodes.
 
@@ -81,6 +82,7 @@ class Collector:
             config: what to do beside stepping.
             warmup: what decides in the first `init_random_frames` frames.
             weights: the weights of the actor's policy.
+            first_actor: decides in the first frames instead of `warmup`, with the outputs and states of `actor`.
         """
         self.gate = Gate()
         self.weights = weights
@@ -90,7 +92,7 @@ class Collector:
         """Counts frames as they land, for a watcher in another process: [1] int64, replaced by shared memory."""
         self._actor = actor
         self.warmup = warmup
-        self._random = WarmupActor(warmup, actor)
+        self._random: Actor = first_actor or WarmupActor(warmup, actor)
         self._config = config
         self.warmup_left = config.init_random_frames
         self._envs = tuple(envs)
