@@ -156,11 +156,12 @@ class TianshouStore:
         buffer = self._buffer
         columns = np.repeat(np.arange(len(lengths)), lengths - rows)
         steps = np.concatenate([np.arange(start, stop) for start, stop in zip(rows, lengths, strict=True)])
+        begins = np.array([int(sub._insertion_idx) for sub in self._subs])
+        self._count(values, columns, steps, rows, lengths)
         # Where a column has more than its sub-buffer holds, the last ones stay.
         sizes = np.array([int(sub.maxsize) for sub in self._subs])
         stays = lengths[columns] - steps <= sizes[columns]
         columns, steps = columns[stays], steps[stays]
-        begins = np.array([int(sub._insertion_idx) for sub in self._subs])
         offsets = buffer._offset if self._is_manager else np.zeros(1, dtype=np.int64)
         at = offsets[columns] + (begins[columns] + steps - rows[columns]) % sizes[columns]
         kept = dict(values)
@@ -170,31 +171,36 @@ class TianshouStore:
         if not buffer._save_obs_next:
             kept.pop("obs_next")
         _assign(buffer._meta, kept, at, columns, steps)
-        for column in np.flatnonzero(lengths > rows).tolist():
-            start, stop = int(rows[column]), int(lengths[column])
-            self._count(column, kept["rew"][column, start:stop], kept["done"][column, start:stop])
         if hasattr(buffer, "init_weight"):
             buffer.init_weight(at)
 
-    def _count(self, column: int, rewards: Array, dones: Array) -> None:
-        """Bring one sub-buffer's counters to where `len(rewards)` adds leave them."""
-        sub, count = self._subs[column], len(rewards)
-        begin = sub._insertion_idx
-        last = (begin + count - 1) % sub.maxsize
-        sub.last_index[0] = last
-        sub._size = min(sub._size + count, sub.maxsize)
-        sub._insertion_idx = (begin + count) % sub.maxsize
-        ends = np.flatnonzero(dones)
-        if len(ends):
-            after = int(ends[-1]) + 1
-            sub._ep_return, sub._ep_len = 0.0, 0
-            sub._ep_start_idx = (begin + after) % sub.maxsize
-            rewards = rewards[after:]
-        sub._ep_return += float(rewards.sum(dtype=np.float64))
-        sub._ep_len += len(rewards)
-        if self._is_manager:
-            self._buffer.last_index[column] = last + self._buffer._offset[column]
-            self._buffer._lengths[column] = sub._size
+    def _count(self, values: dict[str, Any], columns: Array, steps: Array, rows: Array, lengths: Array) -> None:
+        """Bring the counters of sub-buffers to where one add for each of these frames leaves them."""
+        ends = values["done"][columns, steps]
+        since = np.full(len(lengths), -1, dtype=np.int64)
+        np.maximum.at(since, columns[ends], steps[ends] + 1)
+        is_open = steps >= since[columns]
+        earned = np.bincount(
+            columns[is_open], weights=values["rew"][columns[is_open], steps[is_open]], minlength=len(lengths)
+        )
+        told = zip(rows.tolist(), lengths.tolist(), since.tolist(), earned.tolist(), strict=True)
+        for column, (start, stop, after, reward) in enumerate(told):
+            if stop == start:
+                continue
+            sub = self._subs[column]
+            begin, size = sub._insertion_idx, sub.maxsize
+            sub.last_index[0] = last = (begin + stop - start - 1) % size
+            sub._size = min(sub._size + stop - start, size)
+            sub._insertion_idx = (begin + stop - start) % size
+            if after >= 0:
+                sub._ep_return, sub._ep_len = reward, stop - after
+                sub._ep_start_idx = (begin + after - start) % size
+            else:
+                sub._ep_return += reward
+                sub._ep_len += stop - start
+            if self._is_manager:
+                self._buffer.last_index[column] = last + self._buffer._offset[column]
+                self._buffer._lengths[column] = sub._size
 
     def _write_extra(self, extra: dict[str, Array], lengths: Array, rows: Array, before: list[int]) -> None:
         """Values that episode hooks returned: keys that `add` does not know."""

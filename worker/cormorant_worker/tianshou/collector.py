@@ -65,7 +65,7 @@ class Collector:
 
         Args:
             policy: of Tianshou's (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
-                modules with "policy". It is not moved, copied, or put into another mode for good.
+                modules with "policy"; None = random actions. It is not moved, copied, or put into another mode for good.
             env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, a vector environment of
                 Tianshou's, or one of ours.
             buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. Nothing
@@ -179,7 +179,7 @@ class Collector:
         kwargs.pop("seed", None)
         began = time.perf_counter()
         self._actor.keeps_grad = not no_grad
-        self._engine.warmup_left = _NEVER if random else 0
+        self._engine.warmup_left = _NEVER if random or self.policy is None else 0
         with evaluating(self.policy), resetting_with(self._envs, kwargs), self._rendering(render):
             stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0, max_frames_per_env)
         stats.collect_time = max(time.perf_counter() - began, 1e-9)

@@ -79,7 +79,8 @@ def make_actor(
     """An actor for a policy, and one that draws at random and writes the same outputs.
 
     Args:
-        policy: of Tianshou's, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy".
+        policy: of Tianshou's, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy";
+            None = random actions.
         observation: one environment's observation space.
         action: one environment's action space.
         random: draws the random actions.
@@ -88,6 +89,10 @@ def make_actor(
     Raises:
         PolicyError: the policy cannot be called, or has no noise of its own.
     """
+    if policy is None:
+        if exploration_noise:
+            raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
+        return FrontActor(random, None, observation), random
     if is_tianshou_policy(policy):
         theirs = TianshouActor(policy, observation, action, noise=exploration_noise)
         return FrontActor(theirs, None, observation), RandomlyMapped(random, theirs, policy)

@@ -10,6 +10,9 @@ from cormorant_worker.block import Block
 from cormorant_worker.spaces import Array
 
 
+_QUANTILES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
+
+
 @dataclass(kw_only=True)
 class SequenceStats:
     """A summary of one number an episode."""
@@ -28,15 +31,19 @@ class SequenceStats:
     @classmethod
     def from_sequence(cls, sequence: Sequence[float] | npt.NDArray[np.generic]) -> "SequenceStats":
         """Summarise at least one number. Raises ValueError of none."""
-        values = np.asarray(sequence, dtype=np.float64)
+        values = np.sort(np.asarray(sequence, dtype=np.float64).reshape(-1))
         if not values.size:
             raise ValueError("there is nothing to summarise: the sequence is empty")
-        p5, p25, median, p75, p95 = np.percentile(values, (5, 25, 50, 75, 95)).tolist()
+        # numpy's percentile, without the hundred microseconds that it takes beside the arithmetic.
+        at = _QUANTILES * (len(values) - 1)
+        low = at.astype(np.int64)
+        high = np.minimum(low + 1, len(values) - 1)
+        p5, p25, median, p75, p95 = (values[low] + (values[high] - values[low]) * (at - low)).tolist()
         return cls(
             mean=float(values.mean()),
             std=float(values.std()),
-            max=float(values.max()),
-            min=float(values.min()),
+            max=float(values[-1]),
+            min=float(values[0]),
             median=median,
             p5=p5,
             p25=p25,
