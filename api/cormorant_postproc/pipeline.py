@@ -30,7 +30,7 @@ def of_collection(settings: Mapping[str, Any]) -> Pipeline:
     """What `spec.collection` of a manifest asks for: multi-step targets first, then trajectories.
 
     Args:
-        settings: as `settings_of` gives them; plain data, which travels with batches to clients.
+        settings: as `Collection.post_processing` gives them; plain data, which travels with batches to clients.
     """
     steps: list[Callable[[TensorDictBase], TensorDict]] = []
     if (multi_step := settings.get("multi_step")) is not None:

@@ -124,6 +124,7 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
         "max_version": loan.max_version,
         "mode": loan.mode,
         "delivery": delivery,
+        "post_processing": loan.post_processing,
         "parts": parts,
     }
 

@@ -272,6 +272,7 @@ class LocalFleet:
             min_version=delivery.min_version,
             max_version=delivery.max_version,
             storing_device=self.options.storing_device,
+            post_processing=self.job.spec.collection.post_processing,
             on_copied=lambda: self._give_back(self._deliveries.copied, number),
             on_release=lambda: self._give_back(self._deliveries.release, number),
         )
