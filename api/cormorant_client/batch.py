@@ -81,7 +81,7 @@ class Batch:
         self.mode = str(metadata["mode"])
         """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
         self.post_processing = dict(metadata.get("post_processing", {}))
-        """What the manifest's `multiStep` and `splitTrajectories` ask for: `tensordict()` does it, `numpy()` does not."""
+        """What the manifest's multiStep and splitTrajectories ask for: `tensordict()` does it, `numpy()` does not."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._is_gone = False

@@ -102,8 +102,8 @@ _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
         holds=lambda spec: spec.output.queue is not None or not spec.collection.post_processing,
-        sentence="multiStep and splitTrajectories are for learners, and there is no queue: a dataset has frames as they "
-        "were collected; add output.queue, or leave them out",
+        sentence="multiStep and splitTrajectories are for learners, and there is no queue: a dataset has frames as "
+        "they were collected; add output.queue, or leave them out",
         path=("collection",),
     ),
 )

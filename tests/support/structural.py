@@ -42,7 +42,7 @@ def with_defaults(value: Any, schema: Document) -> Any:
         value[:] = [with_defaults(item, schema["items"]) for item in value]
     elif isinstance(value, float) and schema.get("type") == "integer" and value.is_integer():
         return int(value)  # as kubectl sends it: JSON has one kind of number
-    elif isinstance(value, int) and schema.get("type") == "number":
+    elif isinstance(value, int) and not isinstance(value, bool) and schema.get("type") == "number":
         return float(value)  # CEL compares doubles with doubles
     return value
 

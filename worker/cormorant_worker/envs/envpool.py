@@ -168,7 +168,9 @@ class _Pool:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
             spaces = _repair(spec.observation_space), _repair(spec.action_space)
-        return cls(built, spaces, num_envs=int(config["num_envs"]), task_id=str(config.get("task_id", type(built).__name__)))
+        return cls(
+            built, spaces, num_envs=int(config["num_envs"]), task_id=str(config.get("task_id", type(built).__name__))
+        )
 
     def send(self, actions: Arrays, ids: Array) -> None:
         sent = [np.ascontiguousarray(a, dtype) for a, dtype in zip(actions, self._action_dtypes, strict=True)]

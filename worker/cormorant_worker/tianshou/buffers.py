@@ -118,8 +118,8 @@ class TianshouStore:
         if cached is None and (least := min(int(sub.maxsize) for sub in self._subs)) < -(-num_steps // num_envs):
             raise ValueError(
                 f"the buffer holds {least:,} frames of each environment and n_step {num_steps:,} over {num_envs} "
-                f"environments brings {-(-num_steps // num_envs):,}: the first would be overwritten before anybody reads "
-                "them; make it larger, or collect less at once"
+                f"environments brings {-(-num_steps // num_envs):,}: the first would be overwritten before anybody "
+                "reads them; make it larger, or collect less at once"
             )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
@@ -236,7 +236,7 @@ def _as_theirs(batch: "TensorDict") -> tuple[dict[str, Any], dict[str, Array]]:
         "info": {"env_id": columns},
         "policy": policy,
     }
-    extra = batch["hooked"] if "hooked" in batch else None
+    extra = batch.get("hooked", None)
     return values, {} if extra is None else {str(key): value.numpy() for key, value in extra.items()}
 
 

@@ -65,7 +65,7 @@ class Collector:
 
         Args:
             policy: of Tianshou's (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
-                modules with "policy"; None = random actions. It is not moved, copied, or put into another mode for good.
+                modules with "policy"; None = random actions. It is not moved, copied, or left in another mode.
             env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, a vector environment of
                 Tianshou's, or one of ours.
             buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. Nothing
@@ -109,9 +109,7 @@ class Collector:
             self._engine = engine.Collector(
                 [self._envs],
                 self._actor,
-                config=engine.CollectorConfig(
-                    seeds=self._seeds(), exploration_type=ExplorationType(exploration_type)
-                ),
+                config=engine.CollectorConfig(seeds=self._seeds(), exploration_type=ExplorationType(exploration_type)),
                 warmup=random,
                 weights=WeightSlot({}),
                 first_actor=first,
@@ -455,5 +453,3 @@ def _refuse_nan(batch: "TensorDict") -> None:
         if leaf.is_floating_point() and key[0] != "hooked" and bool(leaf.isnan().any()):
             name = key if isinstance(key, str) else ".".join(key)
             raise EnvCrashed(f"{name} has {int(leaf.isnan().sum())} NaN in {leaf.numel()} values; nothing was stored")
-
-

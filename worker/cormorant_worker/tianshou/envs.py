@@ -1,9 +1,9 @@
 """Whatever a script of Tianshou's hands over as environments, behind our VectorEnv. Called by the collector.
 
-    gymnasium.Env, or a list of them or of functions     stepped one after another in this process
-    envpool.make(...)                                    our own way of stepping EnvPool, around that pool
-    tianshou.env.*VectorEnv                              stepped through its own `step` and `reset`
-    our VectorEnvs                                       as they are
+gymnasium.Env, or a list of them or of functions     stepped one after another in this process
+envpool.make(...)                                    our own way of stepping EnvPool, around that pool
+tianshou.env.*VectorEnv                              stepped through its own `step` and `reset`
+our VectorEnvs                                       as they are
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -81,8 +81,8 @@ def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
     """Raise EnvError when environments cannot take arguments at resets."""
     if kwargs and not hasattr(env, "reset_with"):
         raise EnvError(
-            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; EnvPool is "
-            "seeded where it is made: envpool.make(..., seed=...)"
+            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; EnvPool "
+            "is seeded where it is made: envpool.make(..., seed=...)"
         )
 
 

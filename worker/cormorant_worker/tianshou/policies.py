@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from cormorant_worker.action_check import ActionCheck
-from cormorant_worker.actor import Acted, Actor, PolicyActor
+from cormorant_worker.actor import Acted, Actor, PolicyActor, samples
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy import wrap_policy
 from cormorant_worker.random_actions import RandomActor
-from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, unflattener
 from cormorant_worker.staging import as_numpy
 from cormorant_worker.warmup import WarmupActor
 
@@ -191,8 +191,7 @@ class TianshouActor:
 
     def _dry_run(self, observation: Space) -> None:
         n = 2  # not 1: a policy that drops or mixes its batch dimension shows
-        observation.seed(0)
-        obs = tuple(np.stack(p) for p in zip(*(flatten(observation, observation.sample()) for _ in range(n)), strict=True))
+        obs = samples(observation, n)
         before = tuple(array.copy() for array in obs)
         try:
             with torch.inference_mode(False), torch.no_grad(), evaluating(self._policy):
@@ -212,9 +211,7 @@ class TianshouActor:
         self.states = tuple(_leaf(key, value, n) for key, value in state)
         # A state of None, which an episode begins with, stands for zeros: rows beside one that goes on cannot be None.
         self.initial_states = tuple(np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.states)
-        self._wrap_state = [
-            torch.from_numpy if isinstance(value, torch.Tensor) else np.asarray for _, value in state
-        ]
+        self._wrap_state = [torch.from_numpy if isinstance(value, torch.Tensor) else np.asarray for _, value in state]
         is_one = len(state) == 1 and state[0][0] == (HIDDEN,)
         self._rebuild: Callable[[Mapping[Key, Any]], Any] | None = None if is_one else self._as_batch
 
@@ -273,7 +270,7 @@ def _flat(value: Any, prefix: Key) -> list[tuple[Key, Any]]:
         names = value.keys()
     if names is None:
         raise PolicyMismatch(
-            f"the policy's {'.'.join(prefix)} is {type(value).__name__}; a tensor, an array or a Batch of them is wanted"
+            f"the policy's {'.'.join(prefix)} is {type(value).__name__}; give a tensor, an array or a Batch of them"
         )
     return [item for name in names for item in _flat(value[name], (*prefix, str(name)))]
 

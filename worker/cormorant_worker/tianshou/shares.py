@@ -49,8 +49,8 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
             if frames.max() >= max_frames:
                 late = int(frames.argmax())
                 raise EnvError(
-                    f"environment {late} has {left[late]} of {share[late]} episodes left after {frames[late]:,} frames; "
-                    "give the environments a time limit"
+                    f"environment {late} has {left[late]} of {share[late]} episodes left after {frames[late]:,} "
+                    "frames; give the environments a time limit"
                 )
             quota, counters = _begin(collector, lanes, left)
             collector.lanes = list(counters)

@@ -9,7 +9,6 @@ import numpy.typing as npt
 from cormorant_worker.block import Block
 from cormorant_worker.spaces import Array
 
-
 _QUANTILES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 
 
