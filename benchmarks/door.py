@@ -1,4 +1,4 @@
-"""This project through its door in Tianshou's words: one process, EnvPool, the policy that ships, the latest batch kept."""
+"""This project through its door in Tianshou's words: one process, the policy that ships, the latest batch kept."""
 
 import argparse
 from collections.abc import Iterator

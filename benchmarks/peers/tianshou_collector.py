@@ -58,9 +58,7 @@ def open_tianshou(workload: Workload, args: argparse.Namespace) -> Iterator[prot
     frames = workload.steps_per_batch * workload.num_envs
     storage = {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": 4}
     buffer = VectorReplayBuffer(4 * frames, workload.num_envs, **(storage if workload.policy == "atari_cnn" else {}))
-    kind = Collector
-    if args.door:
-        from cormorant_worker.tianshou import Collector as kind
+    kind = _door() if args.door else Collector
     collector = kind(policy, env, buffer, raise_on_nan_in_buffer=False)
     collector.reset()
 
@@ -70,6 +68,12 @@ def open_tianshou(workload: Workload, args: argparse.Namespace) -> Iterator[prot
     with torch.no_grad():
         yield take
     env.close()
+
+
+def _door() -> type:
+    from cormorant_worker import tianshou
+
+    return tianshou.Collector
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
