@@ -95,6 +95,7 @@ class Lending:
             min_version=delivery.min_version,
             max_version=delivery.max_version,
             storing_device=self._storing_device,
+            post_processing=self._crew.job.spec.collection.post_processing,
             on_copied=lambda: self._give_back(self._deliveries.copied, number),
             on_release=lambda: self._give_back(self._deliveries.release, number),
         )

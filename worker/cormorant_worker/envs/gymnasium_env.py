@@ -5,7 +5,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.wrappers import TimeLimit
@@ -14,6 +14,19 @@ from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import leaves
 
 Env = gymnasium.Env[Any, Any]
+
+
+class EnvBuilder(Protocol):
+    """Builds environments of one kind, one a call."""
+
+    @property
+    def name(self) -> str:
+        """What messages call these environments."""
+        ...
+
+    def build(self) -> Env:
+        """Construct one environment."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

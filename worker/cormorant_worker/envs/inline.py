@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions
-from cormorant_worker.envs.gymnasium_env import Env, EnvFactory
+from cormorant_worker.envs.gymnasium_env import Env, EnvBuilder
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
@@ -39,7 +39,7 @@ class InlineVectorEnv:
 
     def __init__(
         self,
-        factory: EnvFactory,
+        factory: EnvBuilder,
         *,
         num_envs: int,
         seeds: Sequence[int],
