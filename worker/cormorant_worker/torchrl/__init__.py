@@ -1,0 +1,29 @@
+"""TorchRL's way: its names, over our environments and fleets. TorchRL itself is optional.
+
+    from cormorant_worker.torchrl import MultiThreadedEnv, RayCollector, sync_async_collector
+
+Scripts import from here what they imported from `torchrl.collectors`, `torchrl.collectors.distributed` and
+`torchrl.envs`. `docs/migrating-from-torchrl.md` says what is the same, renamed, put right or left out.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cormorant_worker.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
+
+__all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper"]
+
+_HERE = "cormorant_worker.torchrl"
+_ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
+_HOMES: dict[str, str] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use. With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
+    if name in _ENVS:
+        return getattr(import_module(f"{_HERE}.env" if find_spec("torchrl") else f"{_HERE}.plain_env"), name)
+    if name in _HOMES:
+        return getattr(import_module(f"{_HERE}.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
