@@ -60,7 +60,7 @@ def _sampler(space: Space, generator: np.random.Generator) -> Callable[[int], Ar
             start, nvec = np.asarray(space.start), np.asarray(space.nvec)
             return lambda n: (start + generator.integers(0, nvec, size=(n, *nvec.shape))).astype(space.dtype)
         case OneHot():
-            vectors = np.eye(int(space.n), dtype=np.dtype(space.dtype))
+            vectors = np.eye(space.size, dtype=np.dtype(space.dtype))
             return lambda n: vectors[generator.integers(0, len(vectors), size=n)]
         case gymnasium.spaces.MultiBinary():
             return lambda n: generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8).astype(space.dtype)

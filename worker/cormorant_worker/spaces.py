@@ -31,12 +31,13 @@ class OneHot(gymnasium.spaces.MultiBinary):
 
     def __init__(self, n: int) -> None:
         super().__init__(n)
+        self.size = n
         self.dtype = np.dtype(np.int64)  # type: ignore[assignment]  # MultiBinary is int8, and TorchRL's are not
 
     def sample(self, mask: Any = None, probability: Any = None) -> Any:
         """One of the n vectors; masks are not supported."""
-        drawn = np.zeros(self.n, dtype=np.int64)
-        drawn[self.np_random.integers(self.n)] = 1
+        drawn = np.zeros(self.size, dtype=np.int64)
+        drawn[self.np_random.integers(self.size)] = 1
         return drawn
 
     def contains(self, x: Any) -> bool:

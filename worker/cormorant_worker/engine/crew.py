@@ -30,6 +30,7 @@ from cormorant_worker.engine.messages import (
     Request,
     Reseed,
     Sealed,
+    Start,
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
@@ -242,8 +243,9 @@ class Crew:
             device=self._options.device or _device_of(self.job, group),
             seed=self.seed,
         )
-        num_rows = -(-self._schedule.frames_per_batch // self.job.spec.env.num_envs)
-        self.members[slot] = new_member(self.engine.start(self.job, place, num_rows=num_rows))
+        parts = self._options.parts_of(index)
+        start = Start(job=self.job, place=place, frames_per_batch=self._schedule.frames_per_batch, parts=parts)
+        self.members[slot] = new_member(self.engine.start(start))
 
     def _welcome(self, member: Member, ready: Ready) -> None:
         if self.ready is None:
@@ -272,6 +274,8 @@ class Crew:
         """The first worker has started: memory and dataset can be laid out."""
         self.ready = ready
         self._num_threads = ready.num_threads
+        if self._options.whole_rows:
+            self._schedule.round_up(ready.layout.num_envs, num_workers=len(self.places))
         try:
             self._deliveries.slots = self.engine.make_store(ready.layout, self._slot_limit())
             self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())

@@ -10,7 +10,7 @@ from cormorant_worker.engine.process import SharedPayload, WorkerProcess
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.engine.slots import SlotPool
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.place import WorkerPlace, find_device
+from cormorant_worker.place import find_device
 
 
 class LocalEngine:
@@ -30,11 +30,11 @@ class LocalEngine:
     def open(self, wake: Callable[[], None]) -> None:
         """Nothing to open: the fleet's thread waits on the workers' sockets."""
 
-    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> WorkerProcess:
+    def start(self, start: Start) -> WorkerProcess:
         """Start a process and tell it what to build."""
-        process = WorkerProcess(place)
+        process = WorkerProcess(start.place)
         try:
-            process.send(Start(job=job, place=place, num_rows=num_rows))
+            process.send(start)
         except LinkClosed:
             return process  # it died already: the end of its socket tells the fleet
         return process

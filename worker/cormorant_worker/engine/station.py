@@ -36,6 +36,7 @@ from cormorant_worker.engine.messages import (
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
 from cormorant_worker.gate import Stopped
+from cormorant_worker.parts import read_parts
 from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import read_weights
 
@@ -100,11 +101,12 @@ class Station:
             Stopped: the fleet gave the batch under way up; everything was closed.
         """
         self._pulse.enter(Phase.BUILDING)
-        built = build_collector(start.job, start.place)
+        self._parts = read_parts(start.parts)
+        built = build_collector(start.job, start.place, self._parts)
         self.collector: Collector = built.collector
         self._is_built = True
         self.collector.pulse = self._pulse.frames
-        self._layout = self.collector.layout(start.num_rows)
+        self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
         self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
         self._uplink.send(self._ready(built))
@@ -185,7 +187,7 @@ class Station:
         """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
         self._pulse.enter(Phase.BUILDING)
         with self._boundary:
-            rebuild(self.collector, self._job, replace(self._place, seed=message.seed))
+            rebuild(self.collector, self._job, replace(self._place, seed=message.seed), self._parts)
         self._uplink.send(Reply(number=message.number))
 
     @contextmanager

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
-from cormorant_worker.spaces import Arrays, OneHot
+from cormorant_worker.spaces import Arrays, OneHot, Space
 
 
 class OneHotActions:
@@ -21,7 +21,7 @@ class OneHotActions:
         self._dtype = np.dtype(discrete.dtype)
         self.num_envs, self.lockstep, self.min_in_flight = env.num_envs, env.lockstep, env.min_in_flight
         self.observation_space = env.observation_space
-        self.action_space = OneHot(int(discrete.n))
+        self.action_space: Space = OneHot(int(discrete.n))
 
     @property
     def restarts(self) -> int:

@@ -11,13 +11,40 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from cormorant_worker.torchrl.collector import FleetCollector
+    from cormorant_worker.torchrl.helpers import (
+        OffPolicyCollectorConfig,
+        OnPolicyCollectorConfig,
+        make_collector_offpolicy,
+        make_collector_onpolicy,
+        sync_async_collector,
+        sync_sync_collector,
+    )
     from cormorant_worker.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
 
-__all__ = ["MultiThreadedEnv", "MultiThreadedEnvWrapper"]
+__all__ = [
+    "FleetCollector",
+    "MultiThreadedEnv",
+    "MultiThreadedEnvWrapper",
+    "OffPolicyCollectorConfig",
+    "OnPolicyCollectorConfig",
+    "make_collector_offpolicy",
+    "make_collector_onpolicy",
+    "sync_async_collector",
+    "sync_sync_collector",
+]
 
 _HERE = "cormorant_worker.torchrl"
 _ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
-_HOMES: dict[str, str] = {}
+_HOMES = {
+    "FleetCollector": "collector",
+    "OffPolicyCollectorConfig": "helpers",
+    "OnPolicyCollectorConfig": "helpers",
+    "make_collector_offpolicy": "helpers",
+    "make_collector_onpolicy": "helpers",
+    "sync_async_collector": "helpers",
+    "sync_sync_collector": "helpers",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -30,7 +30,7 @@ def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None
     shape = torch.Size([*batch_size, *(space.shape or ())])
     match space:
         case OneHot():
-            return OneHotSpec(int(space.n), shape=shape, dtype=dtype, device=device)
+            return OneHotSpec(space.size, shape=shape, dtype=dtype, device=device)
         case gymnasium.spaces.Discrete():
             # TorchRL's begin at 0; `Pool` adds what they begin with.
             return Categorical(int(space.n), shape=shape, dtype=dtype, device=device)
