@@ -10,6 +10,7 @@ from typing import Any
 
 import cloudpickle
 
+from cormorant_worker.block import Block
 from cormorant_worker.errors import ManifestError
 
 
@@ -26,6 +27,8 @@ class Parts:
     """Called in the worker for such a policy."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `CollectorConfig` that differ from the manifest's."""
+    on_batch: Callable[[Block], None] | None = None
+    """Called in the worker with each batch before it is handed over, for example to put it into a replay buffer."""
     device: str = ""
     """Torch device of this worker's policy; empty: as the fleet's options say."""
 

@@ -5,7 +5,7 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import count, islice
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
@@ -34,14 +34,13 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.published import Published
+from cormorant_worker.engine.published import Published, Shelf
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
-from cormorant_worker.weights_file import to_bytes
 
 if TYPE_CHECKING:
     from cormorant_worker.engine.store import DatasetRoot
@@ -75,9 +74,8 @@ class Crew:
         """Why the fleet cannot go on."""
         self.is_closing = False
         self.is_paused = options.starts_paused
-        self.published: dict[str, Published] = {}
-        """The newest weights of each model."""
-        self.version = INITIAL_VERSION
+        self.shelf = Shelf(engine)
+        """What was published."""
         self.requests: dict[int, Reply | None] = {}
         """Requests under way, and their replies once they came."""
         self.seed = job.spec.collection.seed
@@ -141,11 +139,19 @@ class Crew:
         Raises:
             FleetError: no such worker, or nobody would be left.
         """
-        left = [slot for slot in self.places if "{}-{}".format(*slot) != name]
-        if len(left) == len(self.places):
-            known = ", ".join("{}-{}".format(*slot) for slot in self.places)
-            raise FleetError(f"there is no worker {name}; there are {known}")
-        self._fill_places(left)
+        (given_up,) = self.places_of((name,))
+        self._fill_places([slot for slot in self.places if slot != given_up])
+
+    def places_of(self, names: Collection[str]) -> frozenset[Slot]:
+        """The places of workers by name.
+
+        Raises:
+            FleetError: no such worker.
+        """
+        known = {"{}-{}".format(*slot): slot for slot in self.places}
+        if unknown := [name for name in names if name not in known]:
+            raise FleetError(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
+        return frozenset(known[name] for name in names)
 
     def _fill_places(self, wanted: list[Slot]) -> None:
         if not wanted:
@@ -377,7 +383,7 @@ class Crew:
             slot=slot,
             slot_is_new=memory is not None,
             num_frames=grant.num_frames,
-            version=self.version,
+            version=self.shelf.version_of(grant.slot),
         )
         member.send_ticket(ticket, memory)
 
@@ -412,37 +418,27 @@ class Crew:
         member.dropped_frames += ahead
         self._deliveries.count_dropped("seed", ahead)
 
-    def publish(self, blob: WeightsBlob, version: PolicyVersion) -> None:
-        """Offer new weights to every worker, one copy in memory for all; workers that come later get them, too."""
-        published = Published(version, blob, self.engine.share(blob.memory))
-        replaced = {self.published[model] for model in blob.tensors if model in self.published}
-        self.published.update(dict.fromkeys(blob.tensors, published))
-        self.version = version
-        for older in replaced - set(self.published.values()):
-            older.payload.close()
+    def publish(self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None = None) -> None:
+        """Offer new weights to every worker, or to those of some places, one copy in memory for all; workers that come
+        later get them, too.
+        """
+        published = self.shelf.put(blob, version, slots)
         self._events.note("published", version=version)
-        for member in self.members.values():
-            if member.is_ready:
-                self._offer(member, published, tuple(blob.tensors))
-
-    def weights_bytes(self) -> bytes:
-        """Safetensors of every model's newest weights; empty when nothing was published."""
-        newest = {model: found.blob.weights()[model] for model, found in self.published.items()}
-        return to_bytes(newest) if newest else b""
-
-    def forget_weights(self) -> None:
-        """Let go of what was published."""
-        for published in set(self.published.values()):
-            published.payload.close()
-        self.published.clear()
+        for slot, member in self.members.items():
+            if member.is_ready and (slots is None or slot in slots):
+                self._offer(member, published, published.models)
 
     def _offer_everything(self, member: Member) -> int:
         """Offer every model's newest weights, oldest first. Returns the last request's number; 0: nothing to offer."""
         number = 0
-        for published in sorted(set(self.published.values()), key=lambda found: found.version):
-            models = tuple(model for model, found in self.published.items() if found is published)
+        for published, models in self.shelf.of(member.place):
             number = self._offer(member, published, models)
         return number
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The highest version that was published."""
+        return self.shelf.version
 
     def _offer(self, member: Member, published: "Published", models: tuple[str, ...]) -> int:
         number, blob = self._next_number(), published.blob

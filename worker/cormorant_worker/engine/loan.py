@@ -26,6 +26,16 @@ class LoanPart:
     """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the consumer takes at once."""
+
+    tensordict: "TensorDict"
+    num_frames: int
+    min_version: int
+    """The oldest policy version that acted in it; -1 where only random actions did."""
+
+
 class Loan:
     """One round out of the queue. Use as a context manager, or call `release`; views are worthless afterwards."""
 

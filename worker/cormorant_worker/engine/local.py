@@ -10,8 +10,7 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from cormorant_worker.engine.deliveries import Deliveries, Delivery
 from cormorant_worker.engine.events import Events, Listener
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.link import Engine
-from cormorant_worker.engine.loan import Loan, LoanPart
+from cormorant_worker.engine.loan import Batch, Loan, LoanPart
 from cormorant_worker.engine.local_engine import LocalEngine
 from cormorant_worker.engine.messages import Ready
 from cormorant_worker.engine.options import FleetOptions, default_workers
@@ -45,16 +44,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _POLL_S = 0.2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
-    """What the consumer takes at once."""
-
-    tensordict: "TensorDict"
-    num_frames: int
-    min_version: int
-    """The oldest policy version that acted in it; -1 where only random actions did."""
 
 
 class LocalFleet:
@@ -141,7 +130,7 @@ class LocalFleet:
             log.warning("worker_killed", worker=member.name, reason="it did not end in time")
             member.link.close()
         crew.members.clear()
-        crew.forget_weights()
+        crew.shelf.clear()
         if self._deliveries.slots is not None:
             self._deliveries.slots.close()
         self._engine.close()
@@ -240,7 +229,8 @@ class LocalFleet:
             while True:
                 self._crew.raise_error()
                 waiting = self._deliveries.num_waiting
-                delivery = self._deliveries.take(min_version=None if bound is None else self._crew.version - bound)
+                oldest = None if bound is None else self._crew.shelf.common_version - bound
+                delivery = self._deliveries.take(min_version=oldest)
                 # Only for news: the fleet's thread notifies this one at every turn.
                 if self._deliveries.num_waiting != waiting:
                     self._wake()
@@ -289,6 +279,7 @@ class LocalFleet:
         *,
         version: int | None = None,
         wait_s: float = 0.0,
+        workers: Sequence[str] = (),
     ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
@@ -297,6 +288,8 @@ class LocalFleet:
                 handed on as it is: nobody may write to it any more.
             version: higher than any before; by default the next number.
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
+            workers: names of those that alone get them, and their replacements; empty: everybody. `state()` holds what
+                everybody has, and staleness is measured by it.
 
         Returns:
             Who acts with this version already, who has it staged, and who refused it.
@@ -305,6 +298,7 @@ class LocalFleet:
             WeightsError: these are no weights.
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
             StaleWeights: the version is not higher than the published one.
+            FleetError: no such worker; nothing was published.
         """
         blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
         crew = self._crew
@@ -314,7 +308,7 @@ class LocalFleet:
             number = PolicyVersion(crew.version + 1 if version is None else version)
             if number <= crew.version:
                 raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
-            crew.publish(blob, number)
+            crew.publish(blob, number, crew.places_of(workers) if workers else None)
             self._wake()
             if wait_s > 0:
                 self._standstill.wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
@@ -589,7 +583,8 @@ class LocalFleet:
             return  # closed
 
     def _receipt(self, version: PolicyVersion) -> Receipt:
-        serving = sorted(self._crew.serving(), key=lambda member: member.name)
+        given = [m for m in self._crew.serving() if self._crew.shelf.version_of(m.place) >= version]
+        serving = sorted(given, key=lambda member: member.name)
         behind = [m for m in serving if m.version < version]
         return Receipt(
             version=version,

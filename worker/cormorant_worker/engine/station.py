@@ -168,6 +168,9 @@ class Station:
             if self._sink is not None:
                 self._pulse.enter(Phase.STORING)
                 self._sink.append(block)
+            if self._parts.on_batch is not None:
+                self._pulse.enter(Phase.STORING)
+                self._parts.on_batch(block)
         self._uplink.send(
             Sealed(
                 number=ticket.number,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         sync_sync_collector,
     )
     from cormorant_worker.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
+    from cormorant_worker.torchrl.ray_collector import RayCollector
 
 __all__ = [
     "FleetCollector",
@@ -28,6 +29,7 @@ __all__ = [
     "MultiThreadedEnvWrapper",
     "OffPolicyCollectorConfig",
     "OnPolicyCollectorConfig",
+    "RayCollector",
     "make_collector_offpolicy",
     "make_collector_onpolicy",
     "sync_async_collector",
@@ -40,6 +42,7 @@ _HOMES = {
     "FleetCollector": "collector",
     "OffPolicyCollectorConfig": "helpers",
     "OnPolicyCollectorConfig": "helpers",
+    "RayCollector": "ray_collector",
     "make_collector_offpolicy": "helpers",
     "make_collector_onpolicy": "helpers",
     "sync_async_collector": "helpers",

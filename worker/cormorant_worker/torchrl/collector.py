@@ -74,7 +74,10 @@ class FleetCollector:
             raise ValueError(
                 f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
             )
-        self._parts = [parts.to_bytes() for parts in self._all_parts()]
+        made = self._all_parts()
+        self._devices = [parts.device for parts in made]
+        """By collector: of its policy."""
+        self._parts = [parts.to_bytes() for parts in made]
         self._frames = 0
         """Frames handed out."""
         self._iterations = 0
@@ -181,31 +184,43 @@ class FleetCollector:
         return -(-total // self._settings.frames_per_batch)  # noqa: PLE0303  # both are at least 1
 
     def _collect(self) -> tuple[Batch] | None:
-        settings = self._settings
-        if settings.pre_collect_hook is not None:
-            settings.pre_collect_hook()
-        if settings.update_at_each_batch:
-            self.update_policy_weights_()
-        loan = self._borrow()
+        loan = self._begin()
         if loan is None:
             return None
-        batch = self._finish(self._take(loan), loan)
+        batch = self._deliver(loan)
         self._frames += loan.num_frames
         self._iterations += 1
-        if settings.post_collect_hook is not None:
-            settings.post_collect_hook(batch)
-        if settings.replay_buffer is not None:
-            settings.replay_buffer.extend(batch.reshape(-1) if not settings.split_trajs else batch)
+        if batch is None:
             return (None,)
-        return (batch,)
+        return self._hand_out(batch)
 
-    def _borrow(self) -> Loan | None:
+    def _begin(self) -> Loan | None:
+        if self._settings.pre_collect_hook is not None:
+            self._settings.pre_collect_hook()
+        self._update()
         if self._taken is not None:
             self._taken.release()
         self._taken = self.fleet.borrow()
         return self._taken
 
-    def _take(self, loan: Loan) -> TensorDictBase:
+    def _deliver(self, loan: Loan) -> TensorDictBase | None:
+        batch = self._place(self._shape(loan), loan)
+        return batch if self._settings.postproc is None else self._settings.postproc(batch)
+
+    def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
+        if self._settings.post_collect_hook is not None:
+            self._settings.post_collect_hook(batch)
+        if self._settings.replay_buffer is None:
+            return (batch,)
+        self._settings.replay_buffer.extend(flat(batch))
+        return (None,)
+
+    def _update(self) -> None:
+        """Publish what has to be, before a batch is waited for."""
+        if self._settings.update_at_each_batch:
+            self.update_policy_weights_()
+
+    def _shape(self, loan: Loan) -> TensorDictBase:
         """The batch in its shape, in memory of its own."""
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
@@ -226,13 +241,12 @@ class FleetCollector:
         """Batches have a dimension for collectors."""
         return self._plan.mode == "sync" and self._plan.num_collectors > 1
 
-    def _finish(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
+    def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
+        """The batch where its collector's are stored."""
         device = self._storing[min(worker_index(loan), len(self._storing) - 1)]
         if device != "cpu":
-            batch = batch.to(device)
-        elif self._settings.pin_memory and torch.cuda.is_available():
-            batch = batch.pin_memory()
-        return batch if self._settings.postproc is None else self._settings.postproc(batch)
+            return batch.to(device)
+        return batch.pin_memory() if self._settings.pin_memory and torch.cuda.is_available() else batch
 
     # -- weights -----------------------------------------------------------------------------------------------
 
@@ -253,7 +267,7 @@ class FleetCollector:
                 collector was made with.
             weights: the same, by name.
             policy: the same, by name.
-            worker_ids: the number of a collector, or several, that alone get them.
+            worker_ids: the number of a collector, or several, or devices of their policies: they alone get them.
             model_id: which model they belong to; "policy" unless told otherwise.
             weights_dict: weights of several models, all or none of them.
 
@@ -281,26 +295,24 @@ class FleetCollector:
         return self._publish(found, worker_ids)
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
-        if worker_ids is not None:
-            names = self._names_of(worker_ids)
-            if set(names) != set(self._worker_names()):
-                raise ValueError(f"worker_ids {worker_ids!r}: only a RayCollector can update some of its collectors")
-        return self.fleet.publish(weights)
-
-    def _worker_names(self) -> tuple[str, ...]:
-        return tuple(worker.name for worker in self.fleet.stats().workers)
+        return self.fleet.publish(weights, workers=() if worker_ids is None else self._names_of(worker_ids))
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
-        asked = (
-            list(worker_ids) if isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str) else [worker_ids]
-        )
-        known = {int(name.rpartition("-")[2]): name for name in self._worker_names()}
-        unknown = [one for one in asked if not isinstance(one, int) or isinstance(one, bool) or one not in known]
-        if unknown:
-            raise ValueError(
-                f"worker_ids {unknown} are no collectors; there are {sorted(known)}: nothing was published"
-            )
-        return tuple(known[one] for one in dict.fromkeys(asked))
+        is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
+        known = {int(worker.name.rpartition("-")[2]): worker.name for worker in self.fleet.stats().workers}
+        found: list[int] = []
+        for one in worker_ids if is_list else [worker_ids]:
+            if isinstance(one, int) and not isinstance(one, bool):
+                numbers = [one] if one in known else []
+            else:
+                numbers = [i for i, device in enumerate(self._devices) if i in known and device == str(one)]
+            if not numbers:
+                raise ValueError(
+                    f"worker_ids {one!r} is no collector: there are {sorted(known)}, on {sorted(set(self._devices))}; "
+                    "nothing was published"
+                )
+            found += numbers
+        return tuple(known[one] for one in dict.fromkeys(found))
 
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
@@ -411,6 +423,14 @@ def split(batch: TensorDictBase) -> TensorDictBase:
     # Read when it is needed: nobody else pays for it.
     found: TensorDictBase = import_module("cormorant_postproc").split_trajectories(batch)
     return found
+
+
+def flat(batch: TensorDictBase) -> TensorDictBase:
+    """Frames one after the other, as replay buffers take them; without those that a mask leaves out."""
+    if ("collector", "mask") in batch.keys(True):
+        masked: TensorDictBase = batch[batch["collector", "mask"]]
+        return masked
+    return batch.reshape(-1)
 
 
 def _truncate_last(batch: TensorDictBase) -> None:

@@ -34,7 +34,8 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     """Read a policy as TorchRL's collectors do.
 
     A TensorDictModule reads and writes keys. Any other module or callable takes the observation and returns the action,
-    unless its only argument is named `tensordict` or `td`, or is said to be a TensorDict.
+    unless its only argument is named `tensordict` or `td`, or is said to be a TensorDict. A mapping names several
+    modules, of which "policy" acts.
 
     Args:
         policy: a module, a callable, or None for random actions; TorchRL's RandomPolicy is the same.
@@ -45,7 +46,7 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     """
     if policy is None or type(policy).__name__ == "RandomPolicy":
         return None
-    if isinstance(policy, TensorDictModuleBase):
+    if isinstance(policy, TensorDictModuleBase | Mapping):
         return policy
     if not callable(policy) or isinstance(policy, type):
         raise TypeError(f"the policy is {policy!r}; give a module, a callable, or None for random actions")

@@ -55,16 +55,27 @@ class RayEngine:
         job, place = start.job, start.place
         is_own = self.cluster.is_own
         demand = demand_of(job, place.group, place.index, self._options, is_own=is_own, device=place.device)
+        more = dict(self._options.actors[place.index]) if place.index < len(self._options.actors) else {}
+        cpus, gpus = more.pop("num_cpus", demand.num_cpus), more.pop("num_gpus", demand.num_gpus)
+        demand = replace(
+            demand,
+            num_cpus=demand.num_cpus if is_own else cpus,
+            num_gpus=gpus,
+            resources={**demand.resources, **more.pop("resources", {})},
+        )
         if demand.num_cpus >= 1:
             place = replace(place, max_threads=int(demand.num_cpus))
         handle = self._actors.options(
+            **{
+                "scheduling_strategy": self._options.scheduling,
+                "runtime_env": None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
+                **more,
+            },
             num_cpus=demand.num_cpus,
             num_gpus=demand.num_gpus,
             resources=dict(demand.resources) or None,
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=self._options.scheduling,
-            runtime_env=None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
         ).remote(replace(start, place=place), [path for path in sys.path if path])
         return RayLink(
             place,
