@@ -147,7 +147,7 @@ class RayCollector(FleetCollector):
         arguments.check_interval(max_weight_update_interval, settings)
         if trajs_per_batch is not None and (trajs_per_batch < 1 or split_trajs):
             raise ValueError(
-                f"trajs_per_batch {trajs_per_batch} with split_trajs {split_trajs}: give 1 or more whole episodes; they "
+                f"trajs_per_batch {trajs_per_batch} with split_trajs {split_trajs}: give 1 or more episodes; they "
                 "come split already"
             )
         self._remote = arguments.remote_options(remote_configs, count)
