@@ -20,7 +20,7 @@ class EpisodePool:
         """Take a batch `[R, T]`. Yields `[N, longest]`, padded with zeros and masked, as often as there are N."""
         has_mask = ("collector", "mask") in batch.keys(True)
         for row in batch.unbind(0):
-            filled = row[row["collector", "mask"]] if has_mask else row
+            filled = row[row["collector", "mask"]].exclude(("collector", "mask")) if has_mask else row
             if not len(filled):
                 continue
             ids = filled["collector", "traj_ids"]
