@@ -216,7 +216,7 @@ def _build_made(makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, pl
     if len(makers) == 1:
         # A worker is a process already: its only environment needs no other.
         only = made.make(0)
-        if hasattr(only, "vector_env"):
+        if hasattr(type(only), "vector_env"):
             vector: VectorEnv = only.vector_env(place.seeds.env_seeds(only.num_workers))
             return vector
         if isinstance(only, gymnasium.Env):

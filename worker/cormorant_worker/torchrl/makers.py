@@ -67,7 +67,8 @@ def adapt(made: Any) -> Any:
     Raises:
         EnvBuildError: it is no environment.
     """
-    if isinstance(made, gymnasium.Env) or hasattr(made, "vector_env"):
+    # Asked of the class: TorchRL's batched environments start when they are asked for what they do not have.
+    if isinstance(made, gymnasium.Env) or hasattr(type(made), "vector_env"):
         return made
     if is_torchrl_env(made):
         from cormorant_worker.torchrl.adapter import adapt_torchrl

@@ -19,6 +19,9 @@ from torchrl.data import OneHot as OneHotSpec
 from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import OneHot, Rooted, Space
 
+_WIDEST = 2**62 - 1
+"""Of int64: gymnasium cannot draw from a Box whose width is no int64."""
+
 
 def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:
     """The spec of one leaf for a batch of environments.
@@ -70,6 +73,8 @@ def space_of(spec: TensorSpec, num_dims: int) -> Space:
             return gymnasium.spaces.MultiBinary(tuple(spec.shape[num_dims:]))
         case Bounded():
             low, high = (bound[index].cpu().numpy() for bound in (spec.space.low, spec.space.high))
+            if low.dtype == np.int64:
+                low, high = low.clip(-_WIDEST, _WIDEST), high.clip(-_WIDEST, _WIDEST)
             return gymnasium.spaces.Box(low, high, dtype=low.dtype.type)
         case Unbounded() if spec.dtype.is_floating_point:
             return gymnasium.spaces.Box(-np.inf, np.inf, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
@@ -77,7 +82,8 @@ def space_of(spec: TensorSpec, num_dims: int) -> Space:
             return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
         case Unbounded():
             info = torch.iinfo(spec.dtype)
-            return gymnasium.spaces.Box(info.min, info.max, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
+            low, high = max(info.min, -_WIDEST), min(info.max, _WIDEST)
+            return gymnasium.spaces.Box(low, high, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
     raise EnvBuildError(f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor")
 
 
