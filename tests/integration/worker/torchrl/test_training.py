@@ -1,5 +1,6 @@
 """TorchRL's own losses and buffers train on our collectors, as in its examples."""
 
+from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,10 +19,15 @@ pytestmark = [
 ]
 
 
-def make_cartpole() -> Any:
-    from cormorant_worker.torchrl import MultiThreadedEnv
+def cartpole() -> Callable[[], Any]:
+    """A maker of 8 CartPoles that travels by value: workers cannot import this module."""
 
-    return MultiThreadedEnv(8, "CartPole-v1", categorical_action_encoding=True)
+    def make() -> Any:
+        from cormorant_worker.torchrl import MultiThreadedEnv
+
+        return MultiThreadedEnv(8, "CartPole-v1", categorical_action_encoding=True)
+
+    return make
 
 
 def mean_length(batches: list[Any]) -> float:
@@ -52,7 +58,7 @@ def test_ppo_learns_cartpole() -> None:
     optimizer = torch.optim.Adam(loss_of.parameters(), lr=3e-3)
     batches: list[Any] = []
     with sync_sync_collector(
-        make_cartpole, None, 1, 1, policy=actor, frames_per_batch=1024, total_frames=30 * 1024
+        cartpole(), None, 1, 1, policy=actor, frames_per_batch=1024, total_frames=30 * 1024
     ) as collector:
         for n, batch in enumerate(collector):
             assert batch is not None
@@ -93,7 +99,7 @@ def test_dqn_learns_from_torchrls_buffer() -> None:
     buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(20_000), batch_size=128)
     batches: list[Any] = []
     with sync_async_collector(
-        make_cartpole, None, 1, 1, policy=exploring, frames_per_batch=256, total_frames=100 * 256,
+        cartpole(), None, 1, 1, policy=exploring, frames_per_batch=256, total_frames=100 * 256,
         init_random_frames=1000, post_collect_hook=lambda batch: batches.append(batch.clone()), replay_buffer=buffer,
     ) as collector:  # fmt: skip
         for nothing in collector:
