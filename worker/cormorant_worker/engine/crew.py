@@ -28,11 +28,12 @@ from cormorant_worker.engine.messages import (
     Request,
     Reseed,
     Sealed,
+    Start,
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.places import Places
-from cormorant_worker.engine.published import Published
+from cormorant_worker.engine.published import Published, Shelf
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.engine.tally import RestartReason, Tally
@@ -40,7 +41,6 @@ from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
-from cormorant_worker.weights_file import to_bytes
 
 if TYPE_CHECKING:
     from cormorant_worker.engine.store import DatasetRoot
@@ -73,9 +73,8 @@ class Crew:
         """Why the fleet cannot go on."""
         self.is_closing = False
         self.is_paused = options.starts_paused
-        self.published: dict[str, Published] = {}
-        """The newest weights of each model."""
-        self.version = INITIAL_VERSION
+        self.shelf = Shelf(engine)
+        """What was published."""
         self.requests: dict[int, Reply | None] = {}
         """Requests under way, and their replies once they came."""
         self.seed = job.spec.collection.seed
@@ -201,8 +200,9 @@ class Crew:
             device=self._options.device or _device_of(self.job, group),
             seed=self.seed,
         )
-        num_rows = -(-self._schedule.frames_per_batch // self.job.spec.env.num_envs)
-        self.members[slot] = new_member(self.engine.start(self.job, place, num_rows=num_rows))
+        parts = self._options.parts_of(index)
+        start = Start(job=self.job, place=place, frames_per_batch=self._schedule.frames_per_batch, parts=parts)
+        self.members[slot] = new_member(self.engine.start(start))
 
     def _welcome(self, member: Member, ready: Ready) -> None:
         if self.ready is None:
@@ -231,6 +231,8 @@ class Crew:
         """The first worker has started: memory and dataset can be laid out."""
         self.ready = ready
         self._num_threads = ready.num_threads
+        if self._options.whole_rows:
+            self._schedule.round_up(ready.layout.num_envs, num_workers=len(self.places))
         try:
             self._deliveries.slots = self.engine.make_store(ready.layout, self._slot_limit())
             self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())
@@ -299,7 +301,7 @@ class Crew:
 
     def note_lent(self, frames: int, min_version: int) -> None:
         """A consumer takes a round in which a version is the oldest that acted."""
-        staleness = self.version - min_version if min_version >= 0 else 0
+        staleness = self.shelf.common_version - min_version if min_version >= 0 else 0
         self._events.note("lent", frames=frames, version=min_version, staleness=max(0, staleness))
 
     def _seal_early(self, member: Member, found: Round) -> None:
@@ -337,7 +339,7 @@ class Crew:
             slot=slot,
             slot_is_new=memory is not None,
             num_frames=grant.num_frames,
-            version=self.version,
+            version=self.shelf.version_of(grant.slot),
         )
         member.send_ticket(ticket, memory)
 
@@ -373,37 +375,27 @@ class Crew:
         member.dropped_frames += ahead
         self._deliveries.count_dropped("seed", ahead)
 
-    def publish(self, blob: WeightsBlob, version: PolicyVersion) -> None:
-        """Offer new weights to every worker, one copy in memory for all; workers that come later get them, too."""
-        published = Published(version, blob, self.engine.share(blob.memory))
-        replaced = {self.published[model] for model in blob.tensors if model in self.published}
-        self.published.update(dict.fromkeys(blob.tensors, published))
-        self.version = version
-        for older in replaced - set(self.published.values()):
-            older.payload.close()
+    def publish(self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None = None) -> None:
+        """Offer new weights to every worker, or to those of some places, one copy in memory for all; workers that come
+        later get them, too.
+        """
+        published = self.shelf.put(blob, version, slots)
         self._events.note("published", version=version)
-        for member in self.members.values():
-            if member.is_ready:
-                self._offer(member, published, tuple(blob.tensors))
-
-    def weights_bytes(self) -> bytes:
-        """Safetensors of every model's newest weights; empty when nothing was published."""
-        newest = {model: found.blob.weights()[model] for model, found in self.published.items()}
-        return to_bytes(newest) if newest else b""
-
-    def forget_weights(self) -> None:
-        """Let go of what was published."""
-        for published in set(self.published.values()):
-            published.payload.close()
-        self.published.clear()
+        for slot, member in self.members.items():
+            if member.is_ready and (slots is None or slot in slots):
+                self._offer(member, published, published.models)
 
     def _offer_everything(self, member: Member) -> int:
         """Offer every model's newest weights, oldest first. Returns the last request's number; 0: nothing to offer."""
         number = 0
-        for published in sorted(set(self.published.values()), key=lambda found: found.version):
-            models = tuple(model for model, found in self.published.items() if found is published)
+        for published, models in self.shelf.of(member.place):
             number = self._offer(member, published, models)
         return number
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The highest version that was published."""
+        return self.shelf.version
 
     def _offer(self, member: Member, published: "Published", models: tuple[str, ...]) -> int:
         number, blob = self._next_number(), published.blob

@@ -72,7 +72,8 @@ class Lending:
 
     def _take(self) -> Delivery | None:
         bound, waiting = self._schedule.max_staleness, self._deliveries.num_waiting
-        delivery = self._deliveries.take(min_version=None if bound is None else self._crew.version - bound)
+        oldest = None if bound is None else self._crew.shelf.common_version - bound
+        delivery = self._deliveries.take(min_version=oldest)
         # Only for news: the fleet's thread notifies whoever waits at every turn.
         if self._deliveries.num_waiting != waiting:
             self._wake()

@@ -10,7 +10,7 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
@@ -141,7 +141,7 @@ class LocalFleet:
             log.warning("worker_killed", worker=member.name, reason="it did not end in time")
             member.link.close()
         crew.members.clear()
-        crew.forget_weights()
+        crew.shelf.clear()
         if self._deliveries.slots is not None:
             self._deliveries.slots.close()
         self._engine.close()
@@ -244,6 +244,7 @@ class LocalFleet:
         *,
         version: int | None = None,
         wait_s: float = 0.0,
+        workers: Sequence[str] = (),
     ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
@@ -252,6 +253,8 @@ class LocalFleet:
                 handed on as it is: nobody may write to it any more.
             version: higher than any before; by default the next number.
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
+            workers: names of those that alone get them, and their replacements; empty: everybody. `state()` holds what
+                everybody has, and staleness is measured by it.
 
         Returns:
             Who acts with this version already, who has it staged, and who refused it.
@@ -260,6 +263,7 @@ class LocalFleet:
             WeightsError: these are no weights.
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
             StaleWeights: the version is not higher than the published one.
+            FleetError: no such worker; nothing was published.
         """
         blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
         crew = self._crew
@@ -269,7 +273,7 @@ class LocalFleet:
             number = PolicyVersion(crew.version + 1 if version is None else version)
             if number <= crew.version:
                 raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
-            crew.publish(blob, number)
+            crew.publish(blob, number, crew.places.of(workers) if workers else None)
             self._bell.ring()
             if wait_s > 0:
                 self._standstill.wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
@@ -523,7 +527,8 @@ class LocalFleet:
         return self._crew.ready
 
     def _receipt(self, version: PolicyVersion) -> Receipt:
-        serving = sorted(self._crew.serving(), key=lambda member: member.name)
+        given = [m for m in self._crew.serving() if self._crew.shelf.version_of(m.place) >= version]
+        serving = sorted(given, key=lambda member: member.name)
         behind = [m for m in serving if m.version < version]
         return Receipt(
             version=version,

@@ -1,7 +1,7 @@
 """The places of a fleet's workers: which are to be filled. Guarded by the fleet's condition."""
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from itertools import count, islice
 
 from cormorant_contract.job import CollectorJob
@@ -58,11 +58,19 @@ class Places:
         Raises:
             FleetError: no such worker, or nobody would be left.
         """
-        left = [slot for slot in self._wanted if "{}-{}".format(*slot) != name]
-        if len(left) == len(self._wanted):
-            known = ", ".join("{}-{}".format(*slot) for slot in self._wanted)
-            raise FleetError(f"there is no worker {name}; there are {known}")
-        return self._want(left)
+        (given_up,) = self.of((name,))
+        return self._want([slot for slot in self._wanted if slot != given_up])
+
+    def of(self, names: Collection[str]) -> frozenset[Slot]:
+        """The places of workers by name.
+
+        Raises:
+            FleetError: no such worker.
+        """
+        known = {"{}-{}".format(*slot): slot for slot in self._wanted}
+        if unknown := [name for name in names if name not in known]:
+            raise FleetError(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
+        return frozenset(known[name] for name in names)
 
     def _want(self, wanted: list[Slot]) -> frozenset[Slot]:
         if not wanted:

@@ -140,13 +140,41 @@ def task_ids() -> list[str]:
     return sorted(_envpool().list_all_envs())
 
 
+def check_pool(pool: object) -> None:
+    """Refuse what is not a pool of single-agent environments that are stepped together. Any `env_type` will do.
+
+    Raises:
+        EnvBuildError: it is no pool, it hands out a part of its environments at a time, or it has several players.
+    """
+    if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
+        raise EnvBuildError(
+            f"{type(pool).__module__}.{type(pool).__name__} is no EnvPool environment; give what envpool.make returned"
+        )
+    config: Mapping[str, Any] = pool.config  # type: ignore[attr-defined]  # looked for above
+    if config["batch_size"] not in (0, config["num_envs"]):
+        raise EnvBuildError(
+            f"the pool hands out batch_size {config['batch_size']} of num_envs {config['num_envs']} environments at a "
+            "time; a TorchRL environment steps all of them: make it without batch_size"
+        )
+    if config["max_num_players"] != 1:
+        raise EnvBuildError(f"the pool has {config['max_num_players']} players; use a single-agent task")
+
+
+def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
+    """Build a pool like another one, with a seed for each environment."""
+    spec = type(pool.spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
+        return type(pool)(spec(spec.gen_config(**{**pool.config, "env_seed": list(seeds)})))
+
+
 class _Pool:
     """One built pool and the translation of its arrays. Shared by the two ways of stepping it."""
 
-    def __init__(self, pool: Any, spaces: tuple[Space, Space], *, num_envs: int, task_id: str) -> None:
+    def __init__(self, pool: Any, *, name: str, spaces: tuple[Space, Space]) -> None:
         self.observation_space, self.action_space = spaces
-        self.num_envs = num_envs
-        self._task_id = task_id
+        num_envs = self.num_envs = int(pool.config["num_envs"])
+        self._name = name
         self._pool = pool
         self._send, self._recv = self._pool._send, self._pool._recv
         names = list(self._pool._state_keys)
@@ -165,18 +193,16 @@ class _Pool:
 
     @classmethod
     def build(cls, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> "_Pool":
-        built = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
-        return cls(built, task.spaces(), num_envs=len(seeds), task_id=task.task_id)
+        spaces = task.spaces()
+        pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
+        return cls(pool, name=task.task_id, spaces=spaces)
 
     @classmethod
-    def around(cls, built: Any) -> "_Pool":
-        spec, config = built.spec, built.config
+    def around(cls, pool: Any) -> "_Pool":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
-            spaces = _repair(spec.observation_space), _repair(spec.action_space)
-        return cls(
-            built, spaces, num_envs=int(config["num_envs"]), task_id=str(config.get("task_id", type(built).__name__))
-        )
+            spaces = _repair(pool.spec.observation_space), _repair(pool.spec.action_space)
+        return cls(pool, name=str(pool.config.get("task_id", type(pool).__name__)), spaces=spaces)
 
     def send(self, actions: Arrays, ids: Array) -> None:
         sent = [np.ascontiguousarray(a, dtype) for a, dtype in zip(actions, self._action_dtypes, strict=True)]
@@ -196,7 +222,7 @@ class _Pool:
         try:
             state: list[Array] = self._recv()
         except RuntimeError as error:
-            raise EnvCrashed(f"EnvPool's {self._task_id} failed: {error}") from error
+            raise EnvCrashed(f"EnvPool's {self._name} failed: {error}") from error
         return state
 
     def obs(self, state: list[Array]) -> Arrays:
@@ -228,7 +254,7 @@ class EnvPoolEnv:
 
     @classmethod
     def around(cls, built: Any) -> "EnvPoolEnv":
-        """Step a pool that somebody else built; nobody else may step it from now on."""
+        """Step a pool that `envpool.make` built, of any `env_type`; nobody else may step it from now on."""
         env = cls.__new__(cls)
         env._take(_Pool.around(built))
         return env
