@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all check bench bench-operator docs constraints clean
+.PHONY: help install run test test-all test-peers check bench bench-operator docs constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,6 +32,11 @@ test: $(INSTALLED) ## Run the tests, without the slow ones
 
 test-all: $(INSTALLED) ## Run all tests that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-peers: $(INSTALLED) ## Run the tests against Tianshou, in .venv-peers
+	@benchmarks/peers/setup
+	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers
+	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest tests/peers $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/ruff check --no-cache .

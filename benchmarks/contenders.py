@@ -89,4 +89,17 @@ CONTENDERS = (
         starts_alone=True,
     ),
     Contender(name="Tianshou Collector", module="benchmarks.peers.tianshou_collector", python=PEERS_PYTHON),
+    Contender(
+        name="cormorant, Tianshou's door",
+        module="benchmarks.door",
+        families=("policy", "random"),
+        in_quick=False,
+    ),
+    Contender(
+        name="the same, Tianshou's policy and buffer",
+        module="benchmarks.peers.tianshou_collector",
+        arguments=("--door",),
+        python=PEERS_PYTHON,
+        in_quick=False,
+    ),
 )

@@ -53,7 +53,9 @@ class Outcome:
 
 def environment() -> dict[str, str]:
     """One thread for every numeric library; this folder importable."""
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH", ""))))
+    # The peers' interpreter has no install of this project: its packages are found by their folders.
+    folders = (str(ROOT), str(ROOT / "api"), str(ROOT / "worker"))
+    path = os.pathsep.join(filter(None, (*folders, os.environ.get("PYTHONPATH", ""))))
     return {**os.environ, **ONE_THREAD, "PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
 
 

@@ -80,13 +80,16 @@ class Batch:
         """1 when it was never handed out before."""
         self.mode = str(metadata["mode"])
         """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
+        self.post_processing = dict(metadata.get("post_processing", {}))
+        """What the manifest's multiStep and splitTrajectories ask for: `tensordict()` does it, `numpy()` does not."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._is_gone = False
         self._nested: dict[str, Any] | None = None
 
     def numpy(self) -> dict[str, Any]:
-        """The batch as nested dicts of arrays, each `[B, T, ...]`; views of the received bytes where possible.
+        """The frames as they were collected: nested dicts of arrays `[B, T, ...]`, views of the received bytes where
+        possible.
 
         Returns:
             `observation` (nested for Dict spaces), `action`, the policy's outputs, recurrent states and `is_init`;
@@ -109,6 +112,8 @@ class Batch:
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
         """The batch as a TensorDict `[B, T]` with the names `(None, "time")`; needs torch and tensordict.
 
+        With `multiStep` and `splitTrajectories` in the manifest, what they make of it.
+
         Args:
             copy: own the memory. Without it tensors are views of what `numpy()` returns.
 
@@ -127,6 +132,10 @@ class Batch:
         nested = self.numpy()
         shape = nested["next"]["reward"].shape[:2]
         found = TensorDict(wrapped(nested), batch_size=list(shape), names=[None, "time"])
+        if self.post_processing:
+            from cormorant_postproc.pipeline import of_collection
+
+            found = of_collection(self.post_processing)(found)
         return found.clone() if copy else found
 
     def ack(self) -> None:

@@ -1,6 +1,6 @@
 """`spec.collection`: how much to collect, in what portions, with what freshness."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -9,13 +9,25 @@ from cormorant_contract.rule import Rule
 
 
 class MultiStep(Contract):
-    """Rewards summed over several steps. Refused for now: the learner can do it."""
+    """Rewards summed over several steps, and what lies as many steps ahead as `next`."""
 
     steps: Annotated[Whole, Field(ge=1, le=1000)] = 3
-    """Steps that a reward is summed over."""
+    """Steps that a reward is summed over; fewer at the end of a trajectory or of a batch."""
 
     gamma: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.99
-    """Discount per step."""
+    """Discount per step, above 0."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[MultiStep], ...]":
+        """A bound that excludes itself."""
+        return (
+            Rule(
+                cel="self.gamma > 0.0",
+                holds=lambda multi_step: multi_step.gamma > 0,
+                sentence="gamma 0 would leave nothing of what lies ahead; give a discount above 0, at most 1",
+                path=("gamma",),
+            ),
+        )
 
 
 class WeightsPolicy(Contract):
@@ -49,10 +61,11 @@ class Collection(Contract):
     """Start every batch with freshly reset environments."""
 
     split_trajectories: Flag = False
-    """Give trajectories as padded rows of a batch. Refused for now."""
+    """Give learners each batch as trajectories: one a row, padded, with collector.mask. A dataset has frames as they
+    were collected."""
 
     multi_step: MultiStep | None = None
-    """Rewards summed over several steps. Refused for now."""
+    """Give learners rewards summed over several steps. A dataset has frames as they were collected."""
 
     seed: Count64 = 0
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""
@@ -65,22 +78,20 @@ class Collection(Contract):
     weights: WeightsPolicy = WeightsPolicy()
     """How fresh the weights must be."""
 
+    @property
+    def post_processing(self) -> dict[str, Any]:
+        """What becomes of batches on their way to learners, as plain data that travels with them; often nothing."""
+        asked: dict[str, Any] = {}
+        if self.multi_step is not None:
+            asked["multi_step"] = {"steps": self.multi_step.steps, "gamma": self.multi_step.gamma}
+        if self.split_trajectories:
+            asked["split_trajectories"] = True
+        return asked
+
     @classmethod
     def rules(cls) -> "tuple[Rule[Collection], ...]":
-        """What this version cannot do."""
+        """What must hold between its fields."""
         return (
-            Rule(
-                cel="!has(self.multiStep)",
-                holds=lambda collection: collection.multi_step is None,
-                sentence="multiStep is not supported yet; leave it out and sum rewards in the learner",
-                path=("multiStep",),
-            ),
-            Rule(
-                cel="!self.splitTrajectories",
-                holds=lambda collection: not collection.split_trajectories,
-                sentence="splitTrajectories true is not supported yet; leave it out and split by collector.traj_ids",
-                path=("splitTrajectories",),
-            ),
             # A bound that excludes itself would be spelled differently by JSON Schema and by Kubernetes.
             Rule(
                 cel="self.preemptiveThreshold > 0.0",

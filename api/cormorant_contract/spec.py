@@ -74,7 +74,7 @@ class CollectorJobSpec(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
         """What must hold between env, collection and worker groups."""
-        return (*_BATCH_RULES, *_GROUP_RULES)
+        return (*_BATCH_RULES, *_LEARNER_RULES, *_GROUP_RULES)
 
 
 _NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
@@ -95,6 +95,16 @@ _BATCH_RULES: tuple[Rule[CollectorJobSpec], ...] = (
             ),
         },
         path=("collection", "framesPerBatch"),
+    ),
+)
+
+_LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
+        holds=lambda spec: spec.output.queue is not None or not spec.collection.post_processing,
+        sentence="multiStep and splitTrajectories are for learners, and there is no queue: a dataset has frames as "
+        "they were collected; add output.queue, or leave them out",
+        path=("collection",),
     ),
 )
 

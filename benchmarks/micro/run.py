@@ -7,7 +7,16 @@ import sys
 from benchmarks.contenders import ROOT
 from benchmarks.runner import environment
 
-MICRO = ("own-cost", "metrics-cost", "subprocess-envs", "hand-over", "ray-hand-over", "memory", "control-plane")
+MICRO = (
+    "own-cost",
+    "metrics-cost",
+    "subprocess-envs",
+    "hand-over",
+    "ray-hand-over",
+    "memory",
+    "control-plane",
+    "postproc",
+)
 LIMIT_S = 300.0
 
 

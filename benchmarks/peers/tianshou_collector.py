@@ -1,5 +1,7 @@
 """Tianshou 2.0.1's Collector on EnvPool: one process, a replay buffer, all environments, a thread a core.
 
+`--door`: this project's collector in its place, with the same policy and the same buffer.
+
 The buffer holds four collects. Atari observations are stored as Tianshou's Atari examples store them (the newest plane
 only, `obs_next` derived). Tianshou resets ended environments itself, so it has no ignored steps: all frames count.
 """
@@ -56,7 +58,8 @@ def open_tianshou(workload: Workload, args: argparse.Namespace) -> Iterator[prot
     frames = workload.steps_per_batch * workload.num_envs
     storage = {"ignore_obs_next": True, "save_only_last_obs": True, "stack_num": 4}
     buffer = VectorReplayBuffer(4 * frames, workload.num_envs, **(storage if workload.policy == "atari_cnn" else {}))
-    collector = Collector(policy, env, buffer, raise_on_nan_in_buffer=False)
+    kind = _door() if args.door else Collector
+    collector = kind(policy, env, buffer, raise_on_nan_in_buffer=False)
     collector.reset()
 
     def take() -> int:
@@ -67,8 +70,15 @@ def open_tianshou(workload: Workload, args: argparse.Namespace) -> Iterator[prot
     env.close()
 
 
+def _door() -> type:
+    from cormorant_worker import tianshou
+
+    return tianshou.Collector
+
+
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--env-threads", type=int, default=0, help="0 = as many as cores")
+    parser.add_argument("--door", action="store_true", help="this project's collector in place of Tianshou's")
 
 
 if __name__ == "__main__":

@@ -179,10 +179,16 @@ INVALID: dict[str, Case] = {
         sentence="batchSize 3 does not divide numEnvs 8",
         by="rule",
     ),
-    "multi-step": Case(
-        document=manifest(collection__multiStep={"steps": 3}),
-        path="spec.collection.multiStep",
-        sentence="multiStep is not supported yet",
+    "multi-step-gamma": Case(
+        document=manifest(collection__multiStep={"steps": 3, "gamma": 0.0}),
+        path="spec.collection.multiStep.gamma",
+        sentence="gamma 0 would leave nothing of what lies ahead",
+        by="rule",
+    ),
+    "multi-step-for-nobody": Case(
+        document=manifest(collection__multiStep={"steps": 3}, output={"dataset": {"uri": "file:///data/x"}}),
+        path="spec.collection",
+        sentence="multiStep and splitTrajectories are for learners, and there is no queue",
         by="rule",
     ),
     "preempt-async": Case(
@@ -202,10 +208,10 @@ INVALID: dict[str, Case] = {
         path="spec.collection.preemptiveThreshold",
         sentence="1.5 is greater than 1",
     ),
-    "split-trajectories": Case(
-        document=manifest(collection__splitTrajectories=True),
-        path="spec.collection.splitTrajectories",
-        sentence="splitTrajectories true is not supported yet",
+    "split-for-nobody": Case(
+        document=manifest(collection__splitTrajectories=True, output={"dataset": {"uri": "file:///data/x"}}),
+        path="spec.collection",
+        sentence="multiStep and splitTrajectories are for learners, and there is no queue",
         by="rule",
     ),
     "no-frames": Case(

@@ -6,7 +6,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.errors import InvalidAction, PolicyMismatch
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, leaf_spaces, leaves
+from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces, leaves
 
 _Check = Callable[[Array], bool]
 
@@ -71,6 +71,8 @@ def _value_check(space: Space) -> _Check:
         case gymnasium.spaces.MultiDiscrete():
             start, nvec = np.asarray(space.start), np.asarray(space.nvec)
             return lambda a: bool(((a >= start) & (a < start + nvec)).all())
+        case OneHot():
+            return lambda a: bool(((a == 0) | (a == 1)).all() and (a.sum(-1) == 1).all())
         case gymnasium.spaces.MultiBinary():
             return lambda a: bool(((a == 0) | (a == 1)).all())
         case gymnasium.spaces.Box() if np.dtype(space.dtype).kind in "iu":

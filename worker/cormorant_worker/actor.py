@@ -94,7 +94,7 @@ class PolicyActor:
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, torch.Tensor):
-                return Acted((_to_numpy(result.numpy(), self._action[0]),))
+                return Acted((_to_numpy(result.detach().numpy(), self._action[0]),))
         written = self._call(obs, states, is_init)
         try:
             tensors = [written[key] for key in self._written]
@@ -131,7 +131,7 @@ class PolicyActor:
 
     def _dry_run(self) -> None:
         n = 2  # not 1: a policy that drops or mixes its batch dimension shows
-        obs = _samples(self._space, n)
+        obs = samples(self._space, n)
         before = tuple(array.copy() for array in obs)
         first = np.ones(n, dtype=np.bool_)
         with torch.inference_mode():
@@ -236,7 +236,7 @@ def _nester(space: Space) -> Callable[[Sequence[torch.Tensor]], Any]:
     return lambda tensors: tensors[0]
 
 
-def _samples(space: Space, n: int) -> Arrays:
+def samples(space: Space, n: int) -> Arrays:
     """Values of a space, the same every time: zeros are not in every one of them."""
     own = copy.deepcopy(space)
     own.seed(0)

@@ -86,6 +86,15 @@ class ArrivalLane:
         if landed.any():
             np.minimum(self._quota, landed, out=self._quota)
 
+    def stop(self, columns: Array) -> None:
+        """Be content with what these of the lane's columns have landed so far; the rest is the next batch's."""
+        landed = self._landed[columns] - self._handed[columns]
+        self._quota[columns] = np.minimum(self._quota[columns], landed)
+
+    def ends_ahead(self) -> list[tuple[int, int]]:
+        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
+        return [(column, position - int(self._handed[column]) + 1) for column, position, *_ in self._ends]
+
     @property
     def quota(self) -> Array:
         """[n] rows for each column."""

@@ -88,6 +88,15 @@ def stack_workers(batches: Sequence[TensorDict]) -> TensorDict:
     return stacked
 
 
+def frames_of(batch: TensorDict) -> TensorDict:
+    """A batch `[B, T]` as its frames `[N]`, one environment's after the other's: padding left out, the mask with it."""
+    flat: TensorDict = batch.reshape(-1)
+    if ("collector", "mask") not in flat.keys(True):
+        return flat
+    kept: TensorDict = flat[flat["collector", "mask"]].exclude(("collector", "mask"))
+    return kept
+
+
 def _what_followed(block: Block, carried: Arrays, final: Arrays) -> Iterable[torch.Tensor]:
     """The next row of each carried array, and the true last value where a trajectory ended."""
     ends = slice(0, block.num_ends)

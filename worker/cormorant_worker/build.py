@@ -1,8 +1,10 @@
 """From a CollectorJob to a Collector: the one place where classes of environments and actors are chosen."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
+import gymnasium
 import numpy as np
 import structlog
 import torch
@@ -15,15 +17,17 @@ from cormorant_worker.collector import Collector, CollectorConfig
 from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv, EnvPoolTask
-from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
 from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.parts import NO_PARTS, Parts
 from cormorant_worker.place import WorkerPlace, find_device
-from cormorant_worker.policy import load_policy
+from cormorant_worker.policy import PolicyModels, load_policy, wrap_policy
 from cormorant_worker.random_actions import RandomActor
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import WeightSlot
@@ -44,26 +48,31 @@ class Built:
     """EnvPool threads a lane; 0 without EnvPool."""
 
 
-def build_collector(job: CollectorJob, place: WorkerPlace) -> Built:
+def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> Built:
     """Build environments and policy as the manifest says, and start the first episodes.
+
+    Args:
+        job: the manifest.
+        place: where the collector stands in its fleet.
+        parts: what a script made in place of the manifest's.
 
     Raises:
         ManifestError: settings that cannot work together, or a device that is not there.
         EnvError, PolicyError, WeightsError: what the parts say.
     """
-    device = find_device(place.device)
+    device = find_device(parts.device or place.device)
     spec, seeds = job.spec, place.seeds
-    envs, num_threads = build_envs(job, place)
+    envs, num_threads = build_envs(job, place, parts)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
         warmup = RandomActor(action, seeds.seed("actions"))
         actor: Actor = warmup
         weights = WeightSlot({})
-        if spec.policy.entrypoint is not None:
+        if spec.policy.entrypoint is not None or parts.has_policy:
             # Built under the job's own seed: the policy's first weights are the same in every worker.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(spec.collection.seed)
-                models = load_policy(spec.policy.entrypoint, spec.policy.kwargs, observation, action)
+                models = _find_policy(job, parts, observation, action)
                 actor = PolicyActor(models, observation, action, device=device)
             weights = WeightSlot(models.modules)
             if spec.policy.initial_weights:
@@ -76,6 +85,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace) -> Built:
             init_random_frames=share + (place.index < rest) if actor is not warmup and place.attempt == 0 else 0,
             exploration_type=ExplorationType(spec.policy.exploration_type),
         )
+        config = replace(config, **parts.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
     except BaseException:
         for env in envs:
@@ -84,7 +94,15 @@ def build_collector(job: CollectorJob, place: WorkerPlace) -> Built:
     return Built(collector=collector, num_threads=num_threads)
 
 
-def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace) -> None:
+def _find_policy(job: CollectorJob, parts: Parts, observation: Space, action: Space) -> PolicyModels:
+    policy = job.spec.policy
+    if parts.has_policy:
+        return wrap_policy(parts.make_policy(), "the script")
+    assert policy.entrypoint is not None
+    return load_policy(policy.entrypoint, policy.kwargs, observation, action)
+
+
+def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> None:
     """Give a collector new environments and streams, between two batches. Its policy and its weights stay.
 
     The old environments are closed first: they may hold what only one process can have.
@@ -93,7 +111,7 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace) -> None
         ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
     """
     collector.close()
-    envs, _ = build_envs(job, place)
+    envs, _ = build_envs(job, place, parts)
     try:
         collector.begin_anew(envs, seeds=place.seeds)
     except BaseException:
@@ -102,9 +120,11 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace) -> None
         raise
 
 
-def build_envs(job: CollectorJob, place: WorkerPlace) -> tuple[Sequence[VectorEnv], int]:
+def build_envs(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> tuple[Sequence[VectorEnv], int]:
     """Build the environments, one VectorEnv a lane. Returns them and EnvPool's number of threads."""
     env = job.spec.env
+    if parts.envs and env.gymnasium is not None:
+        return (_build_made(parts.envs, env.gymnasium, place),), 0
     seeds = place.seeds.env_seeds(env.num_envs)
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
@@ -187,12 +207,31 @@ def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int])
         wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
         max_episode_steps=job.spec.env.max_episode_steps,
     )
+    return _vectorize(factory, block, seeds)
+
+
+def _build_made(makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, place: WorkerPlace) -> VectorEnv:
+    """Environments that a script's callables make."""
+    made = MadeEnvs(makers)
+    if len(makers) == 1:
+        # A worker is a process already: its only environment needs no other.
+        only = made.make(0)
+        if hasattr(type(only), "vector_env"):
+            vector: VectorEnv = only.vector_env(place.seeds.env_seeds(only.num_workers))
+            return vector
+        if isinstance(only, gymnasium.Env):
+            made.keep(0, only)
+        block = block.model_copy(update={"vectorization": "inline"})
+    return _vectorize(made, block, place.seeds.env_seeds(len(makers)))
+
+
+def _vectorize(factory: EnvSource, block: GymnasiumBlock, seeds: list[int]) -> VectorEnv:
     limits = RestartLimits(total=block.max_restarts)
     if block.vectorization == "inline":
-        return InlineVectorEnv(factory, num_envs=block.num_envs, seeds=seeds, limits=limits)
+        return InlineVectorEnv(factory, num_envs=len(seeds), seeds=seeds, limits=limits)
     return SubprocessVectorEnv(
         factory,
-        num_envs=block.num_envs,
+        num_envs=len(seeds),
         seeds=seeds,
         step_timeout_s=block.step_timeout_seconds,
         reset_timeout_s=block.reset_timeout_seconds,

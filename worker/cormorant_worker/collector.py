@@ -73,6 +73,7 @@ class Collector:
         config: CollectorConfig,
         warmup: RandomActor,
         weights: WeightSlot,
+        first_actor: Actor | None = None,
     ) -> None:
         """Take environments of one kind, one lane each, and start their first episodes.
 
@@ -82,6 +83,7 @@ class Collector:
             config: what to do beside stepping.
             warmup: what decides in the first `init_random_frames` frames.
             weights: the weights of the actor's policy.
+            first_actor: decides in the first frames instead of `warmup`, with the outputs and states of `actor`.
         """
         self.gate = Gate()
         self.weights = weights
@@ -93,7 +95,7 @@ class Collector:
         """Where this thread's time goes; replaced, as `pulse` is."""
         self._actor = actor
         self.warmup = warmup
-        self._random = WarmupActor(warmup, actor)
+        self._random: Actor = first_actor or WarmupActor(warmup, actor)
         self._config = config
         self.warmup_left = config.init_random_frames
         self._envs = tuple(envs)

@@ -59,4 +59,5 @@ _GREEDY = {ExplorationType.MODE.value, ExplorationType.MEAN.value, ExplorationTy
 
 
 def _tensordict_nn() -> Any:
-    return sys.modules.get("tensordict.nn")
+    # Where they are defined: what `tensordict.nn` itself exports of them differs between releases.
+    return sys.modules.get("tensordict.nn.probabilistic")

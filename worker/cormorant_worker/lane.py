@@ -73,6 +73,14 @@ class Lane(Protocol):
         """Be content with what has landed. Does nothing as long as that is not a single frame."""
         ...
 
+    def stop(self, columns: Array) -> None:
+        """Be content with what these of the lane's columns have landed so far."""
+        ...
+
+    def ends_ahead(self) -> list[tuple[int, int]]:
+        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
+        ...
+
     @property
     def quota(self) -> Array:
         """[n] rows for each column."""
@@ -206,6 +214,16 @@ class LockstepLane:
         if landed.any():
             np.minimum(self._quota, landed, out=self._quota)
             self._dense_rows = int(self._quota.min())
+
+    def stop(self, columns: Array) -> None:
+        """Be content with what these of the lane's columns have landed so far."""
+        landed = self._row if self._is_dense else self._cursor[columns]
+        self._quota[columns] = np.minimum(self._quota[columns], landed)
+        self._dense_rows = int(self._quota.min())
+
+    def ends_ahead(self) -> list[tuple[int, int]]:
+        """None: nobody is ahead of anybody."""
+        return []
 
     @property
     def quota(self) -> Array:

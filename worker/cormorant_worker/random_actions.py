@@ -9,7 +9,7 @@ import torch
 
 from cormorant_worker.actor import Acted
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.spaces import Array, Arrays, Leaf, Space, leaf_spaces
+from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces
 
 _STEPS_AHEAD = 64
 
@@ -59,6 +59,9 @@ def _sampler(space: Space, generator: np.random.Generator) -> Callable[[int], Ar
         case gymnasium.spaces.MultiDiscrete():
             start, nvec = np.asarray(space.start), np.asarray(space.nvec)
             return lambda n: (start + generator.integers(0, nvec, size=(n, *nvec.shape))).astype(space.dtype)
+        case OneHot():
+            vectors = np.eye(space.size, dtype=np.dtype(space.dtype))
+            return lambda n: vectors[generator.integers(0, len(vectors), size=n)]
         case gymnasium.spaces.MultiBinary():
             return lambda n: generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8).astype(space.dtype)
         case gymnasium.spaces.Box():

@@ -26,6 +26,29 @@ Arrays = tuple[Array, ...]
 Space = gymnasium.Space[Any]
 
 
+class OneHot(gymnasium.spaces.MultiBinary):
+    """Vectors of `n` numbers, exactly one of which is 1: TorchRL's way to write one of n actions. int64."""
+
+    def __init__(self, n: int) -> None:
+        super().__init__(n)
+        self.size = n
+        self.dtype = np.dtype(np.int64)  # type: ignore[assignment]  # MultiBinary is int8, and TorchRL's are not
+
+    def sample(self, mask: Any = None, probability: Any = None) -> Any:
+        """One of the n vectors; masks are not supported."""
+        drawn = np.zeros(self.size, dtype=np.int64)
+        drawn[self.np_random.integers(self.size)] = 1
+        return drawn
+
+    def contains(self, x: Any) -> bool:
+        """True for those n vectors."""
+        return super().contains(np.asarray(x)) and int(np.sum(x)) == 1
+
+
+class Rooted(gymnasium.spaces.Dict):
+    """A Dict whose parts lie at the root of a batch, not under "observation": TorchRL's environments name their own."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
     """One array of an observation or action."""
@@ -49,6 +72,10 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
         EnvBuildError: the space has a part without a fixed shape (Text, Graph, Sequence).
     """
     match space:
+        case Rooted():
+            return tuple(
+                leaf for name, part in space.spaces.items() for leaf in leaves(part, (*prefix[:-1], str(name)))
+            )
         case gymnasium.spaces.Dict():
             return tuple(leaf for name, part in space.spaces.items() for leaf in leaves(part, (*prefix, str(name))))
         case gymnasium.spaces.Tuple():
@@ -126,6 +153,8 @@ def describe(space: Space) -> str:
     Bounds are named by their extremes, so that a 4x84x84 Box stays readable.
     """
     match space:
+        case OneHot():
+            return f"OneHot({space.n})"
         case gymnasium.spaces.Dict():
             return "Dict(" + ", ".join(f"{k}={describe(v)}" for k, v in space.spaces.items()) + ")"
         case gymnasium.spaces.Tuple():

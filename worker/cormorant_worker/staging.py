@@ -45,7 +45,7 @@ class Staging:
         for i, tensor in enumerate(tensors):
             if i == len(self._down) or not _fits(self._down[i], tensor.shape, tensor.dtype):
                 self._down[i : i + 1] = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)]
-            found.append(self._down[i][: len(tensor)].copy_(tensor, non_blocking=True).numpy())
+            found.append(self._down[i][: len(tensor)].copy_(tensor.detach(), non_blocking=True).numpy())
         self._done.record(torch.cuda.current_stream(self._device))
         self._done.synchronize()
         return found

@@ -115,7 +115,8 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
         }
         for part in loan.parts
     ]
-    return {
+    asked = {"post_processing": loan.post_processing} if loan.post_processing else {}
+    return asked | {
         "format": FORMAT,
         "id": batch_id,
         "frames": loan.num_frames,

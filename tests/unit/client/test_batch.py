@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from cormorant_client.batch import Batch, decode
 from cormorant_client.errors import BadBatch
 from cormorant_client.replay import frames_of
+from cormorant_postproc import MultiStep, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.wire_bytes import encode_blocks
@@ -198,3 +199,19 @@ def test_metadata_is_told() -> None:
     batch = decode(memoryview(encode_blocks(blocks_of([(2, 2)]), id="x-7", delivery=3, min_version=4, max_version=6)))
     assert (batch.id, batch.delivery, batch.min_version, batch.max_version, len(batch)) == ("x-7", 3, 4, 6, 4)
     assert json.loads(json.dumps([part.worker for part in batch.parts])) == ["cpu-0"]
+
+
+def test_what_the_manifest_asks_for_learners_travels_with_the_batch() -> None:
+    block = blocks_of([(5, 5, 5)], lengths=(3, 1, 7))[0]
+    asked = {"multi_step": {"steps": 2, "gamma": 0.5}, "split_trajectories": True}
+    loan = Loan(
+        (LoanPart(worker="cpu-0", attempt=0, block=block, memory=None),), mode="async", num_frames=block.num_frames,
+        min_version=0, max_version=0, storing_device="cpu", on_copied=lambda: None, on_release=lambda: None,
+        post_processing=asked,
+    )  # fmt: skip
+    wire = encode(loan, batch_id="e-4", delivery=1)
+    batch = decode(memoryview(bytearray(b"".join([wire.header, *wire.buffers]))))
+    expected = split_trajectories(MultiStep(gamma=0.5, n_steps=2)(to_tensordict(block)))
+    assert_same(loan.tensordict(), expected)
+    assert_same(batch.tensordict(), expected)
+    assert batch.numpy()["next"]["reward"].shape == (3, 5, 1)  # as they were collected

@@ -4,9 +4,7 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import count, islice
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING
 
@@ -30,18 +28,19 @@ from cormorant_worker.engine.messages import (
     Request,
     Reseed,
     Sealed,
+    Start,
     Ticket,
 )
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.published import Published
+from cormorant_worker.engine.places import Places
+from cormorant_worker.engine.published import Published, Shelf
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.engine.tally import RestartReason, Tally
-from cormorant_worker.errors import CormorantError, FleetError, WorkerFailed
+from cormorant_worker.errors import CormorantError, WorkerFailed
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
-from cormorant_worker.weights_file import to_bytes
 
 if TYPE_CHECKING:
     from cormorant_worker.engine.store import DatasetRoot
@@ -66,7 +65,7 @@ class Crew:
     ) -> None:
         self.job = job
         self.members: dict[Slot, Member] = {}
-        self.places: list[Slot] = []
+        self.places = Places(job)
         """Places that are to be filled."""
         self.ready: Ready | None = None
         """What the first worker said of itself; all others must agree."""
@@ -74,9 +73,8 @@ class Crew:
         """Why the fleet cannot go on."""
         self.is_closing = False
         self.is_paused = options.starts_paused
-        self.published: dict[str, Published] = {}
-        """The newest weights of each model."""
-        self.version = INITIAL_VERSION
+        self.shelf = Shelf(engine)
+        """What was published."""
         self.requests: dict[int, Reply | None] = {}
         """Requests under way, and their replies once they came."""
         self.seed = job.spec.collection.seed
@@ -106,29 +104,12 @@ class Crew:
     # -- places ------------------------------------------------------------------------------------------------
 
     def resize(self, workers: int | Mapping[str, int]) -> None:
-        """Say how many places there are, in all or by group: groups that are not named keep theirs. The lowest free
-        index is filled first, the highest is given up first.
+        """Say how many places there are, in all or by group: see `Places.resize`.
 
         Raises:
             FleetError: no such group, a negative size, or nobody would be left.
         """
-        names = [group.name for group in self.job.spec.worker_groups]
-        if isinstance(workers, int):
-            counted = Counter(self._place_of(i)[0] for i in range(workers))
-            sizes = {name: counted[name] for name in names}
-        else:
-            sizes = dict(workers)
-        if unknown := sorted(set(sizes) - set(names)):
-            raise FleetError(f"there are no worker groups {', '.join(unknown)}; the manifest has {', '.join(names)}")
-        if negative := [f"{name}: {size}" for name, size in sizes.items() if size < 0]:
-            raise FleetError(f"sizes of worker groups begin at 0; got {', '.join(negative)}")
-        wanted: list[Slot] = []
-        for name in names:
-            filled = sorted(index for group, index in self.places if group == name)
-            size = sizes.get(name, len(filled))
-            free = (index for index in count() if index not in filled)
-            wanted += [(name, index) for index in sorted([*filled[:size], *islice(free, max(0, size - len(filled)))])]
-        self._fill_places(wanted)
+        self._leave(self.places.resize(workers))
 
     def retire(self, name: str) -> None:
         """Give a worker's place up until its group's size is raised. It finishes what it holds.
@@ -136,35 +117,16 @@ class Crew:
         Raises:
             FleetError: no such worker, or nobody would be left.
         """
-        left = [slot for slot in self.places if "{}-{}".format(*slot) != name]
-        if len(left) == len(self.places):
-            known = ", ".join("{}-{}".format(*slot) for slot in self.places)
-            raise FleetError(f"there is no worker {name}; there are {known}")
-        self._fill_places(left)
+        self._leave(self.places.give_up(name))
 
-    def _fill_places(self, wanted: list[Slot]) -> None:
-        if not wanted:
-            raise FleetError("0 workers: a fleet needs at least 1; pause it instead")
-        for slot in set(self.places) - set(wanted):
+    def _leave(self, given_up: Collection[Slot]) -> None:
+        for slot in given_up:
             if (member := self.members.get(slot)) is not None:
                 member.is_leaving = True
             self._respawn_at.pop(slot, None)
             self._deliveries.complete(self._schedule.forget_member(slot))
-        self.places = wanted
         if self._deliveries.slots is not None:
             self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())
-
-    def _place_of(self, number: int) -> Slot:
-        """The place of the n-th worker: the manifest's fixed groups first, then the elastic one."""
-        elastic = self.job.spec.elastic
-        for group in self.job.spec.worker_groups:
-            if group.name == elastic.name:
-                continue
-            size = self.job.spec.size_of(group)
-            if number < size:
-                return (group.name, number)
-            number -= size
-        return (elastic.name, number)
 
     def _slot_limit(self) -> int:
         """Two blocks a worker, and the queue."""
@@ -238,8 +200,9 @@ class Crew:
             device=self._options.device or _device_of(self.job, group),
             seed=self.seed,
         )
-        num_rows = -(-self._schedule.frames_per_batch // self.job.spec.env.num_envs)
-        self.members[slot] = new_member(self.engine.start(self.job, place, num_rows=num_rows))
+        parts = self._options.parts_of(index)
+        start = Start(job=self.job, place=place, frames_per_batch=self._schedule.frames_per_batch, parts=parts)
+        self.members[slot] = new_member(self.engine.start(start))
 
     def _welcome(self, member: Member, ready: Ready) -> None:
         if self.ready is None:
@@ -268,6 +231,8 @@ class Crew:
         """The first worker has started: memory and dataset can be laid out."""
         self.ready = ready
         self._num_threads = ready.num_threads
+        if self._options.whole_rows:
+            self._schedule.round_up(ready.layout.num_envs, num_workers=len(self.places))
         try:
             self._deliveries.slots = self.engine.make_store(ready.layout, self._slot_limit())
             self._deliveries.slots.resize(self._slot_limit(), at_least=self._fewest_slots())
@@ -336,7 +301,7 @@ class Crew:
 
     def note_lent(self, frames: int, min_version: int) -> None:
         """A consumer takes a round in which a version is the oldest that acted."""
-        staleness = self.version - min_version if min_version >= 0 else 0
+        staleness = self.shelf.common_version - min_version if min_version >= 0 else 0
         self._events.note("lent", frames=frames, version=min_version, staleness=max(0, staleness))
 
     def _seal_early(self, member: Member, found: Round) -> None:
@@ -374,7 +339,7 @@ class Crew:
             slot=slot,
             slot_is_new=memory is not None,
             num_frames=grant.num_frames,
-            version=self.version,
+            version=self.shelf.version_of(grant.slot),
         )
         member.send_ticket(ticket, memory)
 
@@ -410,37 +375,27 @@ class Crew:
         member.dropped_frames += ahead
         self._deliveries.count_dropped("seed", ahead)
 
-    def publish(self, blob: WeightsBlob, version: PolicyVersion) -> None:
-        """Offer new weights to every worker, one copy in memory for all; workers that come later get them, too."""
-        published = Published(version, blob, self.engine.share(blob.memory))
-        replaced = {self.published[model] for model in blob.tensors if model in self.published}
-        self.published.update(dict.fromkeys(blob.tensors, published))
-        self.version = version
-        for older in replaced - set(self.published.values()):
-            older.payload.close()
+    def publish(self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None = None) -> None:
+        """Offer new weights to every worker, or to those of some places, one copy in memory for all; workers that come
+        later get them, too.
+        """
+        published = self.shelf.put(blob, version, slots)
         self._events.note("published", version=version)
-        for member in self.members.values():
-            if member.is_ready:
-                self._offer(member, published, tuple(blob.tensors))
-
-    def weights_bytes(self) -> bytes:
-        """Safetensors of every model's newest weights; empty when nothing was published."""
-        newest = {model: found.blob.weights()[model] for model, found in self.published.items()}
-        return to_bytes(newest) if newest else b""
-
-    def forget_weights(self) -> None:
-        """Let go of what was published."""
-        for published in set(self.published.values()):
-            published.payload.close()
-        self.published.clear()
+        for slot, member in self.members.items():
+            if member.is_ready and (slots is None or slot in slots):
+                self._offer(member, published, published.models)
 
     def _offer_everything(self, member: Member) -> int:
         """Offer every model's newest weights, oldest first. Returns the last request's number; 0: nothing to offer."""
         number = 0
-        for published in sorted(set(self.published.values()), key=lambda found: found.version):
-            models = tuple(model for model, found in self.published.items() if found is published)
+        for published, models in self.shelf.of(member.place):
             number = self._offer(member, published, models)
         return number
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The highest version that was published."""
+        return self.shelf.version
 
     def _offer(self, member: Member, published: "Published", models: tuple[str, ...]) -> int:
         number, blob = self._next_number(), published.blob

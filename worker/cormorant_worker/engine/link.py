@@ -10,7 +10,7 @@ from typing import Protocol
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Block, Layout
-from cormorant_worker.engine.messages import Request, Ticket
+from cormorant_worker.engine.messages import Request, Start, Ticket
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.place import WorkerPlace
@@ -185,7 +185,7 @@ class Engine(Protocol):
         """
         ...
 
-    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> Link:
+    def start(self, start: Start) -> Link:
         """Start a worker, which will say `Ready` or `Failed`. Never waits for it."""
         ...
 

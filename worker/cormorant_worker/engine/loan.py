@@ -1,8 +1,9 @@
 """A round that a consumer has borrowed: views of the workers' memory, until it is released; and one that it took."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from cormorant_worker.block import Block
 from cormorant_worker.engine.schedule import Mode
@@ -50,6 +51,7 @@ class Loan:
         storing_device: str,
         on_copied: Callable[[], None],
         on_release: Callable[[], None],
+        post_processing: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.parts = parts
         """In the order of the workers' places; exactly one in async mode."""
@@ -58,13 +60,16 @@ class Loan:
         self.min_version = min_version
         """The oldest policy version that acted; -1 where only random actions did."""
         self.max_version = max_version
+        self.post_processing = dict(post_processing)
+        """What `tensordict` makes of the frames; `parts` has them as they were collected."""
         self._storing_device = storing_device
         self._on_copied = on_copied
         self._on_release = on_release
         self._has_memory = True
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
-        """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`.
+        """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
+        `splitTrajectories` in the manifest, what they make of it.
 
         Args:
             copy: make the tensors yours instead of views that `release` invalidates. Sync batches always are.
@@ -80,7 +85,12 @@ class Loan:
         is_stacked = self.mode == "sync"
         found = [to_tensordict(part.block, copy=copy and not is_stacked) for part in self.parts]
         whole = stack_workers(found) if is_stacked else found[0]
-        return whole if self._storing_device == "cpu" else whole.to(self._storing_device)
+        placed = whole if self._storing_device == "cpu" else whole.to(self._storing_device)
+        if not self.post_processing:
+            return placed
+        from cormorant_postproc.pipeline import of_collection
+
+        return of_collection(self.post_processing)(placed)
 
     def copied(self) -> None:
         """Give the memory back early. Until `release` the fleet takes it that weights may still be made of this batch,

@@ -10,8 +10,7 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from multiprocessing import Pipe
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
 from typing import TYPE_CHECKING
 
@@ -20,13 +19,15 @@ import torch
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
+from cormorant_worker.engine.bell import Bell
 from cormorant_worker.engine.crew import Crew
-from cormorant_worker.engine.deliveries import Deliveries, Delivery
+from cormorant_worker.engine.deliveries import Deliveries
 from cormorant_worker.engine.events import Events, Listener
 from cormorant_worker.engine.eyes import Eyes
 from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.lending import Lending
 from cormorant_worker.engine.link import Engine
-from cormorant_worker.engine.loan import Batch, Loan, LoanPart
+from cormorant_worker.engine.loan import Batch, Loan
 from cormorant_worker.engine.local_engine import LocalEngine
 from cormorant_worker.engine.messages import Ready
 from cormorant_worker.engine.options import FleetOptions, default_workers
@@ -34,7 +35,7 @@ from cormorant_worker.engine.protocol import FleetStats, Receipt
 from cormorant_worker.engine.schedule import Schedule
 from cormorant_worker.engine.standstill import Standstill
 from cormorant_worker.engine.stats import fleet_stats
-from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights
+from cormorant_worker.errors import FleetError, StaleWeights
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
 from cormorant_worker.weights_blob import WeightsBlob
@@ -85,15 +86,23 @@ class LocalFleet:
         self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries, self._events)
         self._taken: Loan | None = None
         """What `take` gave out last."""
+        self._bell = Bell()
+        self._lending = Lending(
+            self._changed,
+            self._crew,
+            self._schedule,
+            self._deliveries,
+            storing_device=self.options.storing_device,
+            wake=self._bell.ring,
+        )
         self._standstill = Standstill(
-            self._changed, self._crew, self._schedule, self._deliveries, self.options, wake=self._wake
+            self._changed, self._crew, self._schedule, self._deliveries, self.options, wake=self._bell.ring
         )
         self.eyes = Eyes(self._changed, self._crew, self._standstill)
         self._has_told_failure = False
         self._is_done = False
         self._is_closed = False
-        self._wake_read, self._wake_write = Pipe(duplex=False)
-        self._engine.open(self._wake)
+        self._engine.open(self._bell.ring)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._crew.resize(self.options.workers or default_workers(job))
         self._thread.start()
@@ -119,21 +128,20 @@ class LocalFleet:
             began = time.monotonic()
             crew.open_gates()
             crew.kill_starting()
-            self._wake()
+            self._bell.ring()
             if not self._standstill.wait_until(lambda: crew.is_idle, began + self.options.drain_timeout_s * 0.5):
                 crew.stop_stepping()
             self._standstill.wait_until(lambda: not crew.members, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
-            self._wake()
+            self._bell.ring()
             self._changed.notify_all()
         self._thread.join(timeout=10)
-        self._wake_read.close()
-        self._wake_write.close()
+        self._bell.close()
         for member in crew.members.values():
             log.warning("worker_killed", worker=member.name, reason="it did not end in time")
             member.link.close()
         crew.members.clear()
-        crew.forget_weights()
+        crew.shelf.clear()
         if self._deliveries.slots is not None:
             self._deliveries.slots.close()
         self._engine.close()
@@ -226,54 +234,7 @@ class LocalFleet:
         """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        bound = self._schedule.max_staleness
-        with self._changed:
-            while True:
-                self._crew.raise_error()
-                waiting = self._deliveries.num_waiting
-                delivery = self._deliveries.take(min_version=None if bound is None else self._crew.version - bound)
-                # Only for news: the fleet's thread notifies this one at every turn.
-                if self._deliveries.num_waiting != waiting:
-                    self._wake()
-                if delivery is not None:
-                    self._crew.note_lent(delivery.num_frames, delivery.min_version)
-                    return self._lend(delivery)
-                if self._is_done and self._schedule.is_done:
-                    return None
-                if self._crew.is_closing:
-                    raise FleetClosed("the fleet was closed")
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    raise ControlTimeout(f"no batch came within {timeout_s} s; {self._crew.describe()}")
-                with self._crew.tally.waiting():
-                    self._changed.wait(left)
-
-    def _lend(self, delivery: Delivery) -> Loan:
-        number, slots = delivery.round.number, self._deliveries.slots
-        assert slots is not None
-        parts = []
-        for (group, index), part in delivery.parts:
-            block = slots.block(part.slot)
-            block.num_rows, block.num_ends = part.message.num_rows, part.message.num_ends
-            parts.append(
-                LoanPart(worker=f"{group}-{index}", attempt=part.attempt, block=block, memory=slots.memory(part.slot))
-            )
-        return Loan(
-            tuple(parts),
-            mode=self._schedule.mode,
-            num_frames=delivery.num_frames,
-            min_version=delivery.min_version,
-            max_version=delivery.max_version,
-            storing_device=self.options.storing_device,
-            on_copied=lambda: self._give_back(self._deliveries.copied, number),
-            on_release=lambda: self._give_back(self._deliveries.release, number),
-        )
-
-    def _give_back(self, how: Callable[[int], None], number: int) -> None:
-        with self._changed:
-            how(number)
-            self._wake()
+        return self._lending.borrow(timeout_s=timeout_s, is_over=lambda: self._is_done and self._schedule.is_done)
 
     # -- control -----------------------------------------------------------------------------------------------
 
@@ -283,6 +244,7 @@ class LocalFleet:
         *,
         version: int | None = None,
         wait_s: float = 0.0,
+        workers: Sequence[str] = (),
     ) -> Receipt:
         """Hand new weights to every worker; each applies them at its next batch boundary, all of them or none.
 
@@ -291,6 +253,8 @@ class LocalFleet:
                 handed on as it is: nobody may write to it any more.
             version: higher than any before; by default the next number.
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
+            workers: names of those that alone get them, and their replacements; empty: everybody. `state()` holds what
+                everybody has, and staleness is measured by it.
 
         Returns:
             Who acts with this version already, who has it staged, and who refused it.
@@ -299,6 +263,7 @@ class LocalFleet:
             WeightsError: these are no weights.
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
             StaleWeights: the version is not higher than the published one.
+            FleetError: no such worker; nothing was published.
         """
         blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
         crew = self._crew
@@ -308,8 +273,8 @@ class LocalFleet:
             number = PolicyVersion(crew.version + 1 if version is None else version)
             if number <= crew.version:
                 raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
-            crew.publish(blob, number)
-            self._wake()
+            crew.publish(blob, number, crew.places.of(workers) if workers else None)
+            self._bell.ring()
             if wait_s > 0:
                 self._standstill.wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
             return self._receipt(number)
@@ -335,7 +300,7 @@ class LocalFleet:
             if not self._crew.is_paused:
                 self._events.note("paused")
             self._crew.is_paused = True
-            self._wake()
+            self._bell.ring()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
             still = self._standstill
             still.answers(still.ask_all("pause"), "pause", timeout_s=self.options.control_timeout_s)
@@ -350,7 +315,7 @@ class LocalFleet:
             self._events.note("resumed")
         self._crew.is_paused = False
         self._crew.open_gates()
-        self._wake()
+        self._bell.ring()
 
     def drain(self) -> None:
         """Hand out no more tickets: what is under way lands and is accepted, `borrow` and `take` give what is queued,
@@ -430,7 +395,7 @@ class LocalFleet:
         with self._changed:
             self._crew.raise_error()
             self._crew.resize(workers)
-            self._wake()
+            self._bell.ring()
             if wait:
                 self._standstill.await_crew("to start or retire")
 
@@ -444,7 +409,7 @@ class LocalFleet:
         with self._changed:
             self._crew.raise_error()
             self._crew.retire(name)
-            self._wake()
+            self._bell.ring()
 
     def stats(self) -> FleetStats:
         """What is going on."""
@@ -504,12 +469,11 @@ class LocalFleet:
                     if self._is_closed:
                         return
                     self._turn()
-                    sources = [self._wake_read, *self._crew.sources()]
+                    sources = [self._bell.source, *self._crew.sources()]
                 self._events.tell()  # without the condition: a listener must not hold callers up
                 ready = wait(sources, timeout=_POLL_S)
                 with self._changed:
-                    while self._wake_read.poll():
-                        self._wake_read.recv_bytes()
+                    self._bell.hush()
                     self._crew.listen(ready)
                 self._events.tell()
         except Exception as error:
@@ -562,14 +526,9 @@ class LocalFleet:
             raise FleetError("no worker has started yet")
         return self._crew.ready
 
-    def _wake(self) -> None:
-        try:
-            self._wake_write.send_bytes(b"x")
-        except OSError:
-            return  # closed
-
     def _receipt(self, version: PolicyVersion) -> Receipt:
-        serving = sorted(self._crew.serving(), key=lambda member: member.name)
+        given = [m for m in self._crew.serving() if self._crew.shelf.version_of(m.place) >= version]
+        serving = sorted(given, key=lambda member: member.name)
         behind = [m for m in serving if m.version < version]
         return Receipt(
             version=version,

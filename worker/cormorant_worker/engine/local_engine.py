@@ -11,7 +11,7 @@ from cormorant_worker.engine.process import SharedPayload, WorkerProcess
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.engine.slots import SlotPool
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.place import WorkerPlace, find_device
+from cormorant_worker.place import find_device
 
 
 class LocalEngine:
@@ -36,11 +36,11 @@ class LocalEngine:
         """Workers have sockets that the fleet's thread waits on. What they import is imported from now on."""
         self._nursery()
 
-    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> WorkerProcess:
+    def start(self, start: Start) -> WorkerProcess:
         """Have a process forked and tell it what to build."""
-        process = WorkerProcess(place, self._nursery(), _imports_of(job))
+        process = WorkerProcess(start.place, self._nursery(), _imports_of(start))
         try:
-            process.send(Start(job=job, place=place, num_rows=num_rows))
+            process.send(start)
         except LinkClosed:
             return process  # it died already: the end of its socket tells the fleet
         return process
@@ -73,9 +73,10 @@ class LocalEngine:
         return self._nurseries[-1]
 
 
-def _imports_of(job: CollectorJob) -> Imports:
+def _imports_of(start: Start) -> Imports:
+    spec = start.job.spec
     return Imports(
-        now=("envpool",) if job.spec.env.envpool is not None else (),
+        now=("envpool",) if spec.env.envpool is not None else (),
         # Two seconds, and only policies that are TensorDictModules need it.
-        when_idle=("tensordict.nn",) if job.spec.policy.entrypoint else (),
+        when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.parts else (),
     )

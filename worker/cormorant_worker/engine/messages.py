@@ -23,8 +23,9 @@ class Start:
 
     job: CollectorJob
     place: WorkerPlace
-    num_rows: int
-    """T of a full batch."""
+    frames_per_batch: int
+    parts: bytes = b""
+    """What the script made for this worker: see `parts.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,6 @@
 """How a local fleet behaves beside what the manifest says: sizes, devices, time limits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cormorant_contract.job import CollectorJob
@@ -17,6 +18,11 @@ class FleetOptions:
     """Worker processes; 0 = as many as the manifest's groups say, at most one a processor."""
     device: str = ""
     """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others."""
+    parts: Sequence[bytes] = ()
+    """What a script made for each worker, by the worker's index: `Parts.to_bytes()`. Workers past the end get the last
+    one's. May grow while the fleet runs."""
+    whole_rows: bool = False
+    """Round `framesPerBatch` and `totalFrames` up to whole steps of all environments, so that no batch needs a mask."""
     storing_device: str = "cpu"
     """Torch device on which batches are handed out."""
     floor_frames: int = 0
@@ -38,6 +44,10 @@ class FleetOptions:
     hang_timeout_s: float = 0.0
     """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
     and reset limits, at least 120 s."""
+
+    def parts_of(self, index: int) -> bytes:
+        """What the script made for a worker; empty: nothing."""
+        return self.parts[min(index, len(self.parts) - 1)] if self.parts else b""
 
     def hang_limit_s(self, job: CollectorJob) -> float:
         """The hang limit in force for a job."""

@@ -1,6 +1,6 @@
 """What every engine offers: a running fleet of collectors, seen from the process that drives it."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -154,8 +154,9 @@ class Fleet(Protocol):
         *,
         version: int | None = None,
         wait_s: float = 0.0,
+        workers: Sequence[str] = (),
     ) -> Receipt:
-        """Hand new weights to every worker; each applies them at its next batch boundary."""
+        """Hand new weights to every worker, or to some; each applies them at its next batch boundary."""
         ...
 
     def receipt(self, version: int) -> Receipt:

@@ -1,10 +1,16 @@
-"""Weights on their way to the workers: kept by the crew for those that come later."""
+"""Weights on their way to the workers: kept by the crew for those that come later.
 
+What is published for everybody takes the place of what single workers had of the same models.
+"""
+
+from collections.abc import Collection
 from dataclasses import dataclass
 
-from cormorant_worker.engine.link import Payload
-from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.engine.link import Engine, Payload
+from cormorant_worker.engine.schedule import Slot
+from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights_file import to_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -15,3 +21,65 @@ class Published:
     blob: WeightsBlob
     payload: Payload
     """The same bytes as the engine shares them."""
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """Whose weights these are."""
+        return tuple(self.blob.tensors)
+
+
+class Shelf:
+    """The newest weights of each model, for everybody and for single places. Guarded by the fleet's condition."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.version = INITIAL_VERSION
+        """The highest number that was given out."""
+        self.common_version = INITIAL_VERSION
+        """The newest that everybody was given: what staleness is measured by."""
+        self._engine = engine
+        self._common: dict[str, Published] = {}
+        self._own: dict[Slot, dict[str, Published]] = {}
+
+    def put(self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None) -> Published:
+        """Keep new weights, for everybody or for some places, and let go of what nobody needs any more."""
+        before = self._kept()
+        found = Published(version, blob, self._engine.share(blob.memory))
+        self.version = version
+        if slots is None:
+            self.common_version = version
+            self._common.update(dict.fromkeys(found.models, found))
+            for own in self._own.values():
+                for model in found.models:
+                    own.pop(model, None)
+        else:
+            for slot in slots:
+                self._own.setdefault(slot, {}).update(dict.fromkeys(found.models, found))
+        for older in before - self._kept():
+            older.payload.close()
+        return found
+
+    def of(self, slot: Slot) -> list[tuple[Published, tuple[str, ...]]]:
+        """What a place's worker is to have, oldest first, each with the models that it is the newest of."""
+        newest = {**self._common, **self._own.get(slot, {})}
+        found = sorted(set(newest.values()), key=lambda one: one.version)
+        return [(one, tuple(model for model, holder in newest.items() if holder is one)) for one in found]
+
+    def version_of(self, slot: Slot) -> PolicyVersion:
+        """The newest version that a place's worker was given."""
+        own = self._own.get(slot, {}).values()
+        return max([self.common_version, *(one.version for one in own)])
+
+    def to_bytes(self) -> bytes:
+        """Safetensors of what everybody has; empty when nothing was published."""
+        newest = {model: one.blob.weights()[model] for model, one in self._common.items()}
+        return to_bytes(newest) if newest else b""
+
+    def clear(self) -> None:
+        """Let go of everything."""
+        for one in self._kept():
+            one.payload.close()
+        self._common.clear()
+        self._own.clear()
+
+    def _kept(self) -> set[Published]:
+        return {*self._common.values(), *(one for own in self._own.values() for one in own.values())}

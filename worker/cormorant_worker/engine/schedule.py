@@ -108,6 +108,12 @@ class Schedule:
         """Rounds that are not accepted yet."""
         return len(self._open)
 
+    def round_up(self, num_envs: int, *, num_workers: int) -> None:
+        """Ask for whole steps of `num_envs` environments, of every worker in sync mode. Called before any decision."""
+        self.frames_per_batch += -self.frames_per_batch % num_envs
+        if self.total_frames is not None:
+            self.total_frames += -self.total_frames % (num_envs * (num_workers if self.mode == "sync" else 1))
+
     # -- decisions ---------------------------------------------------------------------------------------------
 
     def grants(

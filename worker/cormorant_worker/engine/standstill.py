@@ -100,7 +100,7 @@ class Standstill:
             frames=self._schedule.landed_frames,
             attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
             version=crew.version,
-            weights=crew.weights_bytes(),
+            weights=crew.shelf.to_bytes(),
             seed=crew.seed,
             workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
         )

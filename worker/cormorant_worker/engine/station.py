@@ -36,6 +36,7 @@ from cormorant_worker.engine.messages import (
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
 from cormorant_worker.gate import Stopped
+from cormorant_worker.parts import read_parts
 from cormorant_worker.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import read_weights
@@ -102,12 +103,13 @@ class Station:
         """
         self._pulse.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._pulse.timing)
-        built = build_collector(start.job, start.place)
+        self._parts = read_parts(start.parts)
+        built = build_collector(start.job, start.place, self._parts)
         self.collector: Collector = built.collector
         self._is_built = True
         self.collector.pulse = self._pulse.frames
         self.collector.timing = timing
-        self._layout = self.collector.layout(start.num_rows)
+        self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
         self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
         self._uplink.send(self._ready(built))
@@ -172,6 +174,10 @@ class Station:
                 self._pulse.enter(Phase.STORING)
                 self._timing.rest(STORE)
                 self._sink.append(block)
+            if self._parts.on_batch is not None:
+                self._pulse.enter(Phase.STORING)
+                self._timing.rest(STORE)
+                self._parts.on_batch(block)
         timing = self._timing.take()
         self._uplink.send(
             Sealed(
@@ -195,7 +201,7 @@ class Station:
         self._pulse.enter(Phase.BUILDING)
         self._timing.rest(BUILD)
         with self._boundary:
-            rebuild(self.collector, self._job, replace(self._place, seed=message.seed))
+            rebuild(self.collector, self._job, replace(self._place, seed=message.seed), self._parts)
         self._uplink.send(Reply(number=message.number))
 
     @contextmanager

@@ -21,7 +21,7 @@ import struct
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.spaces import Space
 
 STEP = (b"0", b"1")
@@ -35,7 +35,7 @@ _LENGTH = struct.Struct("<Q")
 class Build:
     """The first message to a child."""
 
-    factory: EnvFactory
+    factory: EnvSource
     row: int
     num_envs: int
     block: int

@@ -82,7 +82,7 @@ class _Child:
 
     def serve(self) -> None:
         build: Build = receive_message(self._connection)
-        env = build.factory.build()
+        env = build.factory.build(build.row)
         send_message(self._connection, Built(observation_space=env.observation_space, action_space=env.action_space))
         wake = build.wake
         if os.read(wake, 1) != MAP:

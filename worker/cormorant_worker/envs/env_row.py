@@ -4,7 +4,7 @@ Used by InlineVectorEnv for each of its environments, and by the child processes
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -106,6 +106,8 @@ class EnvRow:
         self.env = env
         self.steps = 0
         """Steps completed so far, over all episodes."""
+        self.reset_kwargs: Mapping[str, Any] = {}
+        """Given to the environment at every reset, beside the seed."""
         self._row = row
         self._read_action = _action_reader(env.action_space, actions, row)
         self._write_obs = [self._writer(side.obs) for side in sides]
@@ -114,7 +116,7 @@ class EnvRow:
 
     def reset(self, *, seed: int | None = None, side: int = 0) -> None:
         """Begin an episode and write its first observation."""
-        obs, _ = self.env.reset(seed=seed)
+        obs, _ = self.env.reset(seed=seed, **self.reset_kwargs)
         self._write_obs[side](obs)
 
     def step(self, side: int = 0) -> None:
@@ -127,7 +129,7 @@ class EnvRow:
         obs, reward, terminated, truncated, _ = self.env.step(self._read_action())
         if terminated or truncated:
             self._write_final[side](obs)
-            obs, _ = self.env.reset()
+            obs, _ = self.env.reset(**self.reset_kwargs)
         self._write_obs[side](obs)
         if isinstance(reward, np.ndarray):
             reward = reward.item()

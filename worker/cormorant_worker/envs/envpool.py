@@ -140,14 +140,42 @@ def task_ids() -> list[str]:
     return sorted(_envpool().list_all_envs())
 
 
+def check_pool(pool: object) -> None:
+    """Refuse what is not a pool of single-agent environments that are stepped together. Any `env_type` will do.
+
+    Raises:
+        EnvBuildError: it is no pool, it hands out a part of its environments at a time, or it has several players.
+    """
+    if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
+        raise EnvBuildError(
+            f"{type(pool).__module__}.{type(pool).__name__} is no EnvPool environment; give what envpool.make returned"
+        )
+    config: Mapping[str, Any] = pool.config  # type: ignore[attr-defined]  # looked for above
+    if config["batch_size"] not in (0, config["num_envs"]):
+        raise EnvBuildError(
+            f"the pool hands out batch_size {config['batch_size']} of num_envs {config['num_envs']} environments at a "
+            "time; a TorchRL environment steps all of them: make it without batch_size"
+        )
+    if config["max_num_players"] != 1:
+        raise EnvBuildError(f"the pool has {config['max_num_players']} players; use a single-agent task")
+
+
+def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
+    """Build a pool like another one, with a seed for each environment."""
+    spec = type(pool.spec)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
+        return type(pool)(spec(spec.gen_config(**{**pool.config, "env_seed": list(seeds)})))
+
+
 class _Pool:
     """One built pool and the translation of its arrays. Shared by the two ways of stepping it."""
 
-    def __init__(self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> None:
-        self.observation_space, self.action_space = task.spaces()
-        self.num_envs = len(seeds)
-        self._task = task
-        self._pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
+    def __init__(self, pool: Any, *, name: str, spaces: tuple[Space, Space]) -> None:
+        self.observation_space, self.action_space = spaces
+        num_envs = self.num_envs = int(pool.config["num_envs"])
+        self._name = name
+        self._pool = pool
         self._send, self._recv = self._pool._send, self._pool._recv
         names = list(self._pool._state_keys)
         self._obs_at = [names.index(_state_name(leaf.key)) for leaf in leaves(self.observation_space, ())]
@@ -157,11 +185,24 @@ class _Pool:
         specs = self._pool.spec.action_array_spec
         self._action_dtypes = [np.dtype(spec.dtype) for name, spec in specs.items() if name not in _ID_KEYS]
         self.dummy_actions = tuple(
-            np.zeros((len(seeds), *leaf.shape), dtype) + _lowest(self.action_space)
+            np.zeros((num_envs, *leaf.shape), dtype) + _lowest(self.action_space)
             for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
         )
         self._kept: list[Array] = []
         """What was sent last: EnvPool reads these arrays while it steps."""
+
+    @classmethod
+    def build(cls, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> "_Pool":
+        spaces = task.spaces()
+        pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
+        return cls(pool, name=task.task_id, spaces=spaces)
+
+    @classmethod
+    def around(cls, pool: Any) -> "_Pool":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds
+            spaces = _repair(pool.spec.observation_space), _repair(pool.spec.action_space)
+        return cls(pool, name=str(pool.config.get("task_id", type(pool).__name__)), spaces=spaces)
 
     def send(self, actions: Arrays, ids: Array) -> None:
         sent = [np.ascontiguousarray(a, dtype) for a, dtype in zip(actions, self._action_dtypes, strict=True)]
@@ -181,7 +222,7 @@ class _Pool:
         try:
             state: list[Array] = self._recv()
         except RuntimeError as error:
-            raise EnvCrashed(f"EnvPool's {self._task.task_id} failed: {error}") from error
+            raise EnvCrashed(f"EnvPool's {self._name} failed: {error}") from error
         return state
 
     def obs(self, state: list[Array]) -> Arrays:
@@ -209,9 +250,19 @@ class EnvPoolEnv:
 
     def __init__(self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int]) -> None:
         """Build a pool of one environment a seed."""
-        self._pool = _Pool(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds)
-        self.num_envs = len(seeds)
-        self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
+        self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds))
+
+    @classmethod
+    def around(cls, built: Any) -> "EnvPoolEnv":
+        """Step a pool that `envpool.make` built, of any `env_type`; nobody else may step it from now on."""
+        env = cls.__new__(cls)
+        env._take(_Pool.around(built))
+        return env
+
+    def _take(self, pool: _Pool) -> None:
+        self._pool = pool
+        self.num_envs = pool.num_envs
+        self.observation_space, self.action_space = pool.observation_space, pool.action_space
         self._all = np.arange(self.num_envs, dtype=np.int32)
         self._rows: slice | Rows = EVERY_ROW
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
@@ -272,10 +323,22 @@ class AsyncEnvPoolEnv:
 
     def __init__(self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> None:
         """Build a pool of one environment a seed that hands out `batch_size` of them at a time."""
-        self._pool = _Pool(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds)
-        self.num_envs = len(seeds)
+        self._take(_Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds), batch_size)
+
+    @classmethod
+    def around(cls, built: Any) -> "AsyncEnvPoolEnv":
+        """Step a pool that somebody else built and nobody has stepped; nobody else may step it from now on."""
+        env = cls.__new__(cls)
+        env._take(_Pool.around(built), int(built.config["batch_size"]))
+        return env
+
+    def _take(self, pool: _Pool, batch_size: int) -> None:
+        self._pool = pool
+        self.num_envs = pool.num_envs
         self.min_in_flight = batch_size
         self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
+        self._is_under_way: Array = np.zeros(self.num_envs, dtype=np.bool_)
+        self._has_started = False
         # The transition of an ended row waits here until its next episode's first observation is known.
         self._waits: Array = np.zeros(self.num_envs, dtype=np.bool_)
         shape = [(self.num_envs, *leaf.shape) for leaf in leaves(self.observation_space, ())]
@@ -286,10 +349,21 @@ class AsyncEnvPoolEnv:
         self._truncated: Array = np.zeros(self.num_envs, dtype=np.bool_)
 
     def start(self) -> Arrays:
-        """Begin the first episode everywhere and wait for all of them."""
+        """Begin the first episode everywhere and wait for all of them.
+
+        Called again, it drops what is under way: a pool hands out whole batches only, so those that rest are reset
+        beside those that step, and then everybody comes back.
+        """
+        num_batches = self.num_envs // self.min_in_flight
+        if self._has_started:
+            self._pool.reset(np.flatnonzero(~self._is_under_way).astype(np.int32))
+            for _ in range(num_batches):
+                self._pool.recv()
+        self._has_started = True
+        self._is_under_way[:] = self._waits[:] = False
         self._pool.reset(np.arange(self.num_envs, dtype=np.int32))
         first = tuple(np.zeros_like(a) for a in self._final)
-        for _ in range(self.num_envs // self.min_in_flight):
+        for _ in range(num_batches):
             state = self._pool.recv()
             for stored, obs in zip(first, self._pool.obs(state), strict=True):
                 stored[state[self._pool.id_at]] = obs
@@ -298,6 +372,7 @@ class AsyncEnvPoolEnv:
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         """Begin to step rows. Returns at once."""
         ids = np.arange(self.num_envs, dtype=np.int32) if isinstance(rows, slice) else rows.astype(np.int32)
+        self._is_under_way[ids] = True
         self._pool.send(actions, ids)
 
     def recv(self) -> Step:
@@ -320,7 +395,7 @@ class AsyncEnvPoolEnv:
         ready = ~ended_now
         rows = ids[ready].astype(np.int64)
         begun = begins[ready]
-        self._waits[rows] = False
+        self._waits[rows] = self._is_under_way[rows] = False
         return Step(
             rows,
             tuple(obs[ready] for obs in received),

@@ -5,7 +5,7 @@ import importlib
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.wrappers import TimeLimit
@@ -14,6 +14,23 @@ from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import leaves
 
 Env = gymnasium.Env[Any, Any]
+
+
+class EnvSource(Protocol):
+    """Builds gymnasium environments, one a row. Pickled once for every process that builds one."""
+
+    @property
+    def name(self) -> str:
+        """What messages call its environments."""
+        ...
+
+    def build(self, row: int) -> Env:
+        """Construct the environment of a row.
+
+        Raises:
+            UnknownEnv, EnvBuildError: it cannot be built.
+        """
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +59,7 @@ class EnvFactory:
         """The id or the entrypoint: what messages call this environment."""
         return self.id or self.entrypoint
 
-    def build(self) -> Env:
+    def build(self, row: int = 0) -> Env:  # the same for every row
         """Construct the environment and its wrappers.
 
         Gymnasium's own warnings (an older version of an id, dtype hints) are dropped.
@@ -151,11 +168,20 @@ def _wrap(env: Env, wrapper: str | Mapping[str, Any]) -> Env:
     return _construct(lambda: wrap(env, **kwargs), f"the wrapper {entrypoint}")
 
 
-def _construct(make: Callable[[], Any], what: str) -> Env:
+def construct(make: Callable[[], Any], what: str) -> Any:
+    """Call a user's constructor.
+
+    Raises:
+        EnvBuildError: it raised.
+    """
     try:
-        env = make()
+        return make()
     except Exception as error:
         raise EnvBuildError(f"{what} could not be built: {type(error).__name__}: {error}") from error
+
+
+def _construct(make: Callable[[], Any], what: str) -> Env:
+    env = construct(make, what)
     if not isinstance(env, gymnasium.Env):
         raise EnvBuildError(f"{what} is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     return env

@@ -8,7 +8,7 @@ import numpy as np
 import structlog
 
 from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions
-from cormorant_worker.envs.gymnasium_env import Env, EnvFactory
+from cormorant_worker.envs.gymnasium_env import Env, EnvSource
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
@@ -39,7 +39,7 @@ class InlineVectorEnv:
 
     def __init__(
         self,
-        factory: EnvFactory,
+        factory: EnvSource,
         *,
         num_envs: int,
         seeds: Sequence[int],
@@ -51,13 +51,13 @@ class InlineVectorEnv:
         self.restarts = 0
         self._factory = factory
         self._restarts = Restarts(seeds, limits)
-        first = factory.build()
+        first = factory.build(0)
         self.observation_space = first.observation_space
         self.action_space = first.action_space
         self._nan = NanCheck(self.observation_space)
         self._actions = take_actions(self.action_space, num_envs, np.zeros)
         self._arrays = StepArrays.take(self.observation_space, num_envs, np.zeros)
-        self._envs = [self._row(first if row == 0 else factory.build(), row) for row in range(num_envs)]
+        self._envs = [self._row(first if row == 0 else factory.build(row), row) for row in range(num_envs)]
         self._numbers = np.arange(num_envs)
         self._under_way: slice | Rows | None = None
         self._closed = False
@@ -192,7 +192,7 @@ class InlineVectorEnv:
             except Exception as closing:  # noqa: BLE001 - it is broken already
                 log.debug("env_close_failed", env=row, error=repr(closing))
             try:
-                self._envs[row] = self._row(self._factory.build(), row)
+                self._envs[row] = self._row(self._factory.build(row), row)
                 self._envs[row].reset(seed=seed)
                 break
             except Exception as again:  # noqa: BLE001 - as in recv

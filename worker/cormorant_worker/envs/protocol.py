@@ -62,8 +62,11 @@ class VectorEnv(Protocol):
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
     min_in_flight: int
     """`recv` may wait for ever with fewer rows under way than this; 1 when lockstep."""
-    restarts: int
-    """How many environments were restarted after a crash or a hang, so far."""
+
+    @property
+    def restarts(self) -> int:
+        """How many environments were restarted after a crash or a hang, so far."""
+        ...
 
     def start(self) -> Arrays:
         """Begin the first episode everywhere. Returns the first observations, [num_envs, ...] a leaf."""

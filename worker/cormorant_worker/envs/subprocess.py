@@ -20,7 +20,7 @@ import structlog
 from cormorant_worker.envs.channel import LOAD, SAVE, STEP, Build, Built, Failed, Saved
 from cormorant_worker.envs.env_process import EnvProcess
 from cormorant_worker.envs.env_row import NanCheck
-from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, pack, unpack
@@ -62,7 +62,7 @@ class SubprocessVectorEnv:
 
     def __init__(
         self,
-        factory: EnvFactory,
+        factory: EnvSource,
         *,
         num_envs: int,
         seeds: Sequence[int],

@@ -47,21 +47,23 @@ class Cluster:
             with _signals_kept(waiting=bool(options.address)):
                 if options.address:
                     ray.init(
+                        **{"log_to_driver": False, "logging_level": logging.ERROR, **options.init},
                         address=options.address,
                         runtime_env=runtime_env,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
                     )
                 else:
                     ray.init(
+                        **{
+                            "include_dashboard": False,
+                            "log_to_driver": False,
+                            "logging_level": logging.ERROR,
+                            # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
+                            "num_cpus": 0,
+                            **options.init,
+                        },
                         address="local",
                         runtime_env=runtime_env,
-                        # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
-                        num_cpus=0,
                         object_store_memory=options.object_store_bytes or None,
-                        include_dashboard=False,
-                        log_to_driver=False,
-                        logging_level=logging.ERROR,
                     )
         except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
             if not options.address:
@@ -104,6 +106,11 @@ class Cluster:
         if self.has_connected:
             self.has_connected = False
             ray.shutdown()
+
+
+def disconnect() -> None:
+    """End this process's connection to Ray, whoever made it, and what it has there. May be called twice."""
+    ray.shutdown()
 
 
 def drain_node(node_id: str) -> None:

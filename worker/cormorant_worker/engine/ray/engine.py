@@ -19,7 +19,6 @@ from cormorant_worker.engine.ray.objects import ObjectBlocks
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.place import WorkerPlace
 
 
 class RayEngine:
@@ -45,7 +44,7 @@ class RayEngine:
         """Have the fleet's thread woken when something arrives."""
         self._wake = wake
 
-    def start(self, job: CollectorJob, place: WorkerPlace, *, num_rows: int) -> RayLink:
+    def start(self, start: Start) -> RayLink:
         """Ask for an actor. It is placed when the cluster has what it needs.
 
         Raises:
@@ -53,19 +52,31 @@ class RayEngine:
             ManifestError: a quantity in the group's resources cannot be read.
         """
         self.cluster.check()
+        job, place = start.job, start.place
         is_own = self.cluster.is_own
         demand = demand_of(job, place.group, place.index, self._options, is_own=is_own, device=place.device)
+        more = dict(self._options.actors[place.index]) if place.index < len(self._options.actors) else {}
+        cpus, gpus = more.pop("num_cpus", demand.num_cpus), more.pop("num_gpus", demand.num_gpus)
+        demand = replace(
+            demand,
+            num_cpus=demand.num_cpus if is_own else cpus,
+            num_gpus=gpus,
+            resources={**demand.resources, **more.pop("resources", {})},
+        )
         if demand.num_cpus >= 1:
             place = replace(place, max_threads=int(demand.num_cpus))
         handle = self._actors.options(
+            **{
+                "scheduling_strategy": self._options.scheduling,
+                "runtime_env": None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
+                **more,
+            },
             num_cpus=demand.num_cpus,
             num_gpus=demand.num_gpus,
             resources=dict(demand.resources) or None,
             max_restarts=0,
             max_task_retries=0,
-            scheduling_strategy=self._options.scheduling,
-            runtime_env=None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
-        ).remote(Start(job=job, place=place, num_rows=num_rows), [path for path in sys.path if path])
+        ).remote(replace(start, place=place), [path for path in sys.path if path])
         return RayLink(
             place,
             handle,

@@ -1,11 +1,13 @@
 """The Ray fleet: the same fleet over actors of a Ray cluster. What pods run, and `cormorant ... --fleet ray`."""
 
 from dataclasses import replace
+from typing import Any
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions, default_workers
 from cormorant_worker.engine.ray.engine import RayEngine
+from cormorant_worker.engine.ray.link import RayLink
 from cormorant_worker.engine.ray.options import RayOptions
 
 
@@ -38,3 +40,10 @@ class RayFleet(LocalFleet):
         except BaseException:
             engine.close()
             raise
+
+    @property
+    def actors(self) -> tuple[Any, ...]:
+        """Ray's handles of the workers that live now, in the order of their places."""
+        with self._changed:
+            links = [member.link for _, member in sorted(self._crew.members.items())]
+        return tuple(link.handle for link in links if isinstance(link, RayLink))

@@ -87,7 +87,7 @@ class RayLink:
         self.spent_ns = (0,) * len(ACTIVITIES)
         self.is_open = True
         self._phase = Phase.IMPORTING
-        self._handle = handle
+        self.handle = handle
         self._our_node_id = node_id
         self._node_id = ""
         self._blocks = blocks
@@ -177,11 +177,11 @@ class RayLink:
 
     def send(self, message: object) -> None:
         """Call `tell`. An actor that is gone is found out by its other calls."""
-        self._handle.tell.remote(self._next_turn(), message)
+        self.handle.tell.remote(self._next_turn(), message)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         """Call `collect`."""
-        sealed, arrays = self._handle.collect.remote(self._next_turn(), ticket)
+        sealed, arrays = self.handle.collect.remote(self._next_turn(), ticket)
         batch = _Batch(ticket, sealed, arrays)
         self._batches.append(batch)
         self._expect(arrays, batch)
@@ -190,10 +190,10 @@ class RayLink:
         """Call `answer`."""
         assert payload is None or isinstance(payload, ObjectPayload), payload
         references = [] if payload is None else [payload.reference]
-        self._expect(self._handle.answer.remote(request, references))
+        self._expect(self.handle.answer.remote(request, references))
 
     def _listen(self) -> None:
-        self._expect(self._handle.listen.remote())
+        self._expect(self.handle.listen.remote())
 
     def _next_turn(self) -> int:
         self._turn += 1
@@ -211,7 +211,7 @@ class RayLink:
     def kill(self) -> None:
         """End the actor's process at once."""
         with suppress(ray.exceptions.RayError, ValueError):
-            ray.kill(self._handle, no_restart=True)
+            ray.kill(self.handle, no_restart=True)
         # A stopped process hears no Ray; one on this machine can be ended for certain.
         if self.pid and self._node_id == self._our_node_id and not self._is_dead:
             self._is_dead = True

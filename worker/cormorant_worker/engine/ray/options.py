@@ -1,6 +1,6 @@
 """How a fleet uses Ray: which cluster, and what each worker asks of it. Light: imports no Ray."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -28,6 +28,12 @@ class RayOptions:
     runtime_env: Mapping[str, Any] = field(default_factory=dict)
     """Ray's runtime environment of each worker. Code that all nodes have needs none. Where the process is connected
     already, folders must be URIs: Ray uploads those on this machine as it connects."""
+    actors: Sequence[Mapping[str, Any]] = ()
+    """Further options of each worker's actor, by the worker's index, as `ray.remote` takes them; workers past the end
+    get none. They count before the others; CPUs are not asked for in a cluster of the fleet's own. May grow while the
+    fleet runs."""
+    init: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of `ray.init`."""
     object_store_bytes: int = 0
     """Memory for batches in a cluster of the fleet's own, at least 78,643,200; 0: Ray's default, 30 % of the machine's
     memory."""

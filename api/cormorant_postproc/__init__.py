@@ -1,0 +1,27 @@
+"""Post-processing of batches: functions of TensorDicts, vectorised, on the CPU and on the GPU.
+
+    from cormorant_postproc import MultiStep, split_trajectories
+
+    batch = MultiStep(gamma=0.99, n_steps=3)(batch)     # [B, T]
+    padded = split_trajectories(batch)                  # [N, longest], masked
+
+Called by learners, by the front doors that take a `postproc`, and for manifests with `multiStep` or
+`splitTrajectories`. Each callable takes a batch and returns a new one; nothing is changed in place.
+"""
+
+from cormorant_postproc.frame_stack import FrameStack
+from cormorant_postproc.multi_step import MultiStep
+from cormorant_postproc.pipeline import Pipeline
+from cormorant_postproc.protocol import Postproc, PostprocError
+from cormorant_postproc.reward_clip import RewardClip
+from cormorant_postproc.split import split_trajectories
+
+__all__ = [
+    "FrameStack",
+    "MultiStep",
+    "Pipeline",
+    "Postproc",
+    "PostprocError",
+    "RewardClip",
+    "split_trajectories",
+]

@@ -1,0 +1,131 @@
+"""Multi-step targets: rewards summed over n steps, and what lies n steps ahead as `next`.
+
+Sutton 1988, Machine Learning 3(1):9-44. Keys are those of TorchRL's MultiStep; what differs is in `MultiStep`.
+
+# T steps; n steps asked for, k <= n steps taken
+"""
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from cormorant_postproc.pieces import at_steps, flag, last_step, valid_frames
+from cormorant_postproc.protocol import PostprocError
+
+_REWARD = ("next", "reward")
+_ORIGINAL = ("next", "original_reward")
+
+
+class MultiStep:
+    """Sums rewards over `n_steps` and moves everything under `next` as far ahead.
+
+    A frame looks k = min(n, steps left in its trajectory, steps left in the batch) steps ahead, its own included:
+
+        rewards 1, gamma 0.5, n = 3, terminated at t = 3, T = 6
+        t                    0     1     2    3    4    5
+        next reward          1.75  1.75  1.5  1    1.5  1
+        steps_to_next_obs    3     3     2    1    2    1
+        next observation of  2     3     3    3    5    5
+        next done            F     T     T    T    F    F
+
+    So a target `reward + gamma * value(next) * ~terminated` never takes a value of a terminal observation: `done`,
+    `terminated` and `truncated` move with the observation that they belong to. TorchRL's stay where they were, and so
+    up to n - 1 steps before an end bootstrap from it.
+
+    Args:
+        gamma: discount of one step, above 0 and at most 1.
+        n_steps: at least 1; 1 changes no value.
+
+    Raises:
+        PostprocError: an argument is out of its range.
+    """
+
+    def __init__(self, gamma: float, n_steps: int) -> None:
+        if not 0 < gamma <= 1:
+            raise PostprocError(f"gamma {gamma} is out of range; give a discount above 0 and at most 1")
+        if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
+            raise PostprocError(f"n_steps {n_steps!r} is not a number of steps; give an integer of 1 or more")
+        self.gamma = gamma
+        self.n_steps = n_steps
+
+    def __call__(self, batch: TensorDictBase) -> TensorDict:
+        """Process a batch `[*, T]` with `("next", "reward")` and `("next", "done")`. Memory is that of the batch.
+
+        Returns:
+            A batch of the same shape, with
+
+            - `("next", "reward")`: the discounted sum over k steps; `("next", "original_reward")` what it was;
+            - every other leaf of `next`, `done`, `terminated` and `truncated` among them, as it is k - 1 steps ahead;
+            - `steps_to_next_obs` int64 `[*, T]`: k; `gamma` float `[*, T]`: gamma to the power of k, by which a value
+              of the next observation is to be discounted;
+            - `nonterminal` bool `[*, T]`: whether such a value may be taken: False where the frame that is looked at
+              is terminated (done, in a batch without `terminated`), and on padding.
+
+            Padding (`("collector", "mask")` False) stays as it is.
+
+        Raises:
+            PostprocError: a leaf is missing or its shape is not the batch's.
+        """
+        valid = valid_frames(batch)
+        done = flag(batch, ("next", "done"))
+        last = last_step(done, valid)
+        step = torch.arange(done.shape[-1], device=done.device)
+        ahead = (last - step).clamp_max(self.n_steps - 1)
+        if valid is not None:
+            ahead = torch.where(valid, ahead, 0)
+        reward = batch.get(_REWARD, None)
+        if reward is None or tuple(reward.shape[: done.ndim]) != tuple(done.shape):
+            found = "is missing" if reward is None else f"has shape {list(reward.shape)}"
+            raise PostprocError(f"next.reward {found}; one reward a frame is wanted, {list(done.shape)} or with more")
+
+        result: TensorDict = batch.copy()
+        following = batch["next"].exclude("reward")
+        moved = following.apply(lambda leaf: at_steps(leaf, step + ahead))
+        moved["original_reward"] = reward
+        moved["reward"] = self._sums(reward, last - step, valid)
+        result["next"] = moved
+        result["steps_to_next_obs"] = ahead + 1
+        dtype = reward.dtype if reward.dtype.is_floating_point else torch.get_default_dtype()
+        result["gamma"] = torch.pow(self.gamma, (ahead + 1).to(dtype))
+        ends = ("next", "terminated") if ("next", "terminated") in batch.keys(True) else ("next", "done")
+        may = ~flag(result, ends)
+        result["nonterminal"] = may if valid is None else may & valid
+        return result
+
+    def _sums(self, reward: Tensor, left: Tensor, valid: Tensor | None) -> Tensor:
+        """Sums over `n_steps` frames in log2(n) passes: one over a + b frames is one over a plus a shifted one over b.
+
+        Args:
+            reward: `[*, T, ...]`.
+            left: `[*, T]` frames that follow within the piece.
+            valid: frames that are none keep their reward.
+        """
+        time = left.ndim - 1
+        extra = (1,) * (reward.ndim - left.ndim)
+        doubled, width = reward, 1  # sums over `width` frames
+        summed, frames = torch.zeros_like(reward), 0  # sums over `frames` frames
+        steps = min(self.n_steps, left.shape[-1])
+        while steps:
+            if steps & 1:
+                summed = summed + self.gamma**frames * _shifted(doubled, frames, left, time, extra)
+                frames += width
+            steps >>= 1
+            if steps:
+                doubled = doubled + self.gamma**width * _shifted(doubled, width, left, time, extra)
+                width *= 2
+        if valid is None:
+            return summed
+        return torch.where(valid.reshape(*valid.shape, *extra), summed, reward)
+
+
+def _shifted(value: Tensor, by: int, left: Tensor, time: int, extra: tuple[int, ...]) -> Tensor:
+    """`value` as it is `by` steps ahead, zero where that is past the end of the piece."""
+    if not by:
+        return value
+    steps = value.shape[time]
+    result = torch.zeros_like(value)
+    ends_before = (left < by).narrow(time, 0, steps - by)
+    ends_before = ends_before.reshape(*ends_before.shape, *extra)
+    # Filled and not multiplied: what lies past an end may be infinite.
+    result.narrow(time, 0, steps - by).copy_(value.narrow(time, by, steps - by).masked_fill(ends_before, 0))
+    return result

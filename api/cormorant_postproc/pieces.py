@@ -1,0 +1,89 @@
+"""Where pieces of trajectories begin and end within a batch. No step here waits for a GPU.
+
+A *piece* is what a batch holds of one trajectory: consecutive frames of one row. Rows never share a piece.
+
+# B rows (all batch dimensions but the last, flattened), T steps
+"""
+
+import torch
+from tensordict import TensorDictBase
+from torch import Tensor
+
+from cormorant_postproc.protocol import PostprocError
+
+Key = str | tuple[str, ...]
+
+MASK: Key = ("collector", "mask")
+TRAJ_IDS: Key = ("collector", "traj_ids")
+
+
+def flag(batch: TensorDictBase, key: Key) -> Tensor:
+    """A bool or id leaf as `[*, T]`: a trailing dimension of one is dropped.
+
+    Raises:
+        PostprocError: there is no such leaf, or its shape is not the batch's.
+    """
+    value = batch.get(key, None)
+    if value is None:
+        raise PostprocError(f"the batch has no {_name(key)}; it has {sorted(map(_name, batch.keys(True, True)))}")
+    if tuple(value.shape) == (*batch.batch_size, 1):
+        value = value.squeeze(-1)
+    if tuple(value.shape) != tuple(batch.batch_size):
+        raise PostprocError(
+            f"{_name(key)} has shape {list(value.shape)} and the batch {list(batch.batch_size)}; "
+            "one value a frame is wanted, with a trailing dimension of 1 or without"
+        )
+    found: Tensor = value
+    return found
+
+
+def valid_frames(batch: TensorDictBase) -> Tensor | None:
+    """`[*, T]` bool, True on frames; None when nothing is padded."""
+    if batch.batch_dims == 0:
+        raise PostprocError("the batch has no dimensions; its last one must be time, [*, T]")
+    return flag(batch, MASK) if MASK in batch.keys(True) else None
+
+
+def last_step(ends: Tensor, valid: Tensor | None) -> Tensor:
+    """The index of the last step of each frame's piece.
+
+        ends F F T F F   ->   2 2 2 4 4
+
+    Args:
+        ends: `[*, T]` bool, True on the last frame of a trajectory.
+        valid: `[*, T]` bool, or None. The last valid frame before padding ends a piece, too.
+
+    Returns:
+        `[*, T]` int64.
+    """
+    steps = ends.shape[-1]
+    closes = ends.clone()
+    closes[..., -1] = True
+    if valid is not None:
+        closes[..., :-1] |= ~valid[..., 1:]
+    index = torch.arange(steps, device=ends.device).expand_as(ends)
+    open_until = torch.where(closes, index, steps)
+    return open_until.flip(-1).cummin(-1).values.flip(-1)
+
+
+def first_step(begins: Tensor) -> Tensor:
+    """The index of the first step of each frame's piece: `[*, T]` bool -> `[*, T]` int64. Step 0 always begins one."""
+    index = torch.arange(begins.shape[-1], device=begins.device).expand_as(begins)
+    return torch.where(begins, index, 0).cummax(-1).values
+
+
+def at_steps(value: Tensor, steps: Tensor) -> Tensor:
+    """`value[*, steps[*, t]]`: leaves `[*, T, ...]` at other steps of their own rows, without expanding the index.
+
+    Works on views of any strides; the result is a copy.
+    """
+    depth = steps.ndim - 1
+    rows = [
+        torch.arange(n, device=steps.device).reshape(*(-1 if i == at else 1 for i in range(depth + 1)))
+        for at, n in enumerate(steps.shape[:-1])
+    ]
+    return value[(*rows, steps)]
+
+
+def _name(key: Key) -> str:
+    return key if isinstance(key, str) else ".".join(key)

@@ -1,0 +1,140 @@
+"""Batches `[*, T]` cut into trajectories, in time that grows with the frames and not with the trajectories.
+
+# N pieces, M frames, T steps
+"""
+
+from typing import Literal
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torch import Tensor
+
+from cormorant_postproc.pieces import MASK, TRAJ_IDS, Key, flag, valid_frames
+from cormorant_postproc.protocol import PostprocError
+
+TrajectoryLayout = Literal["padded", "nested", "concatenated"]
+
+
+def split_trajectories(
+    batch: TensorDictBase,
+    *,
+    trajectory_key: Key = TRAJ_IDS,
+    done_key: Key = "done",
+    layout: TrajectoryLayout = "padded",
+) -> TensorDict:
+    """Cut a batch into the pieces of trajectories that it holds.
+
+        traj_ids  0 0 0 1 1      ->      padded   a0 a1 a2    mask  T T T
+                  2 2 2 2 3              [4, 4]   a3 a4             T T F
+                                                  b0 b1 b2 b3       ...
+                                                  b4
+
+    Pieces come in the order of rows, then of time. A piece ends where the id changes, where its row does (two rows
+    with the same id are two pieces), and where padding begins.
+
+    Args:
+        batch: `[*, T]`. Frames whose `("collector", "mask")` is False are left out.
+        trajectory_key: ids, one a frame. Where the batch has none, pieces are numbered by `("next", done_key)`, and
+            the numbers are stored under this key.
+        done_key: leaf under `next` that tells ends.
+        layout: "padded": `[N, longest]`, zeros on the right, and a bool `mask` beside the ids. "nested": `[N]`, each
+            leaf a jagged nested tensor. "concatenated": `[M]`, pieces one after another, told apart by their ids.
+
+    Returns:
+        A new TensorDict. When every piece is a whole row, "padded" is the batch as it is (`[T]` becomes `[1, T]`)
+        with a mask of True.
+
+    Raises:
+        PostprocError: no frame, neither ids nor done, a shape that is not the batch's, or a layout that is none.
+    """
+    if layout not in ("padded", "nested", "concatenated"):
+        raise PostprocError(f'layout "{layout}" is not known; use "padded", "nested" or "concatenated"')
+    valid = valid_frames(batch)
+    shape = batch.batch_size
+    given: TensorDict = batch.exclude(MASK) if valid is not None else batch.copy()
+    begins = _begins(given, valid, trajectory_key, done_key)
+    whole = torch.ones_like(begins) if valid is None else valid
+    number = begins.reshape(-1).cumsum(0) - 1
+    if trajectory_key not in given.keys(True):
+        given[trajectory_key] = number.reshape(shape)
+
+    frames = whole.reshape(-1).nonzero().squeeze(-1)
+    if not len(frames):
+        raise PostprocError(f"the batch {list(shape)} holds no frame; there is nothing to split")
+    number = number[frames]
+    # The one thing that the host must know: how many pieces there are, and how long the longest one is.
+    lengths = torch.bincount(number)
+    offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    if layout == "padded":
+        longest = int(lengths.max())
+        return _pad(given, shape, frames, offsets, lengths, longest, mask_key=_beside(trajectory_key, "mask"))
+    rows = torch.unravel_index(frames, shape)
+    if layout == "concatenated":
+        return _at(given, rows, len(frames))
+    return _nest(given, rows, offsets, len(lengths))
+
+
+def _begins(batch: TensorDictBase, valid: Tensor | None, trajectory_key: Key, done_key: Key) -> Tensor:
+    """`[*, T]` bool: True on the first frame of each piece."""
+    if trajectory_key in batch.keys(True):
+        told = flag(batch, trajectory_key)
+        changes = told[..., 1:] != told[..., :-1]
+    else:
+        told = flag(batch, ("next", done_key) if isinstance(done_key, str) else ("next", *done_key))
+        changes = told[..., :-1]
+    begins = torch.ones_like(told, dtype=torch.bool)
+    if valid is None:
+        begins[..., 1:] = changes
+        return begins
+    begins[..., 1:] = changes | ~valid[..., :-1]
+    return begins & valid
+
+
+def _pad(
+    batch: TensorDictBase,
+    shape: torch.Size,
+    frames: Tensor,
+    offsets: Tensor,
+    lengths: Tensor,
+    longest: int,
+    *,
+    mask_key: Key,
+) -> TensorDict:
+    count = len(lengths)
+    position = torch.arange(longest, device=frames.device)
+    mask = position < lengths.unsqueeze(-1)
+    if longest == shape[-1] and len(frames) == count * longest == shape.numel():
+        result: TensorDict = batch.reshape(count, longest)
+    else:
+        # A padded place reads the last frame of its piece, and is zeroed after.
+        source = frames[offsets[:-1].unsqueeze(-1) + position.minimum((lengths - 1).unsqueeze(-1))]
+        rows = torch.unravel_index(source.reshape(-1), shape)
+        result = _at(batch, rows, count * longest).reshape(count, longest)
+        padding = ~mask
+        result = result.apply(lambda leaf: leaf.masked_fill_(_widen(padding, leaf), 0))
+    result[mask_key] = mask
+    result.names = [None, "time"]
+    return result
+
+
+def _at(batch: TensorDictBase, rows: tuple[Tensor, ...], count: int) -> TensorDict:
+    """Frames at these indices: one copy a leaf, whatever its strides."""
+    found: TensorDict = batch.apply(lambda leaf: leaf[rows], batch_size=[count])
+    return found
+
+
+def _nest(batch: TensorDictBase, rows: tuple[Tensor, ...], offsets: Tensor, count: int) -> TensorDict:
+    # All leaves share the offsets: torch multiplies and adds jagged tensors of the same ones only.
+    def nested(leaf: Tensor) -> Tensor:
+        return torch.nested.nested_tensor_from_jagged(leaf[rows], offsets)
+
+    found: TensorDict = batch.apply(nested, batch_size=[count])
+    return found
+
+
+def _widen(flags: Tensor, leaf: Tensor) -> Tensor:
+    return flags.reshape(*flags.shape, *(1,) * (leaf.ndim - flags.ndim))
+
+
+def _beside(key: Key, name: str) -> Key:
+    return name if isinstance(key, str) else (*key[:-1], name)

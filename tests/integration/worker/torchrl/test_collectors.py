@@ -1,0 +1,277 @@
+"""TorchRL's collector helpers over real workers, value by value."""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from cormorant_testing.check import Checker
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.errors import WeightsMismatch, WorkerFailed
+from cormorant_worker.torchrl import (
+    FleetCollector,
+    OffPolicyCollectorConfig,
+    make_collector_offpolicy,
+    make_collector_onpolicy,
+    sync_async_collector,
+    sync_sync_collector,
+)
+
+needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
+
+make: Callable[..., CountingEnv] = CountingEnv
+INLINE = {"vectorization": "inline"}
+
+
+def rows(batch: Any) -> Any:
+    """[W, B, T] as the Checker takes it."""
+    flat = batch.reshape(-1, batch.shape[-1])
+    flat.names = [None, "time"]
+    return flat
+
+
+def test_a_sync_collector_gives_every_frame_once_in_order_with_the_weights_of_the_last_update() -> None:
+    checker = Checker(job_seed=0, num_envs=2, options={"lengths": (3, 4)}, action="box", acts_by_version=True)
+    policy = Versioned()
+    with sync_sync_collector(
+        [make] * 4, {"lengths": (3, 4), "action": "box"}, num_collectors=2, policy=policy, frames_per_batch=20,
+        total_frames=70, **INLINE,
+    ) as collector:  # fmt: skip
+        assert len(collector) == 4
+        shapes = []
+        for n, batch in enumerate(collector):
+            assert batch.names == [None, None, "time"]
+            assert (batch["collector", "policy_version"] == n).all()
+            shapes.append(tuple(batch.shape))
+            checker.take(rows(batch))
+            with torch.no_grad():
+                policy.number.fill_(n + 1)
+            assert (batch["collector", "policy_version"] == n).all()
+            collector.update_policy_weights_([None, policy][n % 2], **({} if n % 2 else {"weights": numbered(n + 1)}))
+        # 70 are no whole steps of 4 environments.
+        assert shapes == [(2, 2, 5), (2, 2, 5), (2, 2, 5), (2, 2, 3)]
+        assert checker.frames == 72
+        stats = collector.stats()
+        assert (stats["frames"], stats["batches"], stats["workers"], stats["worker_1/frames"]) == (72, 4, 2, 36)
+        with pytest.raises(ValueError, match="weights were given more than once"):
+            collector.update_policy_weights_(policy, weights=numbered(3))
+        with pytest.raises(ValueError, match="worker_ids 7 is no collector"):
+            collector.update_policy_weights_(worker_ids=7)
+        with pytest.raises(WeightsMismatch):
+            collector.update_policy_weights_(weights_dict={"policy": numbered(9), "critic": numbered(9)})
+        assert collector.stats()["policy_version"] == 4
+    collector.shutdown()
+
+
+@pytest.mark.slow
+def test_an_async_collector_gives_each_collectors_batch_as_it_comes() -> None:
+    checker = Checker(job_seed=0, num_envs=3, options={"lengths": 4}, versions=False)
+    with sync_async_collector(make, {"lengths": 4}, 3, 2, frames_per_batch=30, total_frames=200) as collector:
+        shapes = []
+        for batch in collector:
+            shapes.append(tuple(batch.shape))
+            checker.take(batch)
+    assert set(shapes[:-1]) == {(3, 10)}
+    assert checker.frames == 201
+
+
+@pytest.mark.slow
+def test_environments_of_one_fleet_may_differ_and_batches_lose_dimensions_of_one() -> None:
+    env_kwargs = [{"lengths": 2}, {"lengths": 5}]
+    with sync_sync_collector(make, env_kwargs, 1, 2, frames_per_batch=20, total_frames=40) as collector:
+        found = torch.cat(list(collector), dim=1)
+    assert found.shape == (2, 20)
+    done = found["next", "done"].squeeze(-1)
+    assert [row.nonzero().flatten().tolist() for row in done] == [list(range(1, 20, 2)), list(range(4, 20, 5))]
+    with sync_sync_collector([make], None, num_collectors=1, frames_per_batch=7, total_frames=7) as collector:
+        (batch,) = list(collector)
+    assert (batch.shape, batch.names) == ((7,), ["time"])
+
+
+@pytest.mark.slow
+def test_limits_resets_and_random_frames_are_as_asked() -> None:
+    checker = Checker(job_seed=0, num_envs=2, options={"lengths": 50}, action="box", max_frames=4, resets=True)
+    with sync_sync_collector(
+        make, {"lengths": 50, "action": "box"}, 2, 2, policy=Versioned(), frames_per_batch=24, total_frames=96,
+        max_frames_per_traj=4, reset_at_each_iter=True, init_random_frames=30, **INLINE,
+    ) as collector:  # fmt: skip
+        batches = list(collector)
+    for batch in batches:
+        checker.take(rows(batch))
+    random = torch.cat([batch["collector", "policy_version"] for batch in batches], dim=-1) == -1
+    # 15 frames of each collector, 2 at a time.
+    assert random.sum(-1).tolist() == [[8, 8], [8, 8]]
+    assert random[..., :8].all()
+
+
+@pytest.mark.slow
+def test_a_state_goes_on_bit_by_bit() -> None:
+    arguments: dict[str, Any] = {"frames_per_batch": 20, "total_frames": 100, "policy": Versioned(), **INLINE}
+
+    def start() -> FleetCollector:
+        return sync_sync_collector(make, {"lengths": (3, 4), "action": "box"}, 2, 2, **arguments)
+
+    with start() as collector:
+        collector.next()
+        collector.update_policy_weights_(numbered(1))
+        collector.next()
+        state = collector.state_dict()
+        assert list(state) == ["policy_state_dict", "frames", "iter", "fleet"]
+        assert (state["frames"], state["iter"]) == (40, 2)
+        rest = list(collector)
+    with start() as collector:
+        collector.load_state_dict(state)
+        again = list(collector)
+    assert len(again) == len(rest) == 3
+    for ours, theirs in zip(again, rest, strict=True):
+        assert (ours == theirs).all()
+
+
+@pytest.mark.slow
+def test_seeds_begin_anew_and_reproduce() -> None:
+    with sync_sync_collector(make, None, 2, 2, frames_per_batch=12, **INLINE) as collector:
+        assert collector.set_seed(0) == 3308582127 or isinstance(collector.set_seed(0), int)
+        first = collector.next()
+        assert collector.set_seed(0, static_seed=True) == 0
+        again = collector.next()
+        assert torch.equal(first["observation"], again["observation"])
+        assert torch.equal(first["action"], again["action"])
+        # The first number of an observation is the environment's seed.
+        assert len(set(first["observation"][..., 0, 0].flatten().tolist())) == 4
+
+
+@pytest.mark.slow
+def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
+    class Kept(list[Any]):
+        def extend(self, batch: Any) -> None:  # type: ignore[override]  # as replay buffers have it
+            super().extend(batch)
+
+    seen: list[Any] = []
+    buffer = Kept()
+    with sync_sync_collector(
+        make, None, 2, 1, frames_per_batch=10, total_frames=30, replay_buffer=buffer, set_truncated=True,
+        pre_collect_hook=lambda: seen.append("before"), post_collect_hook=lambda batch: seen.append(batch.shape),
+        postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
+    ) as collector:  # fmt: skip
+        assert list(collector) == [None, None, None]
+    assert seen == ["before", (2, 5)] * 3 + ["before"]
+    assert len(buffer) == 30
+    assert all(frame["twice"] == 2 * frame["next", "reward"] for frame in buffer)
+    assert [bool(frame["next", "truncated"]) for frame in buffer[:5]] == [False] * 4 + [True] * 0 + [False]
+
+
+@pytest.mark.slow
+def test_each_collector_may_have_a_policy_of_its_own() -> None:
+    class Constant(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, observation: Any) -> Any:
+            return torch.full((len(observation),), self.number)
+
+    factories = [lambda: Constant(1), lambda: Constant(4)]
+    with sync_sync_collector(make, None, 1, 2, policy_factory=factories, frames_per_batch=8) as collector:
+        assert collector.next()["action"].tolist() == [[1] * 4, [4] * 4]
+
+
+@pytest.mark.slow
+def test_what_a_maker_raises_is_said_in_a_sentence() -> None:
+    def broken() -> CountingEnv:
+        raise OSError("no ROM")
+
+    with pytest.raises(WorkerFailed, match="broken could not be built: OSError: no ROM"):
+        sync_sync_collector(broken, None, 1, 1)
+    with pytest.raises(WorkerFailed, match=r"maker returned a builtins\.int"):
+        sync_sync_collector(lambda: 3, None, 1, 1)
+
+
+@pytest.mark.slow
+def test_the_config_helpers_split_trajectories_round_up_and_leave_the_config_alone() -> None:
+    cfg = OffPolicyCollectorConfig(
+        num_workers=3, env_per_collector=2, frames_per_batch=24, total_frames=48, init_random_frames=10,
+        multi_step=True, n_steps_return=2, gamma=0.5,
+    )  # fmt: skip
+    with make_collector_offpolicy(make, None, cfg, {"lengths": 3}) as collector:
+        assert collector.stats()["workers"] == 2
+        batch = collector.next()
+        assert batch.shape == (8, 3)
+        assert batch["collector", "mask"].all()
+        # Rewards are 1, 2, 3 (and a thousandth an episode): two steps ahead, and no further than the end.
+        plain = batch["next", "original_reward"].squeeze(-1)
+        summed = batch["next", "reward"].squeeze(-1)
+        torch.testing.assert_close(summed[:, 0], plain[:, 0] + 0.5 * plain[:, 1])
+        torch.testing.assert_close(summed[:, 2], plain[:, 2])
+        assert batch["next", "done"].squeeze(-1)[:, 1:].all()
+    assert cfg.collector_device == ["cpu"]
+    with make_collector_onpolicy(make, None, cfg, {"lengths": 3}) as collector:
+        batch = collector.next()
+        assert "original_reward" not in batch["next"].keys()  # noqa: SIM118  # a TensorDict, not a dict
+        assert batch["collector", "mask"].sum() == 24
+
+
+@pytest.mark.slow
+@needs_torchrl
+@pytest.mark.filterwarnings("ignore")
+def test_torchrls_environments_and_modules_are_collected() -> None:
+    from tensordict.nn import ProbabilisticTensorDictModule, ProbabilisticTensorDictSequential, TensorDictModule
+    from torchrl.data import LazyTensorStorage, ReplayBuffer
+    from torchrl.modules import OneHotCategorical
+
+    def make_env() -> Any:
+        from torchrl.envs import GymEnv, StepCounter, TransformedEnv
+
+        return TransformedEnv(GymEnv("CartPole-v1"), StepCounter(max_steps=30))
+
+    policy = ProbabilisticTensorDictSequential(
+        TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["logits"]),
+        ProbabilisticTensorDictModule(["logits"], ["action"], distribution_class=OneHotCategorical),
+    )
+    buffer = ReplayBuffer(storage=LazyTensorStorage(1000))
+    with sync_sync_collector(
+        make_env, None, 2, 1, policy=policy, frames_per_batch=200, total_frames=200, **INLINE
+    ) as collector:
+        (batch,) = list(collector)
+    assert batch.shape == (2, 100)
+    assert batch["action"].shape == (2, 100, 2)
+    assert (batch["action"].sum(-1) == 1).all()
+    assert batch["logits"].shape == (2, 100, 2)
+    done = batch["next", "done"].squeeze(-1)
+    begins = torch.cat([torch.ones(2, 1, dtype=torch.bool), done[:, :-1]], dim=1)
+    assert torch.equal(batch["step_count"].squeeze(-1) == 0, begins)
+    following = batch["observation"][:, 1:][~done[:, :-1]]
+    torch.testing.assert_close(batch["next", "observation"][:, :-1][~done[:, :-1]], following, rtol=0, atol=0)
+    buffer.extend(batch.reshape(-1))
+    assert buffer.sample(32).shape == (32,)
+
+
+@pytest.mark.slow
+@needs_torchrl
+@pytest.mark.filterwarnings("ignore")
+def test_a_batched_environment_fills_a_collector() -> None:
+    def make_env() -> Any:
+        from torchrl.envs import GymEnv, SerialEnv
+
+        return SerialEnv(3, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+    def make_pool() -> Any:
+        from cormorant_worker.torchrl import MultiThreadedEnv
+
+        return MultiThreadedEnv(3, "CartPole-v1", categorical_action_encoding=True)
+
+    for maker in (make_env, make_pool):
+        with sync_async_collector(maker, None, 1, 1, frames_per_batch=100, total_frames=200) as collector:
+            batches: list[TensorDict] = list(collector)  # type: ignore[arg-type]
+        # 100 are no whole steps of 3 environments.
+        assert [tuple(batch.shape) for batch in batches] == [(3, 34), (3, 33)]
+        whole = torch.cat(batches, dim=1)
+        done = whole["next", "done"].squeeze(-1)
+        assert done.sum() > 3
+        ids = whole["collector", "traj_ids"]
+        assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
+        assert (whole["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all()

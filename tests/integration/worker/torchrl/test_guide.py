@@ -1,0 +1,54 @@
+"""The migration guide's snippets run as they stand, and the tests that its tables name are there."""
+
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+GUIDE = (ROOT / "docs" / "migrating-from-torchrl.md").read_text()
+BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
+OURS = [block for block in BLOCKS if block.startswith("# Cormorant")]
+THEIRS = [block for block in BLOCKS if block.startswith("# TorchRL")]
+
+
+def run(block: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", block], capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
+
+
+def test_every_block_is_somebodys() -> None:
+    assert (len(OURS), len(THEIRS), len(BLOCKS)) == (3, 3, 6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("number", range(3))
+def test_our_half_runs_as_it_stands(number: int) -> None:
+    run(OURS[number])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed; install it to run its half")
+@pytest.mark.parametrize("number", range(3))
+def test_torchrls_half_runs_as_it_stands(number: int) -> None:
+    run(THEIRS[number])
+
+
+def test_every_test_that_a_table_names_is_there() -> None:
+    folders = (ROOT / "tests/unit/worker/torchrl", ROOT / "tests/integration/worker/torchrl")
+    names = {
+        name
+        for folder in folders
+        for path in folder.glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
+    }
+    named = set(re.findall(r"\b(test_\w+)`", GUIDE)) - {"test_arguments", "test_ray_arguments"}
+    assert len(named) > 25
+    assert named <= names, sorted(named - names)

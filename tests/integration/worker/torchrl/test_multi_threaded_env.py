@@ -1,0 +1,227 @@
+"""MultiThreadedEnv, bit by bit against plain pools. Under TorchRL it is an EnvBase, without it it stands alone: the
+same tests hold for both.
+"""
+
+from importlib.util import find_spec
+from typing import Any
+
+import envpool
+import numpy as np
+import pytest
+import torch
+
+from cormorant_worker.errors import EnvBuildError, InvalidAction, UnknownEnv
+from cormorant_worker.seeding import SeedPath
+from cormorant_worker.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds, TorchRL of other things
+needs_torchrl = pytest.mark.skipif(
+    find_spec("torchrl") is None, reason="TorchRL is not installed; install it to have its check_env_specs run"
+)
+
+
+def seeds_of(seed: int, n: int) -> list[int]:
+    return SeedPath(job_seed=seed, index=0).env_seeds(n)
+
+
+class ByHand:
+    """One environment of a plain pool; takes EnvPool's phantom step where an episode ended."""
+
+    def __init__(self, task: str, seed: int, **kwargs: Any) -> None:
+        self._pool = envpool.make(task, env_type="gymnasium", num_envs=1, seed=[seed], **kwargs)
+
+    def reset(self) -> np.ndarray:
+        return self._pool.reset()[0][0].copy()
+
+    def step(self, action: Any, *, dtype: Any = np.int32) -> tuple[np.ndarray, float, bool, bool]:
+        obs, reward, terminated, truncated, _ = self._pool.step(np.array([action], dtype))
+        return obs[0].copy(), float(reward[0]), bool(terminated[0]), bool(truncated[0])
+
+    def go_on(self) -> np.ndarray:
+        return self.step(0)[0]
+
+
+def test_a_rollout_is_what_plain_pools_say_and_holds_no_phantom_frame() -> None:
+    env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs={"seed": 5}, categorical_action_encoding=True)
+    played = env.rollout(120, break_when_any_done=False)
+    assert played.shape == (3, 120)
+    assert played["next", "done"].sum() >= 6
+    for row, seed in enumerate(seeds_of(5, 3)):
+        by_hand = ByHand("CartPole-v1", seed)
+        obs = by_hand.reset()
+        for t in range(120):
+            frame = played[row, t]
+            np.testing.assert_array_equal(frame["observation"].numpy(), obs)
+            obs, reward, terminated, truncated = by_hand.step(frame["action"].item())
+            np.testing.assert_array_equal(frame["next", "observation"].numpy(), obs)
+            assert frame["next", "reward"].item() == reward == 1.0
+            flags = frame["next", "terminated"].item(), frame["next", "truncated"].item()
+            assert flags == (terminated, truncated)
+            assert frame["next", "done"].item() == any(flags)
+            if any(flags):
+                obs = by_hand.go_on()
+    env.close()
+
+
+def test_partial_resets_touch_nobody_else_and_resetting_again_begins_another_episode() -> None:
+    env = MultiThreadedEnv(2, "CartPole-v1", categorical_action_encoding=True)
+    first = env.reset()
+    stepped = env.step(first.clone().set("action", torch.tensor([1, 0])))
+    mask = torch.tensor([[True], [False]])
+    again = env.reset(stepped["next"].exclude("reward").set("_reset", mask))
+    assert not torch.equal(again["observation"][0], stepped["next", "observation"][0])
+    torch.testing.assert_close(again["observation"][1], stepped["next", "observation"][1], rtol=0, atol=0)
+    assert not again["done"].any()
+    another = env.reset()
+    assert (another["observation"] != again["observation"]).any(dim=1).all()
+    env.close()
+
+
+def test_a_life_that_ends_an_episode_does_not_restart_the_game() -> None:
+    kwargs = {"episodic_life": True, "stack_num": 1, "img_height": 42, "img_width": 42}
+    env = MultiThreadedEnv(1, "ALE/Breakout-v5", create_env_kwargs={"seed": [3], **kwargs},
+                           categorical_action_encoding=True)  # fmt: skip
+    by_hand = ByHand("Breakout-v5", 3, **kwargs)
+    obs, current, ends = by_hand.reset(), env.reset(), 0
+    while ends < 3:
+        np.testing.assert_array_equal(current["observation"][0].numpy(), obs)
+        stepped = env.step(current.set("action", torch.tensor([1 if ends % 2 else 3])))
+        obs, _, *flags = by_hand.step(1 if ends % 2 else 3)
+        np.testing.assert_array_equal(stepped["next", "observation"][0].numpy(), obs)
+        current = stepped["next"].exclude("reward")
+        if any(flags):
+            ends += 1
+            current, obs = env.reset(current.set("_reset", current["done"])), by_hand.go_on()
+    env.close()
+
+
+def test_frame_skip_repeats_the_action_sums_rewards_and_stops_where_the_episode_does() -> None:
+    env = MultiThreadedEnv(1, "CartPole-v1", create_env_kwargs={"seed": [11]}, frame_skip=3,
+                           categorical_action_encoding=True)  # fmt: skip
+    by_hand = ByHand("CartPole-v1", 11)
+    by_hand.reset()
+    current, rewards = env.reset(), []
+    for _ in range(40):
+        stepped = env.step(current.set("action", torch.tensor([1])))
+        total, over = 0.0, False
+        while total < 3 and not over:
+            obs, reward, *flags = by_hand.step(1)
+            total, over = total + reward, any(flags)
+        np.testing.assert_array_equal(stepped["next", "observation"][0].numpy(), obs)
+        assert stepped["next", "reward"].item() == total
+        assert stepped["next", "done"].item() is over
+        rewards.append(total)
+        current = stepped["next"].exclude("reward")
+        if over:
+            current = env.reset(current.set("_reset", current["done"]))
+            by_hand.go_on()
+    assert set(rewards) > {3.0}
+    env.close()
+
+
+def test_one_hot_actions_are_the_default_and_mean_the_same() -> None:
+    found = []
+    for is_categorical in (False, True):
+        env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 1},
+                               categorical_action_encoding=is_categorical)  # fmt: skip
+        action = torch.tensor([1, 0]) if is_categorical else torch.tensor([[0, 1], [1, 0]])
+        found.append(env.step(env.reset().set("action", action))["next", "observation"])
+        env.close()
+    assert torch.equal(*found)
+
+
+def test_seeds_reproduce_and_no_two_environments_share_one() -> None:
+    env = MultiThreadedEnv(4, "Pendulum-v1")
+    assert env.set_seed(9) != 9
+    assert env.set_seed(9, static_seed=True) == 9
+    first = env.reset()["observation"]
+    assert len({tuple(row.tolist()) for row in first}) == 4
+    env.set_seed(9)
+    assert torch.equal(env.reset()["observation"], first)
+    env.set_seed(10)
+    assert not torch.equal(env.reset()["observation"], first)
+    env.close()
+
+
+@pytest.mark.parametrize("env_type", ["gymnasium", "gym", "dm"])
+def test_pools_of_every_flavour_can_be_wrapped_and_seeded(env_type: str) -> None:
+    pool = envpool.make("CartPole-v1", env_type=env_type, num_envs=2, seed=[4, 8], max_episode_steps=5)
+    env = MultiThreadedEnvWrapper(pool, categorical_action_encoding=True)
+    played = env.rollout(12, break_when_any_done=False)
+    by_hand = ByHand("CartPole-v1", 8, max_episode_steps=5)
+    np.testing.assert_array_equal(played["observation"][1, 0].numpy(), by_hand.reset())
+    assert played["next", "truncated"][:, 4].all()
+    assert not played["next", "terminated"].any()
+    env.set_seed(2)
+    again = env.reset()["observation"]
+    np.testing.assert_array_equal(again[0].numpy(), ByHand("CartPole-v1", seeds_of(2, 2)[0]).reset())
+    env.close()
+
+
+def test_dm_control_tasks_keep_the_names_of_their_observations() -> None:
+    env = MultiThreadedEnv(2, "CheetahRun-v1", create_env_kwargs={"env_type": "dm", "max_episode_steps": 3})
+    played = env.rollout(4, break_when_any_done=False)
+    assert played["position"].shape == (2, 4, 8)
+    assert played["next", "velocity"].shape == (2, 4, 9)
+    assert played["next", "truncated"].squeeze(-1).tolist() == [[False, False, True, False]] * 2
+    assert "observation" not in played.keys()  # noqa: SIM118  # a TensorDict, not a dict
+    env.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kwargs", "error", "words"),
+    [
+        ((2, "CartPol-v1"), {}, UnknownEnv, "did you mean CartPole-v1"),
+        ((0, "CartPole-v1"), {}, EnvBuildError, "num_workers 0"),
+        ((2, "CartPole-v1"), {"frame_skip": 0}, ValueError, "frame_skip 0"),
+        ((2, "CartPole-v1"), {"create_env_kwargs": {"lives": 1}}, EnvBuildError, "create_env_kwargs.lives"),
+        ((2, "CartPole-v1"), {"create_env_kwargs": {"batch_size": 1}}, EnvBuildError, "batch_size 1 of num_workers 2"),
+        ((2, "CartPole-v1"), {"create_env_kwargs": {"seed": [1]}}, EnvBuildError, "1 seeds for num_workers 2"),
+        ((2, "CartPole-v1"), {"create_env_kwargs": {"env_type": "gin"}}, EnvBuildError, "gin"),
+    ],
+)
+def test_bad_input_is_refused_with_its_values(arguments: Any, kwargs: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        MultiThreadedEnv(*arguments, **kwargs)
+
+
+def test_what_is_no_pool_or_half_of_one_is_refused() -> None:
+    with pytest.raises(EnvBuildError, match=r"builtins\.int is no EnvPool environment"):
+        MultiThreadedEnvWrapper(3)
+    with pytest.raises(EnvBuildError, match="batch_size 1 of num_envs 2"):
+        MultiThreadedEnvWrapper(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2, batch_size=1))
+
+
+def test_actions_that_envpool_would_take_silently_are_refused() -> None:
+    env = MultiThreadedEnv(2, "Pendulum-v1")
+    with pytest.raises(InvalidAction, match="nan"):
+        env.step(env.reset().set("action", torch.full((2, 1), float("nan"))))
+    env.close()
+
+
+@needs_torchrl
+@pytest.mark.parametrize("kwargs", [{}, {"categorical_action_encoding": True}, {"frame_skip": 2}, {"device": "cpu"}])
+@pytest.mark.parametrize("task", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1", "CheetahRun-v1", "Blackjack-v1"])
+def test_torchrl_checks_the_specs(task: str, kwargs: dict[str, Any]) -> None:
+    from torchrl.envs import EnvBase
+    from torchrl.envs.utils import check_env_specs
+
+    env = MultiThreadedEnv(2, task, **kwargs)
+    assert isinstance(env, EnvBase)
+    check_env_specs(env)
+    env.close()
+
+
+@needs_torchrl
+def test_torchrls_own_collector_and_transforms_take_it() -> None:
+    from torchrl.collectors import Collector
+    from torchrl.envs import StepCounter, TransformedEnv
+
+    env = TransformedEnv(MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 5}), StepCounter())
+    collector = Collector(env, None, frames_per_batch=80, total_frames=80)
+    (batch,) = list(collector)
+    assert batch.shape == (2, 40)
+    done = batch["next", "done"].squeeze(-1)
+    begins = torch.cat([torch.ones(2, 1, dtype=torch.bool), done[:, :-1]], dim=1)
+    assert torch.equal(batch["step_count"].squeeze(-1) == 0, begins)
+    collector.shutdown()

@@ -1,0 +1,232 @@
+"""RayCollector over real actors, value by value."""
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+import torch
+
+from cormorant_testing.check import Checker, attempt_of
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.torchrl import RayCollector
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
+
+COUNTING = {"lengths": (3, 4), "action": "box"}
+FREE: dict[str, Any] = {"remote_configs": {"num_cpus": 0}, "vectorization": "inline"}
+"""The tests' cluster has no CPUs to ask for."""
+
+
+def collectors_of(batch: Any) -> set[int]:
+    return {attempt_of(int(number))[1] for number in batch["collector", "traj_ids"].unique()}
+
+
+def versions_of(batches: list[Any], collector: int) -> list[int]:
+    found = [batch["collector", "policy_version"] for batch in batches if collectors_of(batch) == {collector}]
+    return torch.cat([one.flatten() for one in found]).tolist() if found else []
+
+
+class Scheme:
+    """Receives what a parent sent."""
+
+    def __init__(self) -> None:
+        self.inbox: list[Any] = []
+        self.calls: list[str] = []
+
+    def init_on_receiver(self, *, model_id: str, context: Any) -> None:
+        self.calls.append(f"init {model_id} of {type(context).__name__}")
+
+    def connect(self) -> None:
+        self.calls.append("connect")
+
+    def receive(self) -> Any:
+        return self.inbox.pop(0) if self.inbox else None
+
+
+def test_collectors_run_for_ever_take_weights_alone_die_come_back_and_grow() -> None:
+    import ray
+
+    kwargs = {"storing_device": "cpu"}
+    policy = Versioned()
+    checker = Checker(
+        job_seed=0, num_envs=1, options={"lengths": (3, 4)}, action="box", acts_by_version=True, gaps=True
+    )
+    collector = RayCollector(
+        [CountingEnv, CountingEnv],
+        policy,
+        frames_per_batch=20,
+        create_env_kwargs=COUNTING,
+        collector_kwargs=kwargs,
+        **FREE,
+    )
+    assert kwargs == {"storing_device": "cpu"}
+    with pytest.raises(RuntimeError, match="total_frames is -1"):
+        len(collector)
+
+    def take(count: int) -> list[Any]:
+        found = []
+        for _ in range(count):
+            batch = collector.next()
+            assert batch is not None
+            assert batch.shape == (20,)
+            checker.take(batch.unsqueeze(0).refine_names(None, "time"))
+            found.append(batch)
+        return found
+
+    def until_acts(version: int, *numbers: int) -> list[Any]:
+        """Until the newest batch of each of these collectors has this version, and one more."""
+        found: list[Any] = []
+        deadline = time.monotonic() + 240
+        while any(versions_of(found, number)[-1:] != [version] for number in numbers):
+            assert time.monotonic() < deadline
+            found += take(1)
+        return found + take(1)
+
+    until_acts(0, 0, 1)
+    receipt = collector.update_policy_weights_(numbered(1), worker_ids=[1])
+    assert {*receipt.applied, *receipt.waiting} == {"cpu-1"}
+    with pytest.raises(ValueError, match="worker_ids 5 is no collector"):
+        collector.update_policy_weights_(numbered(2), worker_ids=5)
+    batches = until_acts(1, 1) + until_acts(0, 0)
+    assert set(versions_of(batches, 0)) == {0}
+
+    scheme = Scheme()
+    scheme.inbox = [numbered(2)]
+    collector.register_scheme_receiver({"policy": scheme})
+    assert scheme.calls == ["init policy of RayCollector", "connect"]
+    until_acts(2, 0, 1)
+    with pytest.raises(ValueError, match=r"come from registered schemes; call receive_weights\(\)"):
+        collector.receive_weights(numbered(3))
+    collector.receive_weights()
+    assert collector.stats()["policy_version"] == 2
+
+    assert len(collector.remote_collectors) == 2
+    ray.kill(collector.remote_collectors[0])
+    deadline = time.monotonic() + 240
+    while (0, 0, 1) not in checker.attempts:
+        assert time.monotonic() < deadline
+        take(1)
+    until_acts(2, 0)
+    assert collector.stats()["restarts"] == 1
+
+    with pytest.raises(ValueError, match="num_envs 3"):
+        collector.add_collectors([CountingEnv], 3)
+    collector.add_collectors([lambda: CountingEnv(**COUNTING)], 1, None, {"max_frames_per_traj": 0}, {"num_cpus": 0})
+    until_acts(2, 2)
+    assert (collector.num_collectors, collector.stats()["workers_alive"]) == (3, 3)
+
+    assert collector.cascade_execute("fleet.stats").version == 2
+    with pytest.raises(RuntimeError, match="worker_idx has not been set"):
+        _ = collector.worker_idx
+    collector.worker_idx = 4
+    assert collector.worker_idx == 4
+    collector.init_updater(1)
+    with pytest.raises(RuntimeError, match="give replay_buffer"):
+        collector.start()
+    with collector.pause():
+        pass
+    asyncio.run(collector.async_shutdown())
+    collector.shutdown()
+    assert ray.is_initialized()
+
+
+def test_weights_are_pushed_after_batches_as_asked() -> None:
+    policy = Versioned()
+    with RayCollector(
+        CountingEnv, policy, num_collectors=2, sync=True, frames_per_batch=40, total_frames=160,
+        create_env_kwargs=COUNTING, num_workers_per_collector=2, update_after_each_batch=True, **FREE,
+    ) as collector:  # fmt: skip
+        checker = Checker(job_seed=0, num_envs=2, options={"lengths": (3, 4)}, action="box", acts_by_version=True)
+        for n, batch in enumerate(collector):
+            assert batch.shape == (2, 2, 10)
+            assert (batch["collector", "policy_version"] == n).all()
+            rows = batch.reshape(4, 10)
+            rows.names = [None, "time"]
+            checker.take(rows)
+            with torch.no_grad():
+                policy.number.fill_(n + 1)
+        assert checker.frames == 160
+    policy = Versioned()
+    with RayCollector(
+        CountingEnv, policy, frames_per_batch=10, total_frames=160, create_env_kwargs=COUNTING,
+        max_weight_update_interval=3, **FREE,
+    ) as collector:  # fmt: skip
+        seen = []
+        for _ in collector:
+            seen.append(collector.stats()["policy_version"])
+            with torch.no_grad():
+                policy.number.fill_(seen[-1] + 1)
+    # After batches 3, 6, 9, ...
+    assert seen == [n // 3 for n in range(16)]
+
+
+class Pushes:
+    """A weight updater of the user's."""
+
+    def __init__(self) -> None:
+        self.pushed: list[Any] = []
+        self.known: tuple[Any, ...] = ()
+
+    def init(self, *args: Any) -> None:
+        self.known = args
+
+    def push_weights(self, *, policy_or_weights: Any, worker_ids: Any) -> None:
+        self.pushed.append((policy_or_weights, worker_ids))
+
+
+def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in_numbers() -> None:
+    import ray
+
+    @ray.remote(num_cpus=0)
+    class Store:
+        def __init__(self) -> None:
+            self.frames: list[Any] = []
+
+        def extend(self, batch: Any) -> None:
+            self.frames += [row.tolist() for row in batch["observation"]]
+
+        def take(self) -> list[Any]:
+            return self.frames
+
+    class OnRay:
+        def __init__(self) -> None:
+            self.store = Store.remote()
+
+        def extend(self, batch: Any) -> None:
+            ray.get(self.store.extend.remote(batch))
+
+    buffer = OnRay()
+    updater = Pushes()
+    with RayCollector(
+        CountingEnv, num_collectors=2, frames_per_batch=20, total_frames=200, replay_buffer=buffer,
+        buffer_in_workers=True, weight_updater=updater, policy=Versioned(), create_env_kwargs={"action": "box"}, **FREE,
+    ) as collector:  # fmt: skip
+        assert list(collector) == [None] * 10
+        collector.update_policy_weights_(numbered(3), worker_ids=1)
+        collector.init_updater(7)
+    stored = ray.get(buffer.store.take.remote())
+    # [seed, episode, step, echo]: no frame twice, each environment's from its first on.
+    keys = {tuple(frame[:3]) for frame in stored}
+    assert len(stored) == len(keys) == 200
+    assert (updater.pushed[0][1], updater.known) == (1, (7,))
+
+    kept: list[Any] = []
+    collector = RayCollector(
+        CountingEnv, frames_per_batch=7, total_frames=70, create_env_kwargs={"lengths": (2, 5)}, trajs_per_batch=3,
+        replay_buffer=kept, **FREE,
+    )  # fmt: skip
+    collector.start()
+    with collector.pause(timeout=60):
+        before = len(kept)
+        time.sleep(0.3)
+        assert len(kept) == before
+    deadline = time.monotonic() + 60
+    while collector.is_running():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    collector.shutdown()
+    # Twenty whole episodes of 2 and 5 steps by turns.
+    assert len(kept) == 70
+    assert [int(frame["observation"][2]) for frame in kept[:7]] == [0, 1, 0, 1, 2, 3, 4]

@@ -1,0 +1,318 @@
+"""Against the real Tianshou: its policies, its buffers frame by frame, its vector environments, its trainer.
+
+`make test-peers` makes the environment that has it; elsewhere these tests are skipped.
+"""
+
+import copy
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("tianshou", reason="Tianshou is not installed; `make test-peers` runs these tests")
+
+import envpool
+from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy, ProbabilisticActorPolicy
+from tianshou.data import Batch, HERVectorReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
+from tianshou.data import Collector as Theirs
+from tianshou.data.collector import EpisodeRolloutHookMCReturn
+from tianshou.env import DummyVectorEnv, SubprocVectorEnv
+
+from cormorant_testing.coin import LONG, CoinEnv, tossers
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.tianshou import AsyncCollector, Collector, LatestBatch
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BOX = gymnasium.spaces.Box(-np.inf, np.inf, (4,), np.float32)
+
+
+class Scripted(nn.Module):
+    """Acts step % 5, surely; with a state: the number of steps since the episode began."""
+
+    def __init__(self, recurrent: bool = False) -> None:
+        super().__init__()
+        self.recurrent = recurrent
+
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        step = torch.as_tensor(np.asarray(obs))[:, 2].long() % 5
+        if self.recurrent:
+            before = torch.zeros(len(step), 1) if state is None else state["count"]
+            state = {"count": before + 1}
+        return nn.functional.one_hot(step, 5).float() * 1e4, state
+
+
+def discrete_policy(**options: Any) -> DiscreteActorPolicy:
+    return DiscreteActorPolicy(
+        actor=Scripted(**options), action_space=gymnasium.spaces.Discrete(5), observation_space=BOX
+    )
+
+
+def counting(num_envs: int, **options: Any) -> DummyVectorEnv:
+    return DummyVectorEnv([lambda: CountingEnv(**options) for _ in range(num_envs)])
+
+
+def contents(buffer: Any) -> dict[str, Any]:
+    """Everything that a buffer holds, and where it stands."""
+    subs = list(getattr(buffer, "buffers", [buffer]))
+    found = {
+        "last_index": buffer.last_index.tolist(),
+        "length": len(buffer),
+        "subs": [
+            (s.last_index.tolist(), s._size, s._insertion_idx, s._ep_len, s._ep_start_idx, float(s._ep_return))
+            for s in subs
+        ],
+    }
+    at = buffer.sample_indices(0)
+    found["indices"] = at.tolist()
+    for key in ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next"):
+        if key in buffer._meta.get_keys():
+            found[key] = buffer._meta[key][at].tolist()
+    found["next"], found["prev"] = buffer.next(at).tolist(), buffer.prev(at).tolist()
+    found["unfinished"] = buffer.unfinished_index().tolist()
+    return found
+
+
+BUFFERS = {
+    "vector": lambda: VectorReplayBuffer(60, 3),
+    "derived-next": lambda: VectorReplayBuffer(60, 3, ignore_obs_next=True),
+    "prioritized": lambda: PrioritizedVectorReplayBuffer(60, 3, alpha=0.6, beta=0.4),
+}
+
+
+@pytest.mark.parametrize("kind", sorted(BUFFERS))
+def test_buffers_hold_bit_for_bit_what_tianshous_collector_stores(kind: str) -> None:
+    ours, theirs = BUFFERS[kind](), BUFFERS[kind]()
+    options = {"lengths": (2, 5, 3), "ends": "alternate"}
+    theirs_collector = Theirs(discrete_policy(), counting(3, **options), theirs)
+    theirs_collector.reset(gym_reset_kwargs={"seed": 11})
+    our_collector = Collector(discrete_policy(), counting(3, **options), ours)
+    our_collector._envs.reset_with({"seed": 11})  # all environments the same seed, as Tianshou's reset gives them
+    our_collector.reset_env()
+    our_collector._envs.reset_with({})
+    for rows in (1, 4, 1, 7, 20, 13):  # past the end of the buffers, too
+        expected = theirs_collector.collect(n_step=3 * rows)
+        found = our_collector.collect(n_step=3 * rows)
+        assert contents(ours) == contents(theirs)
+        assert sorted(found.returns) == sorted(expected.returns)
+        assert sorted(found.lens) == sorted(expected.lens)
+    if kind == "prioritized":
+        assert [ours.weight[i] for i in range(60)] == [theirs.weight[i] for i in range(60)]
+    sampled, _ = ours.sample(8)
+    assert sampled.obs.shape == (8, 4)
+    assert not ours.hasnull()
+
+
+def test_a_single_environment_and_a_plain_buffer() -> None:
+    ours, theirs = ReplayBuffer(50), ReplayBuffer(50)
+    theirs_collector = Theirs(discrete_policy(), counting(1), theirs)
+    theirs_collector.reset(gym_reset_kwargs={"seed": 11})
+    our_collector = Collector(discrete_policy(), CountingEnv(), ours)
+    our_collector._envs.seed([11])
+    our_collector._engine.begin_anew([our_collector._envs], seeds=our_collector._seeds())
+    for steps in (3, 9, 30, 40):
+        theirs_collector.collect(n_step=steps)
+        our_collector.collect(n_step=steps)
+        assert contents(ours) == contents(theirs)
+
+
+def test_uneven_counts_and_episodes_land_in_their_own_sub_buffers() -> None:
+    buffer = VectorReplayBuffer(300, 3)
+    collector = Collector(discrete_policy(), counting(3, lengths=(2, 5, 3)), buffer)
+    assert collector.collect(n_step=7).n_collected_steps == len(buffer) == 7
+    assert buffer._lengths.tolist() == [3, 2, 2]
+    collector.reset_buffer()
+    stats = collector.collect(n_episode=10)
+    assert stats.n_collected_episodes == int(buffer.done[buffer.sample_indices(0)].sum()) == 10
+    assert len(buffer) == stats.lens.sum()
+    assert buffer.info.env_id[buffer.sample_indices(0)].tolist() == sorted(
+        buffer.info.env_id[buffer.sample_indices(0)].tolist()
+    )
+
+
+def test_other_buffers_get_a_row_at_a_time() -> None:
+    buffer = HERVectorReplayBuffer(
+        60, buffer_num=2, compute_reward_fn=lambda a, b: np.zeros(len(a)), horizon=5, future_k=1.0
+    )
+    collector = Collector(discrete_policy(), counting(2), buffer)
+    collector.collect(n_step=20)
+    assert len(buffer) == 20
+
+
+def test_a_buffer_that_is_too_small_or_too_narrow_is_refused() -> None:
+    with pytest.raises(ValueError, match="VectorReplayBuffer has room for 2 environments and there are 3"):
+        Collector(discrete_policy(), counting(3), VectorReplayBuffer(60, 2))
+    collector = Collector(discrete_policy(), counting(3), VectorReplayBuffer(30, 3))
+    with pytest.raises(ValueError, match="holds 10 frames of each environment and n_step 33 over 3"):
+        collector.collect(n_step=33)
+
+
+def test_recurrent_policies_carry_their_state_and_lose_it_at_ends() -> None:
+    # Tianshou 2.0.1 never resets a torch state: its count goes on over episodes.
+    buffer = VectorReplayBuffer(300, 3)
+    collector = Collector(discrete_policy(recurrent=True), counting(3, lengths=(2, 5, 3)), buffer)
+    collector.collect(n_step=21)
+    collector.collect(n_step=30)
+    at = buffer.sample_indices(0)
+    assert buffer.policy.hidden_state.count[at].flatten().tolist() == (buffer.obs[at][:, 2] + 1).tolist()
+
+
+class Gaussian(nn.Module):
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[Any, Any]:
+        n = len(obs)
+        return (torch.full((n, 2), 0.25), torch.full((n, 2), 1e-6)), state
+
+
+def test_what_was_decided_is_stored_and_what_is_mapped_is_sent() -> None:
+    space = gymnasium.spaces.Box(-100.0, 100.0, (2,), np.float32)
+    policy = ProbabilisticActorPolicy(
+        actor=Gaussian(),
+        dist_fn=lambda pair: torch.distributions.Independent(torch.distributions.Normal(*pair), 1),
+        action_space=space,
+        observation_space=BOX,
+        action_scaling=True,
+        action_bound_method="clip",
+    )
+    buffer = VectorReplayBuffer(100, 2)
+    collector = Collector(policy, counting(2, action="box"), buffer)
+    collector.collect(n_step=10)
+    at = buffer.sample_indices(0)
+    np.testing.assert_allclose(buffer.act[at], 0.25, atol=1e-4)
+    np.testing.assert_allclose(buffer.obs_next[at][:, 3], 25.0 * 1 + 25.0 * 2, rtol=1e-3)
+    collector.reset_buffer()
+    collector.collect(n_step=40, random=True)
+    at = buffer.sample_indices(0)
+    echoed = buffer.act[at] @ np.array([1.0, 2.0]) * 100
+    np.testing.assert_allclose(buffer.obs_next[at][:, 3], echoed, rtol=1e-3, atol=1e-2)
+    latest = LatestBatch()
+    Collector(policy, counting(2, action="box"), latest).collect(n_step=4)
+    np.testing.assert_allclose(latest.tensordict["env_action"], 25.0, rtol=1e-3)
+    np.testing.assert_allclose(latest.tensordict["action"], 0.25, atol=1e-4)
+
+
+def test_a_policys_own_noise_is_added() -> None:
+    policy = discrete_policy()
+    policy.add_exploration_noise = lambda act, batch: (act + 1) % 5
+    buffer = VectorReplayBuffer(100, 2)
+    Collector(policy, counting(2), buffer, exploration_noise=True).collect(n_step=10)
+    at = buffer.sample_indices(0)
+    assert buffer.act[at].tolist() == ((buffer.obs[at][:, 2] + 1) % 5).tolist()
+
+
+def test_tianshous_hooks_work_and_their_values_are_stored() -> None:
+    buffer = VectorReplayBuffer(300, 2)
+    seen: list[int] = []
+    collector = Collector(
+        discrete_policy(),
+        counting(2, lengths=(3,)),
+        buffer,
+        on_episode_done_hook=EpisodeRolloutHookMCReturn(gamma=1.0),
+        on_step_hook=lambda actions, rollout: seen.append(len(rollout)),
+    )
+    collector.collect(n_episode=4)
+    collector.collect(n_episode=2)
+    at = buffer.sample_indices(0)
+    to_go = buffer._meta.mc_return_to_go[at]
+    assert to_go[:3].tolist() == pytest.approx([6.0, 5.0, 3.0])
+    assert not np.isnan(to_go).any()
+    assert seen == [2] * 9
+
+
+@pytest.mark.parametrize("kind", ["sync", "async"])
+def test_vector_environments_in_processes(kind: str) -> None:
+    made = [lambda: CountingEnv(lengths=(2, 5, 3)) for _ in range(4)]
+    env = SubprocVectorEnv(made, wait_num=2) if kind == "async" else SubprocVectorEnv(made)
+    with (AsyncCollector if kind == "async" else Collector)(discrete_policy(), env, LatestBatch()) as collector:
+        for size in (10, 33):
+            assert collector.collect(n_step=size).n_collected_steps == len(collector.buffer) == size
+        stats = collector.collect(n_episode=9)
+        batch = collector.buffer.tensordict
+        assert stats.n_collected_episodes == int(batch["next", "done"].sum()) == 9
+        assert (batch["action"] == batch["observation"][..., 2] % 5).all()
+        collector.reset_env()
+        collector.collect(n_step=4)
+        assert not collector.buffer.tensordict["observation"][..., 2].any()
+
+
+def test_tianshou_favours_short_episodes_and_we_do_not() -> None:
+    def share_of_short(kind: Any) -> float:
+        torch.manual_seed(3)
+        policy = DiscreteActorPolicy(
+            actor=One(), action_space=gymnasium.spaces.Discrete(2), observation_space=CoinEnv().observation_space
+        )
+        collector = kind(policy, DummyVectorEnv(tossers()), VectorReplayBuffer(20_000, 10))
+        collector.reset(gym_reset_kwargs={} if kind is Collector else None)
+        lengths = []
+        for _ in range(10):
+            lengths.append(collector.collect(n_episode=40).lens)
+            collector.reset_buffer()
+        found = np.concatenate(lengths)
+        assert set(found) == {1, LONG}
+        return float((found == 1).mean())
+
+    tolerance = 4 * 0.5 / np.sqrt(10 * 40)
+    assert abs(share_of_short(Collector) - 0.5) < tolerance
+    assert share_of_short(Theirs) > 0.5 + 2 * tolerance
+
+
+class One(nn.Module):
+    def forward(self, obs: Any, state: Any = None, info: Any = None) -> tuple[torch.Tensor, Any]:
+        return torch.zeros(len(obs), 2), state
+
+
+def test_modes_of_the_policy_are_those_of_evaluation_and_come_back() -> None:
+    policy = discrete_policy()
+    modes: list[bool] = []
+    policy.actor.register_forward_hook(lambda module, *_: modes.append(module.training))
+    policy.train()
+    Collector(policy, counting(2)).collect(n_step=4)
+    assert not any(modes)
+    assert policy.training
+    assert policy.actor.training
+
+
+def test_a_batch_survives_a_deep_copy_of_the_buffer() -> None:
+    buffer = VectorReplayBuffer(60, 3)
+    Collector(discrete_policy(), counting(3), buffer).collect(n_step=9)
+    assert contents(copy.deepcopy(buffer)) == contents(buffer)
+    assert isinstance(buffer[buffer.sample_indices(0)], Batch)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_tianshous_ppo_trainer_learns_cartpole_on_our_collectors() -> None:
+    from tianshou.algorithm import PPO
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.trainer import OnPolicyTrainerParams
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+
+    torch.manual_seed(0)
+    np.random.seed(0)
+    train = envpool.make("CartPole-v1", "gymnasium", num_envs=16, num_threads=2, seed=0)
+    test = envpool.make("CartPole-v1", "gymnasium", num_envs=8, num_threads=2, seed=100)
+    net = Net(state_shape=(4,), hidden_sizes=(64, 64))
+    actor = DiscreteActor(preprocess_net=net, action_shape=2)
+    critic = DiscreteCritic(preprocess_net=net)
+    policy = DiscreteActorPolicy(
+        actor=actor, action_space=gymnasium.spaces.Discrete(2), observation_space=train.observation_space
+    )
+    algorithm = PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.99, gae_lambda=0.95)
+    result = algorithm.run_training(
+        OnPolicyTrainerParams(
+            training_collector=Collector(algorithm, train, VectorReplayBuffer(16 * 128, 16)),
+            test_collector=Collector(algorithm, test, VectorReplayBuffer(8 * 512, 8)),
+            max_epochs=12,
+            epoch_num_steps=16 * 128 * 4,
+            update_step_num_repetitions=8,
+            test_step_num_episodes=8,
+            batch_size=256,
+            collection_step_num_env_steps=16 * 128,
+            stop_fn=lambda score: score >= 400,
+            test_in_training=False,
+        )
+    )
+    assert result.best_reward >= 60  # a random policy earns 22

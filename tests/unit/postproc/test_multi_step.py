@@ -1,0 +1,121 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from cormorant_postproc import MultiStep, PostprocError
+from cormorant_testing.postproc_oracle import Row, look_ahead, rows, to_batch
+
+GAMMAS = st.sampled_from([0.5, 0.9, 1.0])
+
+
+@given(found=rows(), n=st.integers(1, 14), gamma=GAMMAS, feature=st.booleans())
+@settings(max_examples=80, deadline=None)
+def test_every_target_is_what_a_loop_over_the_frames_makes(
+    found: list[Row], n: int, gamma: float, feature: bool
+) -> None:
+    batch = to_batch(found, feature=feature)
+    before = batch.clone()
+    result = MultiStep(gamma=gamma, n_steps=n)(batch)
+    for b, row in enumerate(found):
+        for t, frame in enumerate(row):
+            k = look_ahead(row, t, n)
+            target = row[t + k - 1]
+            summed = sum(gamma**i * row[t + i].reward for i in range(k))
+            assert float(result["next", "reward"][b, t]) == pytest.approx(summed, abs=1e-9)
+            assert float(result["next", "original_reward"][b, t]) == frame.reward
+            assert result["next", "observation"][b, t].tolist() == [target.following, -target.following]
+            for name in ("done", "terminated", "truncated"):
+                assert bool(result["next", name][b, t]) == getattr(target, name)
+            assert int(result["steps_to_next_obs"][b, t]) == k
+            assert float(result["gamma"][b, t]) == pytest.approx(gamma**k)
+            assert bool(result["nonterminal"][b, t]) is not target.terminated
+        for t in range(len(row), batch.shape[1]):
+            assert not result["nonterminal"][b, t]
+            assert float(result["next", "reward"][b, t]) == 0
+    assert (batch == before).all()  # nothing in place
+    assert (result["observation"] == before["observation"]).all()
+
+
+@pytest.mark.parametrize("n", range(1, 20))
+@pytest.mark.parametrize("steps", range(1, 10))
+def test_any_horizon_in_any_batch_sums_as_far_as_it_reaches(n: int, steps: int) -> None:
+    following = {"reward": torch.ones(steps), "done": torch.zeros(steps, dtype=torch.bool)}
+    result = MultiStep(gamma=1.0, n_steps=n)(TensorDict({"next": following}, batch_size=[steps]))
+    assert result["next", "reward"].tolist() == [float(min(n, steps - t)) for t in range(steps)]
+
+
+@given(found=rows(), n=st.integers(1, 6))
+@settings(max_examples=40, deadline=None)
+def test_a_target_never_bootstraps_from_a_terminal_observation(found: list[Row], n: int) -> None:
+    result = MultiStep(gamma=0.9, n_steps=n)(to_batch(found))
+    terminal = {frame.following for row in found for frame in row if frame.terminated}
+    for b, row in enumerate(found):
+        for t in range(len(row)):
+            if float(result["next", "observation"][b, t, 0]) in terminal:
+                assert bool(result["next", "terminated"][b, t])
+                assert not bool(result["nonterminal"][b, t])
+
+
+def test_the_example_of_the_docstring() -> None:
+    done = torch.tensor([False, False, False, True, False, False])
+    following = {"reward": torch.ones(6), "done": done, "terminated": done, "observation": torch.arange(6)}
+    result = MultiStep(gamma=0.5, n_steps=3)(TensorDict({"next": following}, batch_size=[6]))
+    assert result["next", "reward"].tolist() == [1.75, 1.75, 1.5, 1.0, 1.5, 1.0]
+    assert result["steps_to_next_obs"].tolist() == [3, 3, 2, 1, 2, 1]
+    assert result["next", "observation"].tolist() == [2, 3, 3, 3, 5, 5]
+    assert result["next", "done"].tolist() == [False, True, True, True, False, False]
+
+
+def test_several_batch_dimensions_and_rewards_of_several_agents() -> None:
+    reward = torch.arange(2 * 3 * 5 * 2, dtype=torch.float32).reshape(2, 3, 5, 2)
+    done = torch.zeros(2, 3, 5, 1, dtype=torch.bool)
+    done[:, :, 2] = True
+    result = MultiStep(gamma=1.0, n_steps=2)(
+        TensorDict({"next": {"reward": reward, "done": done}}, batch_size=[2, 3, 5])
+    )
+    expected = reward.clone()
+    for t in (0, 1, 3):
+        expected[:, :, t] += reward[:, :, t + 1]
+    assert torch.equal(result["next", "reward"], expected)
+
+
+def test_one_step_changes_no_value() -> None:
+    batch = TensorDict({"next": {"reward": torch.randn(3, 7, 1), "done": torch.rand(3, 7, 1) < 0.3}}, batch_size=[3, 7])
+    result = MultiStep(gamma=0.9, n_steps=1)(batch)
+    assert (result.select("next")["next"].exclude("original_reward") == batch["next"]).all()
+
+
+@pytest.mark.parametrize(
+    ("gamma", "n_steps", "words"),
+    [
+        (0.0, 3, "gamma 0.0"),
+        (1.1, 3, "gamma 1.1"),
+        (float("nan"), 3, "gamma nan"),
+        (0.9, 0, "n_steps 0"),
+        (0.9, 1.5, "n_steps 1.5"),
+    ],
+)
+def test_arguments_out_of_range_are_refused_with_their_value(gamma: float, n_steps: int, words: str) -> None:
+    with pytest.raises(PostprocError, match=words):
+        MultiStep(gamma=gamma, n_steps=n_steps)
+
+
+def test_a_batch_without_done_or_with_another_shape_is_refused_by_a_sentence() -> None:
+    with pytest.raises(PostprocError, match=r"the batch has no next\.done; it has \['next\.reward'\]"):
+        MultiStep(0.9, 2)(TensorDict({"next": {"reward": torch.ones(4)}}, batch_size=[4]))
+    following = {"reward": torch.ones(4, 3), "done": torch.zeros(4, 3, 2, dtype=torch.bool)}
+    with pytest.raises(PostprocError, match=r"next\.done has shape \[4, 3, 2\]"):
+        MultiStep(0.9, 2)(TensorDict({"next": following}, batch_size=[4, 3]))
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_what_the_cpu_gives() -> None:
+    done = torch.rand(8, 50, 1) < 0.1
+    batch = TensorDict(
+        {"next": {"reward": torch.randn(8, 50, 1), "done": done, "terminated": done}}, batch_size=[8, 50]
+    )
+    here, there = MultiStep(0.9, 5)(batch), MultiStep(0.9, 5)(batch.to("cuda")).cpu()
+    for key in here.keys(True, True):
+        torch.testing.assert_close(here[key], there[key])

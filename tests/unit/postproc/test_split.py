@@ -1,0 +1,116 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from cormorant_postproc import PostprocError, split_trajectories
+from cormorant_testing.postproc_oracle import Row, pieces, rows, to_batch
+
+
+@given(found=rows(), time_major=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_every_piece_is_one_padded_row_in_the_order_of_rows_and_time(found: list[Row], time_major: bool) -> None:
+    expected = pieces(found)
+    result = split_trajectories(to_batch(found, time_major=time_major))
+    assert tuple(result.shape) == (len(expected), max(map(len, expected)))
+    assert result.names == [None, "time"]
+    for n, piece in enumerate(expected):
+        assert result["collector", "mask"][n].tolist() == [t < len(piece) for t in range(result.shape[1])]
+        for t, (b, at) in enumerate(piece):
+            frame = found[b][at]
+            assert result["observation"][n, t].tolist() == [frame.observation, -frame.observation]
+            assert float(result["next", "reward"][n, t]) == frame.reward
+            assert bool(result["next", "terminated"][n, t]) == frame.terminated
+            assert int(result["collector", "traj_ids"][n, t]) == frame.traj
+        padding = result[n, len(piece) :]
+        assert all(not leaf.any() for leaf in padding.values(True, True))
+
+
+@given(found=rows())
+@settings(max_examples=40, deadline=None)
+def test_concatenated_and_nested_hold_the_same_frames(found: list[Row]) -> None:
+    expected = pieces(found)
+    flat = split_trajectories(to_batch(found), layout="concatenated")
+    nested = split_trajectories(to_batch(found), layout="nested")
+    frames = [found[b][at] for piece in expected for b, at in piece]
+    assert flat["next", "reward"].flatten().tolist() == [frame.reward for frame in frames]
+    assert flat["collector", "traj_ids"].tolist() == [frame.traj for frame in frames]
+    assert nested.batch_size == (len(expected),)
+    jagged = nested["next", "reward"]
+    assert torch.equal(jagged.values(), flat["next", "reward"])
+    assert jagged.offsets().diff().tolist() == [len(piece) for piece in expected]
+    together = nested["observation"] + nested["next", "observation"]  # one set of offsets: torch can add them
+    assert len(together.values()) == len(frames)
+
+
+@given(found=rows(padded=False))
+@settings(max_examples=40, deadline=None)
+def test_without_ids_ends_divide_trajectories_and_the_numbers_are_stored(found: list[Row]) -> None:
+    batch = to_batch(found).exclude(("collector", "traj_ids"), "collector")
+    result = split_trajectories(batch)
+    expected = pieces(found)
+    # An end is seen in the frame that ended; two pieces without one between them would be one.
+    assert len(result) == len(expected)
+    assert [int(ids[0]) for ids in result["collector", "traj_ids"]] == list(range(len(expected)))
+
+
+def test_rows_with_the_same_id_stay_apart() -> None:
+    # Two workers that number from 0: their frames must not become one trajectory.
+    batch = TensorDict({"x": torch.arange(6).reshape(2, 3), "traj": torch.zeros(2, 3)}, batch_size=[2, 3])
+    result = split_trajectories(batch, trajectory_key="traj")
+    assert result["x"].tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert result["mask"].all()
+    assert result["x"].data_ptr() == batch["x"].data_ptr()  # whole rows are not copied
+
+
+def test_a_single_row_becomes_one_trajectory() -> None:
+    batch = TensorDict({"x": torch.arange(3), ("collector", "traj_ids"): torch.ones(3)}, batch_size=[3])
+    assert split_trajectories(batch)["x"].tolist() == [[0, 1, 2]]
+
+
+def test_as_many_pieces_as_rows_are_not_taken_for_whole_rows() -> None:
+    collector = {
+        "traj_ids": torch.tensor([[1, 1], [0, 0], [2, 3]]),
+        "mask": torch.tensor([[True, True], [False, False], [True, True]]),
+    }
+    batch = TensorDict({"x": torch.arange(6).reshape(3, 2), "collector": collector}, batch_size=[3, 2])
+    assert split_trajectories(batch)["x"].tolist() == [[0, 1], [4, 0], [5, 0]]
+
+
+def test_a_gap_in_the_mask_divides_a_trajectory() -> None:
+    collector = {"traj_ids": torch.ones(1, 4), "mask": torch.tensor([[True, False, True, True]])}
+    batch = TensorDict({"x": torch.arange(4).reshape(1, 4), "collector": collector}, batch_size=[1, 4])
+    assert split_trajectories(batch)["x"].tolist() == [[0, 0], [2, 3]]
+
+
+def test_time_grows_with_frames_and_the_host_learns_sizes_only() -> None:
+    # A program that asks the device once a trajectory would ask 3,277 times here.
+    steps = torch.arange(1024).expand(64, 1024)
+    ids = steps // 20 + 100 * torch.arange(64).unsqueeze(-1)
+    batch = TensorDict({"x": steps.clone(), ("collector", "traj_ids"): ids}, batch_size=[64, 1024])
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        assert tuple(split_trajectories(batch).shape) == (64 * 52, 20)
+    calls = {event.key: event.count for event in profile.key_averages()}
+    assert calls.get("aten::item", 0) < 10
+    assert sum(calls.values()) < 300
+
+
+def test_what_cannot_be_split_is_refused_by_a_sentence() -> None:
+    batch = TensorDict({"x": torch.arange(4)}, batch_size=[4])
+    with pytest.raises(PostprocError, match=r"the batch has no next\.done; it has \['x'\]"):
+        split_trajectories(batch)
+    with pytest.raises(PostprocError, match='layout "ragged" is not known'):
+        split_trajectories(batch, layout="ragged")  # type: ignore[arg-type]
+    empty = {"traj_ids": torch.ones(2, 2), "mask": torch.zeros(2, 2, dtype=torch.bool)}
+    with pytest.raises(PostprocError, match=r"\[2, 2\] holds no frame"):
+        split_trajectories(TensorDict({"collector": empty}, batch_size=[2, 2]))
+
+
+@pytest.mark.gpu
+def test_the_gpu_gives_what_the_cpu_gives() -> None:
+    ids = torch.randint(0, 2, (8, 50)).cumsum(-1)
+    batch = TensorDict({"x": torch.randn(8, 50, 3), ("collector", "traj_ids"): ids}, batch_size=[8, 50])
+    here, there = split_trajectories(batch), split_trajectories(batch.to("cuda")).cpu()
+    assert torch.equal(here["x"], there["x"])
+    assert torch.equal(here["collector", "mask"], there["collector", "mask"])

@@ -1,0 +1,105 @@
+from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from cormorant_postproc import FrameStack, MultiStep, Pipeline, PostprocError, RewardClip, split_trajectories
+from cormorant_testing.postproc_oracle import Frame, Row, rows, to_batch
+
+
+def cut(row: Row, sizes: Sequence[int]) -> list[Row]:
+    found, at = [], 0
+    for size in sizes:
+        found.append(row[at : at + size])
+        at += size
+    return found
+
+
+@given(
+    episodes=st.lists(st.lists(st.integers(1, 6), min_size=20, max_size=20), min_size=1, max_size=3),
+    sizes=st.lists(st.lists(st.integers(0, 5), min_size=3, max_size=3), min_size=1, max_size=4),
+    n=st.integers(1, 5),
+)
+@settings(max_examples=25, deadline=None)
+def test_stacks_are_a_loop_over_the_trajectory_over_any_batches(
+    episodes: list[list[int]], sizes: list[list[int]], n: int
+) -> None:
+    streams = [stream(number, lengths) for number, lengths in enumerate(episodes)]
+    per_row = [[max(size[b % 3], b == 0) for size in sizes] for b in range(len(streams))]
+    parts = [cut(row, counts) for row, counts in zip(streams, per_row, strict=True)]
+    stack = FrameStack(n)
+    for number in range(len(sizes)):
+        batch = to_batch([part[number] for part in parts])
+        result = stack(batch)
+        for b, row in enumerate(streams):
+            begin = sum(per_row[b][:number])
+            for t in range(per_row[b][number]):
+                at = begin + t
+                past = [frame.observation for frame in row[: at + 1] if frame.traj == row[at].traj]
+                expected = ([past[0]] * n + past)[-n:]
+                assert result["observation"][b, t, :, 0].tolist() == expected
+                later = ([past[0]] * n + past + [row[at].following])[-n:]
+                assert result["next", "observation"][b, t, :, 0].tolist() == later
+
+
+def stream(number: int, lengths: Sequence[int]) -> Row:
+    found: Row = []
+    for episode, length in enumerate(lengths):
+        traj = 100 * number + episode
+        for i in range(length):
+            ends = i == length - 1
+            found.append(Frame(traj, 10.0 * traj + i, 10.0 * traj + i + (0.5 if ends else 1.0), 1.0, ends, False))
+    return found
+
+
+def test_a_stack_forgets_what_it_is_told_to_forget_and_refuses_other_rows() -> None:
+    row = stream(0, [5])
+    stack = FrameStack(2)
+    stack(to_batch([row[:2]]))
+    assert stack(to_batch([row[2:4]]))["observation"][0, 0, :, 0].tolist() == [1.0, 2.0]
+    stack.forget()
+    assert stack(to_batch([row[4:]]))["observation"][0, 0, :, 0].tolist() == [4.0, 4.0]
+    with pytest.raises(PostprocError, match="2 rows and the last one had 1"):
+        stack(to_batch([row, row]))
+    with pytest.raises(PostprocError, match="num_frames 0"):
+        FrameStack(0)
+    with pytest.raises(PostprocError, match="the batch has no pixels"):
+        FrameStack(2, keys=("pixels",))(to_batch([row]))
+
+
+@given(found=rows(), low=st.integers(-3, 0), high=st.integers(0, 3))
+@settings(max_examples=30, deadline=None)
+def test_rewards_are_clipped_and_nothing_else(found: list[Row], low: int, high: int) -> None:
+    batch = to_batch(found)
+    before = batch.clone()
+    result = RewardClip(low, high)(batch)
+    for b, row in enumerate(found):
+        for t, frame in enumerate(row):
+            assert float(result["next", "reward"][b, t]) == min(max(frame.reward, low), high)
+    assert (batch == before).all()
+    rest = ("next", "reward")
+    assert (result.exclude(rest) == before.exclude(rest)).all()
+
+
+def test_a_range_that_is_none_is_refused() -> None:
+    with pytest.raises(PostprocError, match="low 2 is above high 1"):
+        RewardClip(2, 1)
+
+
+@given(found=rows(), n=st.integers(1, 5))
+@settings(max_examples=30, deadline=None)
+def test_targets_before_or_after_the_split_are_the_same(found: list[Row], n: int) -> None:
+    steps = MultiStep(0.9, n)
+    first = Pipeline([steps, split_trajectories])(to_batch(found))
+    last = Pipeline([split_trajectories, steps])(to_batch(found))
+    mask = first["collector", "mask"]
+    for key in (("next", "reward"), ("next", "observation"), ("next", "done"), "steps_to_next_obs", "nonterminal"):
+        torch.testing.assert_close(first[key][mask], last[key][mask])
+
+
+def test_an_empty_pipeline_gives_the_batch() -> None:
+    batch = TensorDict({"x": torch.arange(3)}, batch_size=[3])
+    assert (Pipeline([])(batch) == batch).all()

@@ -1,0 +1,195 @@
+"""Arguments of TorchRL's collectors: read and refused before anything starts."""
+
+import threading
+from typing import Any
+
+import gymnasium
+import pytest
+import torch
+from tensordict import TensorDict, TensorDictBase
+from tensordict.nn import TensorDictModule
+from torch import nn
+
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.errors import WeightsError
+from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
+from cormorant_worker.torchrl.policy import OnTensorDicts, as_policy, read_weights
+from cormorant_worker.torchrl.recipes import make_collector_onpolicy, share_out
+from cormorant_worker.torchrl.seeds import next_seed
+from cormorant_worker.torchrl.settings import broadcast, exploration_of, read_settings
+
+
+def sizes(env_fns: Any, per: int | None = None, count: int | None = None) -> list[int]:
+    return [len(makers) for makers in share_out(env_fns, None, per, count)]
+
+
+@pytest.mark.parametrize(
+    ("n", "per", "count", "expected"),
+    [
+        (6, None, 3, [2, 2, 2]),
+        (6, 2, None, [2, 2, 2]),
+        (6, 3, 2, [3, 3]),
+        (4, None, None, [1, 1, 1, 1]),
+        (0, 2, 3, [2, 2, 2]),
+        (0, 4, None, [4]),
+        (0, None, 3, [1, 1, 1]),
+        (0, None, None, [1]),
+        (3, 3, 1, [3]),
+    ],
+)
+def test_environments_are_shared_out_as_the_helpers_say(
+    n: int, per: int | None, count: int | None, expected: list[int]
+) -> None:
+    assert sizes([CountingEnv] * n if n else CountingEnv, per, count) == expected
+
+
+@pytest.mark.parametrize(
+    ("n", "per", "count", "words"),
+    [
+        (5, 1, 4, "num_env_per_collector 1 . num_collectors 4 is 4, fewer than the 5"),
+        (5, None, 4, "5 environments at 2 a collector fill 3 collectors, not num_collectors 4"),
+        (5, 2, 3, "5 environments at 2 a collector leave 1 for the last one.*give 6"),
+        (4, 0, 2, "num_env_per_collector 0"),
+        (0, 2, -1, "num_collectors -1"),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(n: int, per: int | None, count: int | None, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        share_out([CountingEnv] * n if n else CountingEnv, None, per, count)
+
+
+def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is_refused() -> None:
+    makers = share_out(CountingEnv, [{"lengths": 2}, {"lengths": 3}], 2, 1)
+    assert [maker()._lengths for maker in makers[0]] == [(2,), (3,)]
+    makers = share_out([CountingEnv, CountingEnv], {"lengths": 4}, None, 2)
+    assert [maker()._lengths for (maker,) in makers] == [(4,), (4,)]
+    with pytest.raises(ValueError, match="env_kwargs has 1 entries for 2 environments"):
+        share_out(CountingEnv, [{}], 2, 1)
+    with pytest.raises(ValueError, match="empty list"):
+        share_out([], None, 1, 1)
+    with pytest.raises(TypeError, match=r"'CartPole-v1' \(str\) makes no environment"):
+        share_out("CartPole-v1", None, 1, 1)
+    with pytest.raises(TypeError, match=r"an environment that is built already \(CountingEnv\)"):
+        share_out(CountingEnv(), {"lengths": 2}, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        ({"frames_per_bach": 3}, TypeError, "did you mean frames_per_batch"),
+        ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
+        ({"frames_per_batch": 1.5}, ValueError, "frames_per_batch 1.5"),
+        ({"total_frames": 0}, ValueError, "total_frames 0"),
+        ({"total_frames": -2}, ValueError, "total_frames -2"),
+        ({"init_random_frames": 0.5}, ValueError, "init_random_frames 0.5"),
+        ({"reset_when_done": False}, ValueError, "reset_when_done False"),
+        ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
+        ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
+        ({"device": "gpu"}, ValueError, "'gpu' is no torch device"),
+        ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
+        ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
+        ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
+        ({"preemptive_threshold": 0.0}, ValueError, "preemptive_threshold 0.0"),
+        ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
+        ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
+    ],
+)
+def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        read_settings(given, num_collectors=2)
+
+
+def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:
+    assert read_settings({"use_buffers": True, "no_cuda_sync": True}, num_collectors=1) == read_settings(
+        {}, num_collectors=1
+    )
+
+
+def test_exploration_types_are_read_from_strings_and_enums() -> None:
+    from tensordict.nn import InteractionType
+
+    assert exploration_of("random") is exploration_of(InteractionType.RANDOM) is ExplorationType.RANDOM
+    assert exploration_of(InteractionType.DETERMINISTIC) is ExplorationType.DETERMINISTIC
+    assert exploration_of(ExplorationType.MEAN) is ExplorationType.MEAN
+
+
+def test_the_seed_that_comes_next_is_torchrls() -> None:
+    # As torchrl 0.14.1 returns them for 1, 2 and 3 environments.
+    assert [next_seed(0, links) for links in (1, 2, 3)] == [795726461, 2841183792, 2309840538]
+
+
+def test_lists_of_another_length_are_refused() -> None:
+    assert broadcast(1, "policy_factory", 2) == [1, 1]
+    with pytest.raises(ValueError, match="policy_factory has 3 entries for 2 collectors"):
+        broadcast([1, 2, 3], "policy_factory", 2)
+
+
+def test_the_configs_have_torchrls_defaults_and_the_two_fields_that_are_read_and_were_missing() -> None:
+    on, off = OnPolicyCollectorConfig(), OffPolicyCollectorConfig()
+    assert (on.collector_device, on.pin_memory, on.frames_per_batch) == (["cpu"], False, 1000)
+    assert (on.total_frames, on.num_workers, on.env_per_collector) == (50_000_000, 32, 8)
+    assert (on.seed, on.exploration_type, on.async_collection) == (42, "random", False)
+    assert (off.multi_step, off.n_steps_return, off.init_random_frames) == (False, 3, 50_000)
+    assert (off.max_frames_per_traj, off.gamma) == (-1, 0.99)
+
+
+def test_fewer_workers_than_environments_of_a_collector_are_refused() -> None:
+    cfg = OnPolicyCollectorConfig(num_workers=4, env_per_collector=8)
+    with pytest.raises(ValueError, match="num_workers 4 and env_per_collector 8"):
+        make_collector_onpolicy(CountingEnv, None, cfg)
+
+
+def test_policies_are_read_as_torchrl_reads_them() -> None:
+    class OnTd(nn.Module):
+        def forward(self, tensordict: TensorDict) -> TensorDict:
+            return tensordict.set("action", torch.zeros(len(tensordict), dtype=torch.int64))
+
+    class Hinted(nn.Module):
+        def forward(self, batch: TensorDictBase) -> TensorDictBase:
+            return batch
+
+    module = TensorDictModule(nn.Linear(4, 2), in_keys=["observation"], out_keys=["action"])
+    assert as_policy(None) is None
+    assert as_policy(module) is module
+    assert as_policy(layer := nn.Linear(4, 2)) is layer
+    assert isinstance(as_policy(OnTd()), OnTensorDicts)
+    assert isinstance(as_policy(Hinted()), OnTensorDicts)
+    assert isinstance(as_policy(lambda td: td), OnTensorDicts)
+    assert isinstance(as_policy(lambda anything: anything, is_trusted=True), OnTensorDicts)
+    with pytest.raises(TypeError, match="the policy is 3"):
+        as_policy(3)
+
+
+def test_weights_are_read_from_modules_tensordicts_and_state_dicts() -> None:
+    layer = nn.Linear(2, 1)
+    policy = TensorDictModule(layer, in_keys=["observation"], out_keys=["action"])
+    names = {"module.weight", "module.bias"}
+    for given in (policy, TensorDict.from_module(policy), dict(policy.state_dict())):
+        found = read_weights(given, policy=policy)
+        assert set(found) == names
+        assert torch.equal(found["module.weight"], layer.weight)
+        assert not found["module.weight"].requires_grad
+    assert set(read_weights(layer, policy=OnTensorDicts(layer))) == names
+    with pytest.raises(WeightsError, match="weights are a int"):
+        read_weights(3, policy=policy)
+    with pytest.raises(WeightsError, match="weights a are no tensors"):
+        read_weights({"a": "b"}, policy=policy)
+
+
+def test_a_policy_and_a_factory_of_one_exclude_each_other() -> None:
+    with pytest.raises(TypeError, match="policy and policy_factory exclude each other"):
+        sync_sync_collector(CountingEnv, None, 1, 1, policy=nn.Linear(4, 5), policy_factory=lambda: nn.Linear(4, 5))
+
+
+def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:
+    from cormorant_worker.errors import ManifestError
+
+    lock = threading.Lock()
+
+    def make() -> gymnasium.Env[Any, Any]:
+        with lock:
+            return CountingEnv()
+
+    with pytest.raises(ManifestError, match="sent to worker processes, and this one cannot be: cannot pickle"):
+        sync_sync_collector(make, None, 1, 1)

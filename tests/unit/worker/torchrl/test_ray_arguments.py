@@ -1,0 +1,140 @@
+"""Arguments of RayCollector: read and refused before anything starts, and without Ray."""
+
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.torchrl import RayCollector
+from cormorant_worker.torchrl.attributes import execute
+from cormorant_worker.torchrl.episodes import EpisodePool
+from cormorant_worker.torchrl.ray_arguments import count_collectors, own_settings, ray_options, remote_options
+
+
+class ListBuffer(list[Any]):
+    """Has extend, as lists do."""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "words"),
+    [
+        ({"create_env_fn": []}, ValueError, "create_env_fn is an empty list"),
+        ({"create_env_fn": [CountingEnv] * 2, "num_collectors": 3}, ValueError, "2 entries and num_collectors is 3"),
+        ({"num_collectors": 0}, ValueError, "num_collectors 0"),
+        ({"num_workers_per_collector": 0}, ValueError, "num_workers_per_collector 0"),
+        ({"collector_class": dict}, TypeError, "none of TorchRL's collectors"),
+        ({"collector_kwargs": [{}]}, ValueError, "collector_kwargs has 1 entries for 2 collectors"),
+        ({"collector_kwargs": {"devise": "cpu"}}, TypeError, "did you mean device"),
+        ({"collector_kwargs": {"max_frames_per_traj": 1.5}}, ValueError, "max_frames_per_traj 1.5"),
+        ({"collector_kwargs": [{"split_trajs": True}, {"split_trajs": False}]}, ValueError, "split_trajs differs"),
+        ({"remote_configs": [{}] * 3}, ValueError, "remote_configs has 3 entries for 2 collectors"),
+        ({"remote_configs": {"max_restarts": 3}}, ValueError, "remote_configs have max_restarts"),
+        ({"policy_factory": [lambda: None] * 3}, ValueError, "policy_factory has 3 entries for 2 collectors"),
+        ({"create_env_kwargs": [{}]}, ValueError, "create_env_kwargs has 1 entries for 2 collectors"),
+        ({"max_weight_update_interval": -3}, ValueError, "max_weight_update_interval -3"),
+        ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes was given"),
+        ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
+        ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
+        ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
+        (
+            {"trajs_per_batch": 2, "replay_buffer": ListBuffer(), "buffer_in_workers": True},
+            ValueError,
+            "buffer_in_workers=False",
+        ),
+        ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
+        ({"total_frames": -5}, ValueError, "total_frames -5"),
+        ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
+        ({"sync": True, "storing_device": ["cpu", "meta"]}, ValueError, "differs between collectors"),
+        ({"framez": 1}, TypeError, "collectors have no argument framez"),
+    ],
+)
+def test_bad_input_is_refused_with_its_values(arguments: dict[str, Any], error: type[Exception], words: str) -> None:
+    given: dict[str, Any] = {"create_env_fn": CountingEnv, "frames_per_batch": 10, "num_collectors": 2}
+    if isinstance(arguments.get("create_env_fn"), list):
+        del given["num_collectors"]
+    with pytest.raises(error, match=words):
+        RayCollector(**{**given, **arguments})
+
+
+def test_a_callable_alone_makes_one_collector_and_a_list_one_each() -> None:
+    assert [count_collectors(CountingEnv, None), count_collectors(CountingEnv, 3)] == [1, 3]
+    assert count_collectors([CountingEnv] * 2, None) == count_collectors([CountingEnv] * 2, 2) == 2
+
+
+def test_each_collectors_own_settings_are_read_and_the_callers_mapping_is_not_changed() -> None:
+    mine = [{"device": "cpu", "max_frames_per_traj": 7}, {"exploration_type": "mode", "init_random_frames": -1}]
+    copied = [dict(one) for one in mine]
+    given, fields = own_settings(mine, num_collectors=2, given={"device": "meta", "postproc": None})
+    assert given == {"device": ["cpu", "meta"], "postproc": None}
+    assert fields == (
+        {"max_frames_per_trajectory": 7},
+        {"exploration_type": ExplorationType.MODE, "init_random_frames": 0},
+    )
+    assert mine == copied
+    given, _ = own_settings({"storing_device": "cpu", "split_trajs": True}, num_collectors=2, given={})
+    assert given == {"storing_device": ["cpu", "cpu"], "split_trajs": True}
+
+
+def test_rays_own_arguments_find_their_places() -> None:
+    init = {"address": "auto", "runtime_env": {"env_vars": {"A": "1"}}, "object_store_memory": 10**8, "namespace": "n"}
+    remote = remote_options({"num_cpus": 2, "memory": 5}, 2)
+    options = ray_options(init, remote)
+    assert (options.address, options.object_store_bytes, options.runtime_env) == ("auto", 10**8, init["runtime_env"])
+    assert options.init == {"namespace": "n"}
+    assert options.actors is remote
+    assert remote == [{"num_cpus": 2, "memory": 5}] * 2
+    assert ray_options(None, []).address == ray_options({"address": "local"}, []).address == ""
+
+
+def test_paths_of_attributes_are_followed_called_and_refused() -> None:
+    class Inner:
+        depth = 3
+
+        def add(self, n: int, *, more: int = 0) -> int:
+            return self.depth + n + more
+
+    class Outer:
+        def __init__(self) -> None:
+            self.schemes = {"policy": Inner(), "x.y": [Inner()]}
+
+    outer = Outer()
+    assert execute(outer, "schemes['policy'].add", 1, more=2) == 6
+    assert execute(outer, 'schemes["x.y"][0].depth') == 3
+    with pytest.raises(ValueError, match="which takes no arguments"):
+        execute(outer, "schemes['policy'].depth", 1)
+    with pytest.raises(AttributeError, match=r"dict has no \['critic'\] \(KeyError\)"):
+        execute(outer, "schemes['critic'].add")
+    with pytest.raises(AttributeError, match='cannot be read at "'):
+        execute(outer, "schemes[policy].add")
+
+
+def frames(ids: list[list[int]], ends: list[list[bool]], lengths: list[int] | None = None) -> TensorDict:
+    number = torch.arange(torch.tensor(ids).numel()).reshape(len(ids), -1) + 1
+    batch = TensorDict(
+        {
+            "n": number,
+            "next": {"done": torch.tensor(ends).unsqueeze(-1)},
+            "collector": {"traj_ids": torch.tensor(ids)},
+        },
+        batch_size=number.shape,
+    )
+    if lengths is not None:
+        batch["collector", "mask"] = torch.arange(number.shape[1])[None] < torch.tensor(lengths)[:, None]
+    return batch
+
+
+def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
+    pool = EpisodePool(2)
+    no, yes = False, True
+    assert list(pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]))) == []
+    (found,) = pool.add(frames([[6, 6, 7], [9, 0, 0]], [[no, yes, no], [yes, no, no]], lengths=[3, 1]))
+    assert found["n"].tolist() == [[1, 2, 0], [3, 1, 2]]
+    assert found["collector", "mask"].tolist() == [[True, True, False], [True, True, True]]
+    assert found.names == [None, "time"]
+    rest = pool.rest()
+    assert rest is not None
+    assert rest["n"].tolist() == [[4, 5, 6, 4]]
+    assert pool.rest() is None

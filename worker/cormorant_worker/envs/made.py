@@ -1,0 +1,83 @@
+"""Environments that callables of a script make, in place of a registered id or an entrypoint."""
+
+import pickle
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import cloudpickle
+import gymnasium
+
+from cormorant_worker.envs.gymnasium_env import Env, construct
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.spaces import leaves
+
+
+class VectorSource(Protocol):
+    """Several environments that are stepped together."""
+
+    num_workers: int
+
+    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
+        """The environments, with a seed for each. Called once; the source itself is not used any more."""
+        ...
+
+
+class MadeEnvs:
+    """Builds gymnasium environments by calling one maker a row. Pickled for every process that builds one."""
+
+    def __init__(self, makers: Sequence[Callable[[], Any]]) -> None:
+        self._makers = tuple(makers)
+        self._built: dict[int, Env] = {}
+        """By row: built to look at, and not given out yet."""
+
+    @property
+    def name(self) -> str:
+        """What messages call these environments."""
+        return " | ".join(dict.fromkeys(name_of(maker) for maker in self._makers))
+
+    def build(self, row: int) -> Env:
+        """Call the maker of a row.
+
+        Raises:
+            EnvBuildError: it raised, or returned no gymnasium.Env, or a space has no fixed shape.
+        """
+        if row in self._built:
+            return self._built.pop(row)
+        made = self.make(row)
+        if not isinstance(made, gymnasium.Env):
+            raise EnvBuildError(
+                f"the environment maker {name_of(self._makers[row])} returned a {type(made).__module__}."
+                f"{type(made).__name__}; several environments of one collector must be gymnasium environments, or "
+                "TorchRL environments without a batch size"
+            )
+        leaves(made.observation_space, ("observation",))
+        leaves(made.action_space, ("action",))
+        return made
+
+    def make(self, row: int) -> Any:
+        """Whatever the maker of a row returns.
+
+        Raises:
+            EnvBuildError: it raised.
+        """
+        return construct(self._makers[row], f"the environment of {name_of(self._makers[row])}")
+
+    def keep(self, row: int, env: Env) -> None:
+        """Have `build` give this one out, once."""
+        self._built[row] = env
+
+    def __reduce__(self) -> Any:
+        # Built environments stay here. Closures cannot be pickled, and the process of an environment is ours.
+        return _load, (cloudpickle.dumps(self._makers),)
+
+
+def _load(data: bytes) -> MadeEnvs:
+    return MadeEnvs(pickle.loads(data))  # noqa: S301 - from our own parent
+
+
+def name_of(maker: Callable[[], Any]) -> str:
+    """What messages call a maker."""
+    inner = getattr(maker, "maker", maker)
+    name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
+    return f"{getattr(inner, '__module__', '?')}:{name}"

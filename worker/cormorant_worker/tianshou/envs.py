@@ -1,0 +1,264 @@
+"""Whatever a script of Tianshou's hands over as environments, behind our VectorEnv. Called by the collector.
+
+gymnasium.Env, or a list of them or of functions     stepped one after another in this process
+envpool.make(...)                                    our own way of stepping EnvPool, around that pool
+tianshou.env.*VectorEnv                              stepped through its own `step` and `reset`
+our VectorEnvs                                       as they are
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, cast
+
+import gymnasium
+import numpy as np
+
+from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.envs.restarts import RestartLimits, Restarts
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError
+from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, leaves, unflattener
+
+
+class TakesResetKwargs(Protocol):
+    """Environments whose `reset` takes arguments."""
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """The next `start` resets with these seeds."""
+        ...
+
+    def reset_with(self, kwargs: Mapping[str, Any]) -> None:
+        """Every reset from now on gets these."""
+        ...
+
+
+def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
+    """Put environments behind our protocol.
+
+    Args:
+        env: see the module.
+        seeds: n distinct seeds, for environments that are seeded at their first reset.
+
+    Raises:
+        EnvError: it is none of what the module lists, or cannot be stepped by us; says why.
+    """
+    if all(hasattr(env, name) for name in ("send", "recv", "start", "lockstep")):
+        return cast(VectorEnv, env)
+    if hasattr(env, "_state_keys") and hasattr(env, "_recv"):
+        return _around_pool(env)
+    if hasattr(env, "env_num") and hasattr(env, "is_async") and callable(getattr(env, "step", None)):
+        return TheirAsyncVectorEnv(env) if env.is_async else TheirVectorEnv(env)
+    if isinstance(env, gymnasium.vector.VectorEnv):
+        raise EnvError(
+            f"{type(env).__name__} resets on its own and hides which observation was the last; give the functions that "
+            "make its environments as a list, or EnvPool"
+        )
+    given = list(env) if isinstance(env, list | tuple) else [env]
+    if not given or not all(isinstance(each, gymnasium.Env) or callable(each) for each in given):
+        raise EnvError(
+            f"environments are {type(env).__name__}; give a gymnasium.Env, a list of them or of functions that make "
+            "them, an EnvPool, or a vector environment of Tianshou's"
+        )
+    return GivenEnvs(given, seeds=seeds(len(given)))
+
+
+@contextmanager
+def resetting_with(env: VectorEnv, kwargs: Mapping[str, Any]) -> Iterator[None]:
+    """Give `kwargs` to every reset for a while; nothing when there are none."""
+    if not kwargs:
+        yield
+        return
+    takes = cast(TakesResetKwargs, env)
+    takes.reset_with(kwargs)
+    try:
+        yield
+    finally:
+        takes.reset_with({})
+
+
+def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
+    """Raise EnvError when environments cannot take arguments at resets."""
+    if kwargs and not hasattr(env, "reset_with"):
+        raise EnvError(
+            f"gym_reset_kwargs has {sorted(kwargs)}, and {type(env).__name__} takes no arguments at a reset; EnvPool "
+            "is seeded where it is made: envpool.make(..., seed=...)"
+        )
+
+
+def _around_pool(pool: Any) -> VectorEnv:
+    from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv
+
+    config = pool.config
+    if config.get("max_num_players", 1) != 1:
+        raise EnvError(f"the pool has {config['max_num_players']} players; multi-agent tasks are not supported")
+    num_envs, batch_size = int(config["num_envs"]), int(config["batch_size"]) or int(config["num_envs"])
+    if num_envs % batch_size:
+        raise EnvError(f"the pool's batch_size {batch_size} does not divide num_envs {num_envs}; choose one that does")
+    return EnvPoolEnv.around(pool) if batch_size == num_envs else AsyncEnvPoolEnv.around(pool)
+
+
+class GivenEnvs(InlineVectorEnv):
+    """Environments that a script made, or functions that make them. One that raises ends the collecting."""
+
+    def __init__(self, given: Sequence[Any], *, seeds: Sequence[int]) -> None:
+        made = [each if isinstance(each, gymnasium.Env) else each() for each in given]
+        for number, env in enumerate(made):
+            if not isinstance(env, gymnasium.Env):
+                raise EnvBuildError(f"function {number} made {type(env).__name__}, not a gymnasium.Env")
+            ours, theirs = (
+                f"observations {describe(each.observation_space)}, actions {describe(each.action_space)}"
+                for each in (made[0], env)
+            )
+            if ours != theirs:
+                raise EnvBuildError(f"environment {number} has {theirs}; environment 0 has {ours}: give equal ones")
+        super().__init__(_Made(made), num_envs=len(made), seeds=seeds, limits=RestartLimits(total=0))
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """The next `start` resets with these seeds."""
+        self._restarts = Restarts(seeds, RestartLimits(total=0))
+
+    def reset_with(self, kwargs: Mapping[str, Any]) -> None:
+        """Every reset from now on gets these."""
+        for env in self._envs:
+            env.reset_kwargs = dict(kwargs)
+
+    def render(self) -> None:
+        """Render each environment."""
+        for row in self._envs:
+            row.env.render()
+
+
+class _Made:
+    """Hands out environments that are there already."""
+
+    def __init__(self, made: Sequence[Env]) -> None:
+        self._made = tuple(made)
+        self.name = f"{type(made[0].unwrapped).__name__} given to the collector"
+
+    def build(self, row: int) -> Env:
+        return self._made[row]
+
+
+class TheirVectorEnv:
+    """Tianshou's DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv or RayVectorEnv, in lockstep."""
+
+    lockstep = True
+    restarts = 0
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self.num_envs = int(env.env_num)
+        self.min_in_flight = 1
+        self.observation_space: Space = env.observation_space[0]
+        self.action_space: Space = env.action_space[0]
+        self._is_array = not isinstance(self.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
+        self._unflatten = unflattener(self.action_space)
+        self._kwargs: dict[str, Any] = {}
+        self._seeds: Sequence[int] = ()
+        self._rows: Rows = NO_ROWS
+        self._actions: Arrays = ()
+        leaves(self.observation_space, ("observation",))
+
+    def seed(self, seeds: Sequence[int]) -> None:
+        """The next `start` resets with these seeds."""
+        self._seeds = tuple(seeds)
+
+    def reset_with(self, kwargs: Mapping[str, Any]) -> None:
+        """Every reset from now on gets these."""
+        self._kwargs = dict(kwargs)
+
+    def start(self) -> Arrays:
+        """Reset every environment, with its seed when there are any."""
+        self._gather()
+        if not self._seeds:
+            return self.restart(np.arange(self.num_envs))
+        seeds, self._seeds = self._seeds, ()
+        parts = [
+            self._reset(np.array([row]), {**self._kwargs, "seed": seed}) for row, seed in enumerate(seeds)
+        ]  # one by one: each has a seed of its own
+        return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Begin a new episode in `rows`."""
+        return self._reset(rows, self._kwargs)
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Take the actions; `recv` steps."""
+        self._rows = np.arange(self.num_envs) if isinstance(rows, slice) else rows
+        self._actions = actions
+
+    def recv(self) -> Step:
+        """Step what was sent, and reset what ended."""
+        rows = self._rows
+        found = self._env.step(self._as_theirs(self._actions, len(rows)), rows)
+        every = len(rows) == self.num_envs and bool((rows == np.arange(self.num_envs)).all())
+        return self._step(EVERY_ROW if every else rows, rows, found)
+
+    def render(self) -> None:
+        """Render each environment."""
+        self._env.render()
+
+    def state(self) -> bytes | None:
+        """They cannot be saved."""
+        return None
+
+    def restore(self, state: bytes) -> None:
+        """Never called: `state` is None."""
+        raise EnvCrashed("Tianshou's vector environments cannot be restored")
+
+    def close(self) -> None:
+        """Close the environments. May be called twice."""
+        if not self._env.is_closed:
+            self._env.close()
+
+    def _gather(self) -> None:
+        pass
+
+    def _reset(self, rows: Rows, kwargs: Mapping[str, Any]) -> Arrays:
+        obs, _ = self._env.reset(rows, **kwargs)
+        return self._obs(obs, len(rows))
+
+    def _step(self, which: slice | Rows, rows: Rows, found: Any) -> Step:
+        theirs, reward, terminated, truncated, _ = found
+        obs = tuple(a.copy() for a in self._obs(theirs, len(rows)))
+        terminated, truncated = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        ended = np.flatnonzero(terminated | truncated)
+        final = tuple(a[ended] for a in obs)
+        if len(ended):
+            for stored, first in zip(obs, self.restart(rows[ended]), strict=True):
+                stored[ended] = first
+        return Step(which, obs, np.asarray(reward, np.float32), terminated, truncated, ended, final)
+
+    def _obs(self, theirs: Any, n: int) -> Arrays:
+        space = self.observation_space
+        if not isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+            array: Array = np.asarray(theirs, dtype=space.dtype).reshape(n, *(space.shape or ()))
+            return (array,)
+        return tuple(np.stack(parts) for parts in zip(*(flatten(space, each) for each in theirs), strict=True))
+
+    def _as_theirs(self, actions: Arrays, n: int) -> Any:
+        if self._is_array:
+            return actions[0]
+        return [self._unflatten([a[i] for a in actions]) for i in range(n)]
+
+
+class TheirAsyncVectorEnv(TheirVectorEnv):
+    """The same with `wait_num` or `timeout`: environments come back as they are ready."""
+
+    lockstep = False
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.min_in_flight = int(env.wait_num)
+
+    def recv(self) -> Step:
+        """Step what was sent, and wait for whoever is ready."""
+        rows, self._rows = self._rows, NO_ROWS
+        found = self._env.step(self._as_theirs(self._actions, len(rows)) if len(rows) else None, rows)
+        back = np.array([info["env_id"] for info in found[-1]], dtype=np.int64)
+        return self._step(back, back, found)
+
+    def _gather(self) -> None:
+        while self._env.waiting_id:
+            self._env.step(None, list(self._env.waiting_id))

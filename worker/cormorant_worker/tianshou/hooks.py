@@ -1,0 +1,134 @@
+"""Hooks: functions of a script that see each vector step, and each whole episode, before they are stored.
+
+    on_step(actions, rollout)       once a vector step, in order, when the batch has been collected
+    on_episode(episode) -> more     once an episode that ended; arrays of its length are stored beside it
+
+They get Tianshou's Batches where Tianshou is in use, TensorDicts `[n]` otherwise, with Tianshou's names in both.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cormorant_worker.spaces import Array
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+StepHook = Callable[[Any, Any], Any]
+EpisodeHook = Callable[[Any], Mapping[str, Any] | None]
+
+
+class Hooks:
+    """Calls hooks for a batch, and keeps the beginnings of episodes that go on in the next one."""
+
+    def __init__(self, on_step: StepHook | None, on_episode: EpisodeHook | None, *, batch_class: Any) -> None:
+        self.on_step = on_step
+        self.on_episode = on_episode
+        self._batch_class = batch_class
+        self._begun: dict[int, list[TensorDict]] = {}
+        """Frames of each column's open episode, of earlier batches."""
+
+    @property
+    def are_none(self) -> bool:
+        """True when there is nothing to call."""
+        return self.on_step is None and self.on_episode is None
+
+    def forget(self) -> None:
+        """Every environment begins anew."""
+        self._begun.clear()
+
+    def see(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> "TensorDict":
+        """Call the hooks for a batch `[B, T]`, of which column b has `lengths[b]` frames.
+
+        Args:
+            batch: changed in place by hooks that change what they get.
+            lengths: frames of each column.
+            may_store: episode hooks may return values; only where all episodes are whole.
+
+        Returns:
+            The batch, with what episode hooks returned under "hooked".
+
+        Raises:
+            ValueError: a hook returned values that cannot be stored.
+        """
+        if self.on_step is not None:
+            for row in range(int(lengths.max(initial=0))):
+                step = batch[torch.from_numpy(np.flatnonzero(lengths > row)), row]
+                self._see_step(batch, step, np.flatnonzero(lengths > row), row)
+        if self.on_episode is not None:
+            for column in np.flatnonzero(lengths).tolist():
+                batch = self._see_column(batch, column, int(lengths[column]), may_store=may_store)
+        return batch
+
+    def _see_step(self, batch: "TensorDict", step: "TensorDict", columns: Array, row: int) -> None:
+        assert self.on_step is not None
+        given = self._named(step)
+        actions = {"act": given["act"], "act_normalized": step.get("env_action", step["action"])}
+        self.on_step(self._wrapped(actions, len(columns)), self._wrapped(given, len(columns)))
+        # An indexed step is a copy: what the hook changed in place goes back.
+        batch[torch.from_numpy(columns), row] = step
+
+    def _see_column(self, batch: "TensorDict", column: int, length: int, *, may_store: bool) -> "TensorDict":
+        assert self.on_episode is not None
+        begin = 0
+        done = batch["next", "done"][column, :length, 0]
+        for end in done.nonzero().squeeze(-1).tolist():
+            parts = [*self._begun.pop(column, []), batch[column, begin : end + 1]]
+            episode: TensorDict = torch.cat(parts) if len(parts) > 1 else parts[0]
+            more = self.on_episode(self._wrapped(self._named(episode), len(episode)))
+            if more is not None:
+                if not may_store:
+                    raise ValueError(
+                        f"on_episode_done_hook returned {sorted(more)} with n_step: frames of the episode are stored "
+                        "already; collect with n_episode, or return None"
+                    )
+                batch = _with(batch, column, begin, end + 1, more)
+            begin = end + 1
+        if begin < length:
+            self._begun.setdefault(column, []).append(batch[column, begin:length].clone())
+        return batch
+
+    def _named(self, frames: "TensorDict") -> dict[str, Any]:
+        following = frames["next"]
+        named = {
+            "obs": frames["observation"],
+            "act": frames["action"],
+            "rew": following["reward"].squeeze(-1),
+            "obs_next": following["observation"],
+            **{name: following[name].squeeze(-1) for name in ("terminated", "truncated", "done")},
+        }
+        if "policy" in frames:
+            named["policy"] = frames["policy"]
+        return named
+
+    def _wrapped(self, named: dict[str, Any], n: int) -> Any:
+        if self._batch_class is not None:
+            return self._batch_class(_as_arrays(named))
+        from tensordict import TensorDict
+
+        return TensorDict(named, batch_size=[n])
+
+
+def _as_arrays(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.numpy()
+    return {str(key): _as_arrays(part) for key, part in value.items()}
+
+
+def _with(batch: "TensorDict", column: int, begin: int, end: int, more: Mapping[str, Any]) -> "TensorDict":
+    for key, given in more.items():
+        values = torch.as_tensor(np.asarray(given))
+        if values.shape[:1] != (end - begin,):
+            raise ValueError(
+                f"on_episode_done_hook returned {key} of shape {list(values.shape)} for an episode of {end - begin} "
+                "frames; return one value a frame"
+            )
+        place = ("hooked", str(key))
+        if place not in batch.keys(True):
+            fill = float("nan") if values.dtype.is_floating_point else 0
+            batch[place] = torch.full((*batch.shape, *values.shape[1:]), fill, dtype=values.dtype)
+        batch[place][column, begin:end] = values
+    return batch

@@ -1,0 +1,436 @@
+"""A fleet with the face of TorchRL's collectors: an iterable of batches, and their methods.
+
+# W collectors, B environments of each, T steps
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+
+from cormorant_contract.job import CollectorJob
+from cormorant_postproc import split_trajectories
+from cormorant_worker.batch import frames_of
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.protocol import Receipt
+from cormorant_worker.errors import StateError, WeightsError
+from cormorant_worker.front import load_job
+from cormorant_worker.parts import Parts
+from cormorant_worker.policy import MAIN_MODEL
+from cormorant_worker.torchrl.makers import Calls, Maker
+from cormorant_worker.torchrl.policy import as_policy, read_weights
+from cormorant_worker.torchrl.seeds import next_seed
+from cormorant_worker.torchrl.settings import Settings, broadcast, devices_of, exploration_of, limit
+
+Mode = Literal["sync", "async"]
+Batch: TypeAlias = TensorDictBase | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a fleet collector runs."""
+
+    mode: Mode
+    makers: tuple[tuple[Maker, ...], ...]
+    """By collector: its environments."""
+    policy: Any
+    settings: Settings
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    """By collector: settings of its own."""
+
+    @property
+    def num_collectors(self) -> int:
+        """W."""
+        return len(self.makers)
+
+
+class FleetCollector:
+    """Collectors in processes of this machine, as TorchRL's are. Use as a context manager, or call `shutdown`.
+
+    Iterating gives batches: `[W, B, T]` in sync mode, one collector's `[B, T]` in async mode; without B where each
+    collector has one environment, without W where there is one collector; `[trajectories, longest]` with `split_trajs`.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Start the collectors and wait until each of them stands at its first observation.
+
+        Raises:
+            ValueError, TypeError: arguments that cannot be; before anything starts.
+            WorkerFailed: a collector cannot start; says why.
+        """
+        self._plan = plan
+        self._settings = plan.settings
+        if plan.policy is not None and plan.settings.policy_factory is not None:
+            raise TypeError("policy and policy_factory exclude each other; give one of them")
+        self._given_policy = plan.policy
+        self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
+        self._storing = self._storing_devices(plan.num_collectors)
+        if plan.mode == "sync" and len(set(self._storing)) > 1:
+            raise ValueError(
+                f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
+            )
+        made = self._all_parts()
+        self._devices = [parts.device for parts in made]
+        """By collector: of its policy."""
+        self._parts = [parts.to_bytes() for parts in made]
+        self._frames = 0
+        """Frames handed out."""
+        self._iterations = 0
+        self._taken: Loan | None = None
+        self.fleet = self._open(self._job(), self._options())
+        """The fleet itself: its state, statistics and events."""
+
+    # -- what to run -------------------------------------------------------------------------------------------
+
+    def _open(self, job: CollectorJob, options: FleetOptions) -> LocalFleet:
+        return LocalFleet(job, options)
+
+    def _options(self) -> FleetOptions:
+        return FleetOptions(
+            workers=self._plan.num_collectors,
+            parts=self._parts,
+            whole_rows=True,
+            startup_timeout_s=self._settings.startup_timeout_s,
+        )
+
+    def _storing_devices(self, count: int) -> tuple[str, ...]:
+        settings = self._settings
+        stored = devices_of(settings.storing_device, "storing_device", count, is_remote=True)
+        general = devices_of(settings.device, "device", count, is_remote=True)
+        return tuple(one or other or "cpu" for one, other in zip(stored, general, strict=True))
+
+    def _all_parts(self) -> list[Parts]:
+        settings, count = self._settings, self._plan.num_collectors
+        general = devices_of(settings.device, "device", count, is_remote=True)
+        devices = devices_of(settings.policy_device, "policy_device", count, is_remote=True)
+        factories = broadcast(settings.policy_factory, "policy_factory", count)
+        overrides = self._plan.overrides or ({},) * count
+        return [
+            Parts(
+                envs=self._plan.makers[i],
+                policy=None if factories[i] is not None else on_cpu(self._policy),
+                policy_factory=None
+                if factories[i] is None
+                else Calls(factories[i], is_trusted=bool(settings.trust_policy)),
+                settings=overrides[i],
+                device=devices[i] or general[i] or "cpu",
+            )
+            for i in range(count)
+        ]
+
+    def _job(self) -> CollectorJob:
+        settings, plan = self._settings, self._plan
+        share = plan.num_collectors if plan.mode == "sync" else 1
+        collection: dict[str, Any] = {
+            "mode": plan.mode,
+            "framesPerBatch": -(-settings.frames_per_batch // share),
+            "initRandomFrames": limit(settings.init_random_frames),
+            "maxFramesPerTrajectory": limit(settings.max_frames_per_traj),
+            "resetAtEachBatch": settings.reset_at_each_iter,
+        }
+        if limit(settings.total_frames):
+            collection["totalFrames"] = limit(settings.total_frames)
+        if plan.mode == "sync":
+            # Nothing is stepped between two batches: the next one is collected with what was learnt from this one.
+            collection["weights"] = {"maxStaleness": 0}
+            if settings.preemptive_threshold is not None:
+                collection["preemptiveThreshold"] = float(settings.preemptive_threshold)
+        return load_job(
+            {
+                "apiVersion": "cormorant.dev/v1alpha1",
+                "kind": "CollectorJob",
+                "metadata": {"name": "script"},
+                "spec": {
+                    # Stands for the makers, which travel beside the job.
+                    "env": {"gymnasium": {"entrypoint": "script:environment", "vectorization": settings.vectorization}},
+                    "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
+                    "collection": collection,
+                    "output": {"queue": {"capacityBatches": 1}},
+                    "replicas": plan.num_collectors,
+                },
+            }
+        )
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches until `total_frames`, or for ever; None for each of them where a replay buffer gets them."""
+        return self.iterator()
+
+    def iterator(self) -> Iterator[Batch]:
+        """As `iter(collector)`."""
+        while (found := self._collect()) is not None:
+            yield found[0]
+
+    def next(self) -> Batch:
+        """One batch; None when all have been handed out, or where a replay buffer gets it."""
+        found = self._collect()
+        return None if found is None else found[0]
+
+    def __len__(self) -> int:
+        """Batches in all.
+
+        Raises:
+            RuntimeError: there is no end.
+        """
+        total = limit(self._settings.total_frames)
+        if not total:
+            raise RuntimeError("the collector has no length: total_frames is -1, for ever; give total_frames")
+        return -(-total // self._settings.frames_per_batch)  # noqa: PLE0303  # both are at least 1
+
+    def _collect(self) -> tuple[Batch] | None:
+        loan = self._begin()
+        if loan is None:
+            return None
+        batch = self._deliver(loan)
+        self._frames += loan.num_frames
+        self._iterations += 1
+        if batch is None:
+            return (None,)
+        return self._hand_out(batch)
+
+    def _begin(self) -> Loan | None:
+        if self._settings.pre_collect_hook is not None:
+            self._settings.pre_collect_hook()
+        self._update()
+        if self._taken is not None:
+            self._taken.release()
+        self._taken = self.fleet.borrow()
+        return self._taken
+
+    def _deliver(self, loan: Loan) -> TensorDictBase | None:
+        batch = self._place(self._shape(loan), loan)
+        return batch if self._settings.postproc is None else self._settings.postproc(batch)
+
+    def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
+        if self._settings.post_collect_hook is not None:
+            self._settings.post_collect_hook(batch)
+        if self._settings.replay_buffer is None:
+            return (batch,)
+        self._settings.replay_buffer.extend(frames_of(batch))
+        return (None,)
+
+    def _update(self) -> None:
+        """Publish what has to be, before a batch is waited for."""
+        if self._settings.update_at_each_batch:
+            self.update_policy_weights_()
+
+    def _shape(self, loan: Loan) -> TensorDictBase:
+        """The batch in its shape, in memory of its own."""
+        batch: TensorDictBase = loan.tensordict(copy=True)
+        loan.copied()
+        if self._settings.set_truncated:
+            _truncate_last(batch)
+        if self._settings.split_trajs:
+            return split(batch)
+        rows, steps = batch.shape
+        workers, envs = len(loan.parts), rows // len(loan.parts)
+        shape = [size for size, is_there in ((workers, self._is_stacked), (envs, envs > 1)) if is_there]
+        names = [None] * len(shape) + ["time"]
+        shaped = batch.reshape(*shape, steps)
+        shaped.names = names
+        return shaped
+
+    @property
+    def _is_stacked(self) -> bool:
+        """Batches have a dimension for collectors."""
+        return self._plan.mode == "sync" and self._plan.num_collectors > 1
+
+    def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
+        """The batch where its collector's are stored."""
+        device = self._storing[min(worker_index(loan), len(self._storing) - 1)]
+        if device != "cpu":
+            return batch.to(device)
+        return batch.pin_memory() if self._settings.pin_memory and torch.cuda.is_available() else batch
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        worker_ids: Any = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> Receipt:
+        """Publish weights: they act from each collector's next batch on, in sync mode in all of the next batch.
+
+        Args:
+            policy_or_weights: a module, a TensorDict of weights, or a state dict; nothing: those of the policy that the
+                collector was made with.
+            weights: the same, by name.
+            policy: the same, by name.
+            worker_ids: the number of a collector, or several, or devices of their policies: they alone get them.
+            model_id: which model they belong to; "policy" unless told otherwise.
+            weights_dict: weights of several models, all or none of them.
+
+        Returns:
+            Which collectors act with them already, and which will.
+
+        Raises:
+            ValueError: arguments that exclude each other, or a collector that does not exist; nothing was published.
+            WeightsError, WeightsMismatch: they do not fit; nothing was published.
+        """
+        given = [one for one in (policy_or_weights, weights, policy) if one is not None]
+        if len(given) > 1 or (weights_dict is not None and (given or model_id is not None)):
+            raise ValueError(
+                "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "
+                "alone"
+            )
+        if weights_dict is None:
+            source = given[0] if given else self._given_policy
+            if source is None:
+                raise WeightsError(
+                    "there are no weights to publish: the collector was made without a policy; give some"
+                )
+            weights_dict = {model_id or MAIN_MODEL: source}
+        found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
+        return self._publish(found, worker_ids)
+
+    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
+        return self.fleet.publish(weights, workers=() if worker_ids is None else self._names_of(worker_ids))
+
+    def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
+        is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
+        known = {int(worker.name.rpartition("-")[2]): worker.name for worker in self.fleet.stats().workers}
+        found: list[int] = []
+        for one in worker_ids if is_list else [worker_ids]:
+            if isinstance(one, int) and not isinstance(one, bool):
+                numbers = [one] if one in known else []
+            else:
+                numbers = [i for i, device in enumerate(self._devices) if i in known and device == str(one)]
+            if not numbers:
+                raise ValueError(
+                    f"worker_ids {one!r} is no collector: there are {sorted(known)}, on {sorted(set(self._devices))}; "
+                    "nothing was published"
+                )
+            found += numbers
+        return tuple(known[one] for one in dict.fromkeys(found))
+
+    # -- seeds, state, the end ---------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Have every collector begin anew with environments and streams of this seed, each with its own.
+
+        Returns:
+            The seed after as many environments as there are, as TorchRL's chain has it; with `static_seed` this one.
+
+        Raises:
+            FleetError: a negative seed, or everything is collected.
+        """
+        self.fleet.seed(seed)
+        num_envs = self.fleet.layout.num_envs * len(self.fleet.stats().workers)
+        return seed if static_seed else next_seed(seed, num_envs)
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """Everything that is needed to go on from the last batch handed out. Batches that nobody has taken are not in
+        it: their frames are collected anew.
+
+        Returns:
+            `policy_state_dict` (modules only), `frames`, `iter`, and `fleet`, the collectors themselves as bytes.
+        """
+        saved = FleetState.from_bytes(self.fleet.state())
+        state: OrderedDict[str, Any] = OrderedDict()
+        if isinstance(self._given_policy, torch.nn.Module):
+            state["policy_state_dict"] = self._given_policy.state_dict()
+        state["frames"], state["iter"] = self._frames, self._iterations
+        data = replace(saved, frames=self._frames).to_bytes()
+        state["fleet"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Go on from a `state_dict()` of a collector of the same arguments.
+
+        Args:
+            state_dict: what `state_dict` gave.
+            strict: refuse keys that are missing; else what is there counts.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        missing = [name for name in ("frames", "iter", "fleet") if name not in state_dict]
+        if missing and (strict or "fleet" in missing):
+            raise StateError(f"the state has no {', '.join(missing)}; give what state_dict() gave")
+        if self._taken is not None:
+            self._taken.release()
+            self._taken = None
+        self.fleet.restore(state_dict["fleet"].cpu().numpy().tobytes())
+        self._frames = int(state_dict.get("frames", 0))
+        self._iterations = int(state_dict.get("iter", 0))
+        if isinstance(self._given_policy, torch.nn.Module) and "policy_state_dict" in state_dict:
+            self._given_policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+
+    def stats(self) -> dict[str, Any]:
+        """Counts, and what each collector does."""
+        found = self.fleet.stats()
+        general = {
+            "frames": self._frames,
+            "batches": self._iterations,
+            "total_frames": limit(self._settings.total_frames) or -1,
+            "requested_frames_per_batch": self._settings.frames_per_batch,
+            "policy_version": found.version,
+            "workers": len(found.workers),
+            "restarts": found.restarts,
+        }
+        each = {
+            f"worker_{worker.name.rpartition('-')[2]}/{key}": getattr(worker, key)
+            for worker in found.workers
+            for key in ("frames", "version", "phase")
+        }
+        return general | each
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """End the collectors, within seconds. May be called twice."""
+        del timeout, close_env, raise_on_error  # the fleet's own limits hold; environments end with their collectors
+        self.fleet.close()
+
+    def __enter__(self) -> "FleetCollector":
+        """Use as a context manager to end the collectors."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the collectors."""
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        return f"{type(self).__name__}({plan.num_collectors} collectors, {plan.mode}, frames={self._frames})"
+
+
+def on_cpu(policy: Any) -> Any:
+    """A policy as it is sent: workers without a GPU must not need one to read it."""
+    if isinstance(policy, torch.nn.Module) and any(tensor.is_cuda for tensor in policy.state_dict().values()):
+        import copy
+
+        return copy.deepcopy(policy).cpu()
+    return policy
+
+
+def worker_index(loan: Loan) -> int:
+    """The number of the collector whose batch it is, or of the first of them."""
+    return int(loan.parts[0].worker.rpartition("-")[2])
+
+
+def split(batch: TensorDictBase) -> TensorDictBase:
+    """Trajectories as padded rows."""
+    found: TensorDictBase = split_trajectories(batch)
+    return found
+
+
+def _truncate_last(batch: TensorDictBase) -> None:
+    following = batch["next"]
+    rows, steps = batch.shape
+    last = torch.full((rows,), steps - 1)
+    if ("collector", "mask") in batch.keys(True):
+        last = (batch["collector", "mask"].sum(-1) - 1).clamp_min(0)
+    at = torch.arange(rows), last
+    following["truncated"][at] |= ~following["terminated"][at]
+    following["done"][at] = True

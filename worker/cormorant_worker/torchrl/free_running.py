@@ -1,0 +1,92 @@
+"""A collector that fills its replay buffer by itself: `start` and `pause`."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cormorant_worker.errors import ControlTimeout, FleetClosed
+
+
+class FreeRunning:
+    """A thread that collects batch by batch until it is told to stop, or nothing is left."""
+
+    def __init__(self, collect: Callable[[], object]) -> None:
+        """Begin.
+
+        Args:
+            collect: collects one batch; returns None when nothing is left.
+        """
+        self._collect = collect
+        self._changed = threading.Condition()
+        """Guards everything here."""
+        self._is_wanted = True
+        self._holds = 0
+        """How many want it to stand still."""
+        self._is_collecting = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="collector", daemon=True)
+        self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        """True until it was stopped, or nothing is left."""
+        return self._thread.is_alive()
+
+    @contextmanager
+    def held(self, timeout_s: float, *, resume: bool) -> Iterator[None]:
+        """Inside, it collects nothing; it goes on afterwards, whatever happens inside, unless `resume` is False.
+
+        Raises:
+            ControlTimeout: the batch under way did not end in time; it goes on.
+        """
+        with self._changed:
+            self._holds += 1
+            if not self._changed.wait_for(lambda: not self._is_collecting, timeout_s):
+                self._holds -= 1
+                self._changed.notify_all()
+                raise ControlTimeout(f"the batch under way did not end within {timeout_s:g} s; the collector goes on")
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._holds -= 1
+                if not resume:
+                    self._is_wanted = False
+                self._changed.notify_all()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop after the batch under way, at most `timeout_s` from now.
+
+        Raises:
+            Exception: what ended it before.
+        """
+        with self._changed:
+            self._is_wanted = False
+            self._changed.notify_all()
+        deadline = time.monotonic() + timeout_s
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: not self._is_wanted or not self._holds)
+                    if not self._is_wanted:
+                        return
+                    self._is_collecting = True
+                try:
+                    found = self._collect()
+                finally:
+                    with self._changed:
+                        self._is_collecting = False
+                        self._changed.notify_all()
+                if found is None:
+                    return
+        except FleetClosed:
+            return
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: `stop` raises it
+            self._error = error

@@ -1,0 +1,95 @@
+"""TorchRL's ways to give a policy, and weights."""
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDictBase
+from tensordict.nn import TensorDictModuleBase
+from torch import nn
+
+from cormorant_worker.errors import WeightsError
+
+WRAPPED = "module."
+"""Before the names of the weights of a module that `as_policy` wrapped."""
+_NAMES = ("tensordict", "td")
+
+
+class OnTensorDicts(TensorDictModuleBase):
+    """A module or callable that takes a TensorDict and writes "action" into it."""
+
+    def __init__(self, module: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.in_keys: list[Any] = []
+        self.out_keys: list[Any] = ["action"]
+        self.module = module
+
+    def forward(self, tensordict: Any) -> Any:
+        """Call it."""
+        return self.module(tensordict)
+
+
+def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
+    """Read a policy as TorchRL's collectors do.
+
+    A TensorDictModule reads and writes keys. Any other module or callable takes the observation and returns the action,
+    unless its only argument is named `tensordict` or `td`, or is said to be a TensorDict. A mapping names several
+    modules, of which "policy" acts.
+
+    Args:
+        policy: a module, a callable, or None for random actions; TorchRL's RandomPolicy is the same.
+        is_trusted: TorchRL's `trust_policy`: it takes TensorDicts, whatever its arguments are called.
+
+    Raises:
+        TypeError: it cannot be called.
+    """
+    if policy is None or type(policy).__name__ == "RandomPolicy":
+        return None
+    if isinstance(policy, TensorDictModuleBase | Mapping):
+        return policy
+    if not callable(policy) or isinstance(policy, type):
+        raise TypeError(f"the policy is {policy!r}; give a module, a callable, or None for random actions")
+    if is_trusted or _takes_tensordict(policy):
+        return OnTensorDicts(policy)
+    return policy
+
+
+def _takes_tensordict(policy: Callable[..., Any]) -> bool:
+    called = policy.forward if isinstance(policy, nn.Module) else policy
+    try:
+        (only,) = inspect.signature(called, eval_str=True).parameters.values()
+    except (TypeError, ValueError, NameError):
+        return False
+    said = only.annotation
+    return only.name in _NAMES or (isinstance(said, type) and issubclass(said, TensorDictBase))
+
+
+def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
+    """A state dict, from any of TorchRL's forms: a module, a TensorDict of its weights, a state dict.
+
+    Args:
+        given: the weights.
+        policy: the policy as it acts: where it was wrapped, the names get what is before them there.
+
+    Raises:
+        WeightsError: these are no weights.
+    """
+    if isinstance(given, nn.Module):
+        found: dict[str, Any] = dict(given.state_dict())
+        is_whole = isinstance(given, OnTensorDicts)
+    elif isinstance(given, TensorDictBase):
+        flat = given.detach().flatten_keys(".")
+        found = {str(name): flat.get(name) for name in flat.keys()}  # noqa: SIM118  # a TensorDict, not a dict
+        is_whole = False
+    elif isinstance(given, Mapping):
+        found, is_whole = {str(name): value for name, value in given.items()}, False
+    else:
+        raise WeightsError(f"weights are a {type(given).__name__}; give a module, a TensorDict or a state dict")
+    # Extra state and the like is not tensors.
+    tensors = {name: value.detach() for name, value in found.items() if isinstance(value, torch.Tensor)}
+    if missing := sorted(set(found) - set(tensors)):
+        raise WeightsError(f"weights {', '.join(missing)} are no tensors; leave them out")
+    if isinstance(policy, OnTensorDicts) and not is_whole:
+        tensors = {name if name.startswith(WRAPPED) else WRAPPED + name: value for name, value in tensors.items()}
+    return tensors

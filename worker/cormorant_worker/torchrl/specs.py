@@ -1,0 +1,95 @@
+"""Gymnasium's spaces and TorchRL's specs, each as the other. Imported only where TorchRL is installed."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from torchrl.data import (
+    Binary,
+    Bounded,
+    Categorical,
+    Composite,
+    MultiCategorical,
+    TensorSpec,
+    Unbounded,
+)
+from torchrl.data import OneHot as OneHotSpec
+
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.spaces import OneHot, Rooted, Space
+
+_WIDEST = 2**62 - 1
+"""Of int64: gymnasium cannot draw from a Box whose width is no int64."""
+
+
+def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:
+    """The spec of one leaf for a batch of environments.
+
+    Raises:
+        EnvBuildError: TorchRL has nothing like it.
+    """
+    dtype = _torch_dtype(space.dtype)
+    shape = torch.Size([*batch_size, *(space.shape or ())])
+    match space:
+        case OneHot():
+            return OneHotSpec(space.size, shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.Discrete():
+            # TorchRL's begin at 0; `Pool` adds what they begin with.
+            return Categorical(int(space.n), shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.MultiDiscrete():
+            return MultiCategorical(space.nvec.tolist(), shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.MultiBinary():
+            return Binary(shape=shape, dtype=dtype, device=device)
+        case gymnasium.spaces.Box():
+            low, high = torch.from_numpy(np.array(space.low)), torch.from_numpy(np.array(space.high))
+            if low.is_floating_point() and bool((low.isinf() & high.isinf()).all()):
+                return Unbounded(shape=shape, dtype=dtype, device=device)
+            return Bounded(low.expand(shape), high.expand(shape), shape=shape, dtype=dtype, device=device)
+    raise EnvBuildError(f"TorchRL has no spec like {space}; wrap the environment")
+
+
+def space_of(spec: TensorSpec, num_dims: int) -> Space:
+    """The space of one environment, from the spec of a batch with `num_dims` dimensions.
+
+    Raises:
+        EnvBuildError: it has no fixed shape, or we have nothing like it.
+    """
+    index = (0,) * num_dims
+    match spec:
+        case Composite():
+            return Rooted({str(name): space_of(part, num_dims) for name, part in spec.items()})
+        case OneHotSpec():
+            return OneHot(int(spec.space.n))
+        case MultiCategorical():
+            return gymnasium.spaces.MultiDiscrete(spec.nvec[index].reshape(spec.shape[num_dims:]).numpy())
+        case Categorical() if spec.dtype is torch.bool:
+            return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
+        case Categorical() if not spec.shape[num_dims:]:
+            return gymnasium.spaces.Discrete(int(spec.space.n))
+        case Categorical():
+            return gymnasium.spaces.MultiDiscrete(np.full(tuple(spec.shape[num_dims:]), int(spec.space.n)))
+        case Binary():
+            return gymnasium.spaces.MultiBinary(tuple(spec.shape[num_dims:]))
+        case Bounded():
+            low, high = (bound[index].cpu().numpy() for bound in (spec.space.low, spec.space.high))
+            if low.dtype == np.int64:
+                low, high = low.clip(-_WIDEST, _WIDEST), high.clip(-_WIDEST, _WIDEST)
+            return gymnasium.spaces.Box(low, high, dtype=low.dtype.type)
+        case Unbounded() if spec.dtype.is_floating_point:
+            return gymnasium.spaces.Box(-np.inf, np.inf, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
+        case Unbounded() if spec.dtype is torch.bool:
+            return gymnasium.spaces.Box(0, 1, tuple(spec.shape[num_dims:]), np.bool_)
+        case Unbounded():
+            info = torch.iinfo(spec.dtype)
+            low, high = max(info.min, -_WIDEST), min(info.max, _WIDEST)
+            return gymnasium.spaces.Box(low, high, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
+    raise EnvBuildError(f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor")
+
+
+def _torch_dtype(dtype: Any) -> torch.dtype:
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+def _numpy_type(dtype: torch.dtype) -> Any:
+    return torch.empty(0, dtype=dtype).numpy().dtype.type
