@@ -181,6 +181,8 @@ class Controller:
     def _observe(self, uid: str, memory: Memory) -> Observed:
         return Observed(
             pods=self.cache.pods(uid),
+            attempts=self.cache.attempts(uid),
+            epoch=self.cache.epoch(uid),
             children=self.cache.children(uid),
             has_tokens=memory.has_tokens,
             answer=memory.answer,

@@ -322,6 +322,31 @@ def test_two_operators_that_see_the_same_world_want_the_same() -> None:
     assert len(world.pods) == 4
 
 
+def test_operator_that_saw_only_the_end_of_a_pod_wants_the_successor_that_others_want() -> None:
+    world = running()
+    victim = world.live()[0].name
+    world.delete(victim)
+    (early,) = of_kind(world.plan().actions, CreatePod)
+    world.vanish(victim)
+    (late,) = of_kind(world.plan().actions, CreatePod)
+    assert early.manifest["metadata"]["name"] == late.manifest["metadata"]["name"] != victim
+    world.do(early)
+    world.do(late)
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_name_of_a_pod_that_left_no_record_is_not_used_again_while_an_older_record_is_there() -> None:
+    world = running()
+    first = world.live()[0].name
+    world.finish(first)
+    world.run()
+    second = world.live()[0].name
+    world.vanish(second)
+    world.settle()
+    assert world.live()[0].name not in (first, second)
+    assert (world.live()[0].attempt, world.live()[0].restarts) == (2, 1)
+
+
 def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
     world = running(replicas=4)
     healthy = {pod.name for pod in world.live()[2:]} | {"pong-head-1"}
