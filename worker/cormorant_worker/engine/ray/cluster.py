@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
@@ -44,15 +44,17 @@ class Cluster:
         # Folders are sent along with the connection alone, not with an actor.
         runtime_env = dict(options.runtime_env) or None
         try:
-            with _signals_kept(waiting=bool(options.address)):
-                if options.address:
-                    ray.init(
+            if options.address:
+                _in_a_thread(
+                    lambda: ray.init(
                         address=options.address,
                         runtime_env=runtime_env,
                         log_to_driver=False,
                         logging_level=logging.ERROR,
                     )
-                else:
+                )
+            else:
+                with _signals_kept():
                     ray.init(
                         address="local",
                         runtime_env=runtime_env,
@@ -133,22 +135,39 @@ def _refuse_unreachable(address: str) -> None:
         ) from error
 
 
-@contextmanager
-def _signals_kept(*, waiting: bool) -> Iterator[None]:
-    """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
-
-    Args:
-        waiting: SIGTERM and SIGINT wait meanwhile: an exception on its way through Ray's code aborts the process. Not
-            where Ray starts processes, which would never hear of them either.
+def _in_a_thread(connect: Callable[[], object]) -> None:
+    """Connect beside the main thread: there Ray would take SIGTERM for itself, and an exception of a signal's handler
+    on its way through Ray's code would abort the process. Such an exception waits for the connection.
     """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except Exception as error:  # noqa: BLE001  # the thread's edge: raised again by who waits for it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ray-connect", daemon=True)
+    thread.start()
+    try:
+        thread.join()  # bounded by Ray's own limits
+    except BaseException:
+        thread.join()
+        ray.shutdown()
+        raise
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def _signals_kept() -> Iterator[None]:
+    """Ray takes SIGTERM for itself as it starts a cluster; how this process ends is not its business."""
     handler = signal.getsignal(signal.SIGTERM)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT} if waiting else ())
     try:
         yield
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _quieten() -> None:
