@@ -107,6 +107,9 @@ class Controller:
         """List everything, forget what is not there any more, and look at every job."""
         for kind in _LISTED:
             await self._list(kind)
+        # Not watched: whoever changes one is corrected at the next full look.
+        if self._site.has_network_policies:
+            await self._list("NetworkPolicy")
         for uid in self.cache.jobs():
             self.jobs_due.add(uid)
 

@@ -359,6 +359,34 @@ def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
     assert not {action.pod.name for action in of_kind(plan.actions, DeletePod)} & healthy
 
 
+# -- who may talk to pods --------------------------------------------------------------------------------------
+
+
+def test_network_policy_lets_pods_of_the_job_in_and_others_by_the_api_and_metrics_alone() -> None:
+    world = World(site=Site(has_network_policies=True, open_to_cidrs=("10.0.0.0/8",)))
+    (policy,) = [a.manifest for a in of_kind(world.plan().actions, ApplyChild) if a.manifest["kind"] == "NetworkPolicy"]
+    own = {"matchLabels": {"cormorant.dev/job-uid": world.job.uid}}
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    among, others = policy["spec"]["ingress"]
+    assert among == {"from": [{"podSelector": own}]}
+    assert others["from"] == [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert [port["port"] for port in others["ports"]] == [8000, 8001]
+    world.run()
+    for action in of_kind(world.done, CreatePod):
+        assert own["matchLabels"].items() <= action.manifest["metadata"]["labels"].items()
+        (container,) = action.manifest["spec"]["containers"]
+        assert {p["containerPort"] for p in container["ports"] if p["name"] != "gcs"} <= {8000, 8001}
+    del world.children["NetworkPolicy", "pong-pods"]
+    world.settle()
+    assert ("NetworkPolicy", "pong-pods") in world.children
+
+
+def test_there_is_no_network_policy_unless_it_is_asked_for() -> None:
+    world = running()
+    assert {kind for kind, _ in world.children} == {"Service", "ConfigMap"}
+
+
 # -- manifests -------------------------------------------------------------------------------------------------
 
 
