@@ -15,6 +15,7 @@ from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import FleetError
 
 _CONNECT_S = 10.0
+_LOOK_S = 0.1
 _PREEMPTION = 2
 """Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 
@@ -136,8 +137,8 @@ def _refuse_unreachable(address: str) -> None:
 
 
 def _in_a_thread(connect: Callable[[], object]) -> None:
-    """Connect beside the main thread: there Ray would take SIGTERM for itself, and an exception of a signal's handler
-    on its way through Ray's code would abort the process. Such an exception waits for the connection.
+    """Connect beside the main thread: an exception of a signal's handler on its way through Ray's code would abort the
+    process. Such an exception waits for the connection.
     """
     errors: list[Exception] = []
 
@@ -148,26 +149,40 @@ def _in_a_thread(connect: Callable[[], object]) -> None:
             errors.append(error)
 
     thread = threading.Thread(target=run, name="ray-connect", daemon=True)
-    thread.start()
-    try:
-        thread.join()  # bounded by Ray's own limits
-    except BaseException:
-        thread.join()
-        ray.shutdown()
-        raise
+    with _signals_kept() as calm:
+        thread.start()
+        try:
+            while thread.is_alive():  # bounded by Ray's own limits
+                thread.join(_LOOK_S)
+                calm()
+        except BaseException:
+            thread.join()
+            ray.shutdown()
+            raise
     if errors:
         raise errors[0]
 
 
 @contextmanager
-def _signals_kept() -> Iterator[None]:
-    """Ray takes SIGTERM for itself as it starts a cluster; how this process ends is not its business."""
+def _signals_kept() -> Iterator[Callable[[], None]]:
+    """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
+
+    Its C++ part puts a handler of its own before Python's, takes the signal for a crash, calls Python's, and has the
+    process aborted by an alarm three seconds later. Yields what takes such an alarm back.
+    """
     handler = signal.getsignal(signal.SIGTERM)
+    has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+    def calm() -> None:
+        if not has_alarm:  # else it is somebody's own
+            signal.alarm(0)
+
     try:
-        yield
+        yield calm
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
+        calm()
 
 
 def _quieten() -> None:
