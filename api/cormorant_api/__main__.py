@@ -8,8 +8,7 @@ import argparse
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -20,7 +19,7 @@ import structlog
 from cormorant_api.errors import HeadError
 from cormorant_api.settings import DEFAULT_PORT, Settings
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.errors import CormorantError, EnvError, ManifestError
+from cormorant_worker.errors import CormorantError, EnvError, FleetInterrupted, ManifestError
 from cormorant_worker.front import load_job, refuse_unknown_task
 from cormorant_worker.logs import LogContext, configure_logs
 
@@ -34,39 +33,28 @@ _SIGNAL_BASE = 128
 _OK, _FAILED, _REFUSED = 0, 1, 2
 
 
-class Interrupted(BaseException):
-    """A signal came while the workers were starting: there is nothing to drain."""
-
-
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once."""
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once.
+
+    Neither raises: an exception on its way through Ray's code would abort the process.
+    """
 
     def __init__(self) -> None:
         self.number = 0
-        self._interrupts = False
 
     def install(self) -> None:
         """Handle both from now on. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
-    @contextmanager
-    def interrupting(self) -> Iterator[None]:
-        """Inside, the first signal raises `Interrupted`: pods may take an hour to come."""
-        self._interrupts = True
-        try:
-            if self.number:
-                raise Interrupted
-            yield
-        finally:
-            self._interrupts = False
+    def has_come(self) -> bool:
+        """Whether there was one."""
+        return bool(self.number)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         if self.number:
             os._exit(_SIGNAL_BASE + number)
         self.number = number
-        if self._interrupts:
-            raise Interrupted
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,11 +76,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         make_fleet = _engine(given)
         with HeadServer(job, settings, context) as server:
-            with signals.interrupting():
-                server.start_fleet(make_fleet, FleetOptions(workers=given.workers, device=given.device))
-            end = server.wait(lambda: bool(signals.number))
-    except Interrupted:
-        end = "interrupted"
+            options = FleetOptions(workers=given.workers, device=given.device, should_stop=signals.has_come)
+            server.start_fleet(make_fleet, options)
+            end = server.wait(signals.has_come)
+    except FleetInterrupted:
+        end = "interrupted"  # there is nothing to drain
     except (HeadError, ManifestError, EnvError) as error:
         log.critical("head_refused", reason=str(error))
         return _REFUSED

@@ -121,7 +121,8 @@ class Head:
         running = Running(self, fleet, is_paused=is_paused)
         self._unsubscribe = fleet.subscribe(self._hear)
         self.sample(fleet.stats())
-        running.publisher.restore()
+        if not running.publisher.inherit(fleet.inheritance):
+            running.publisher.restore()
         self._running = running
         running.pump.start()
         running.pauses.start()
@@ -281,6 +282,8 @@ class Head:
                 self.sample(stats)
                 self.settled_frames(stats)
                 self._note_refusals(running, stats.version)
+                if not self.is_draining:
+                    running.publisher.inherit(running.fleet.inheritance)  # workers join one after the other
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
                     running.pump.probe()

@@ -8,7 +8,7 @@ Every refusal comes before anything is visible to a worker or to a reader.
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Protocol
@@ -34,9 +34,10 @@ from cormorant_contract.tensor_file import (
     make_header,
     parse_header,
 )
+from cormorant_worker.engine.kept_weights import KeptPublish, read_kept
 from cormorant_worker.engine.protocol import FleetStats, Receipt
 from cormorant_worker.errors import CormorantError, MalformedWeights
-from cormorant_worker.weights import WeightSpecs
+from cormorant_worker.weights import PolicyVersion, WeightSpecs
 from cormorant_worker.weights_blob import WeightsBlob
 
 log = structlog.get_logger()
@@ -63,6 +64,18 @@ class Publishes(Protocol):
 
     def stats(self) -> FleetStats:
         """What is going on."""
+        ...
+
+
+class Offers(Protocol):
+    """Weights that workers kept from an earlier head."""
+
+    def versions(self) -> Mapping[str, PolicyVersion]:
+        """The newest that each worker has."""
+        ...
+
+    def fetch(self, worker: str) -> bytes:
+        """What a worker has; it offers it once."""
         ...
 
 
@@ -173,13 +186,61 @@ class Publisher:
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 
+    def inherit(self, offers: Offers) -> bool:
+        """Publish the newest weights that workers kept from an earlier head, under their own version, where they are
+        newer than what this head knows. Returns whether there were any.
+        """
+        for worker, version in sorted(offers.versions().items(), key=lambda item: -item[1]):
+            if version <= self.version:
+                break
+            try:
+                kept = read_kept(offers.fetch(worker))
+                with self._publishing:
+                    if version <= self.version:
+                        break
+                    self._take_over(kept, author=f"kept by {worker}")
+            except (CormorantError, ApiError, StoreError) as error:
+                # Another worker may have the same.
+                log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
+                continue
+            self.store.sync(version)
+            log.info("weights_inherited", version=version, worker=worker)
+            return True
+        return False
+
+    def _take_over(self, kept: Sequence[KeptPublish], *, author: str) -> None:
+        """Put publishes of an earlier head into the store and publish the newest, or do neither."""
+        verified = []
+        for publish in kept:
+            blob = WeightsBlob.joined((publish.data,))
+            blob.check(default_model=publish.default_model, header=parse_body(blob.buffer))
+            check_specs(blob.tensors, self._fleet.specs, only=ALL_MODELS)
+            upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
+            verified.append(self._stored(upload, publish.version, ALL_MODELS, author))
+        # A number that this head gave anew belongs to newer bytes.
+        new = [stored for stored in verified if self.store.version(stored.version) is None]
+        try:
+            for stored in new:
+                self.store.put(stored)
+            self.restore()
+        except BaseException:
+            for stored in new:
+                self.store.forget(stored.version)
+            raise
+
     def restore(self) -> None:
-        """Publish what an earlier head left, under its own version, to a fleet that has not collected yet."""
+        """Publish what an earlier head left, under its own version, to a fleet that has not collected with it yet."""
         stored = self.store.version(self.store.newest)
         if stored is None:
             return
-        blob = _joined(self.store.current())
-        parsed = self._verified(blob, ALL_MODELS)
+        current = self.store.current()
+        if len(current) == 1:
+            # The very bytes that were published: workers keep them, and their digest stays the publish's.
+            ((model, newest),) = current.items()
+            blob = WeightsBlob.joined(newest.buffers)
+        else:
+            model, blob = ALL_MODELS, _joined(current)
+        parsed = self._verified(blob, model)
         upload = Upload(blob=blob, digest=stored.digest, received=time.monotonic())
         self._distribute(upload, stored, len(parsed.tensors), 0.0)
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))

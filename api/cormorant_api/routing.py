@@ -12,6 +12,7 @@ from starlette.types import Message, Receive
 
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head, Running
+from cormorant_api.other_sites import refuse_other_sites
 from cormorant_api.tokens import Role
 from cormorant_api.uploads import Received, check_headers, receive
 from cormorant_contract.rest.headers import PROBLEM_JSON
@@ -21,6 +22,9 @@ log = structlog.get_logger()
 
 LONGEST_WAIT_S = 300.0
 """That a client may ask to wait for."""
+_READING = frozenset({"GET", "HEAD"})
+_TAKING = "/v1/batches"
+"""Of these a GET takes something away."""
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
@@ -110,6 +114,8 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             head: Head = request.app.state.head
             what = f"{request.method} {self.path}"
+            if not head.tokens.by_role and (request.method not in _READING or self.path.startswith(_TAKING)):
+                refuse_other_sites(request.headers, what=what)
             request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
             if self.body_field is None:
                 return await handle(request)

@@ -24,7 +24,7 @@ from cormorant_api.tokens import Tokens
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
-from cormorant_worker.errors import CormorantError
+from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
@@ -133,7 +133,7 @@ class HeadServer:
         """Close it, with the error for last words."""
         if self.fleet is not None and self.head.is_running:
             self.head.settled_frames(self.fleet.stats())
-        if isinstance(error, CormorantError):
+        if isinstance(error, CormorantError) and not isinstance(error, FleetInterrupted):
             self.head.journal.explain(str(error))
         self.close()
 

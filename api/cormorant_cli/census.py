@@ -241,7 +241,7 @@ class Census:
     def _entries(self, *, late: str) -> Iterator[Entry]:
         since_s = time.monotonic() - self._seen.read_at
         for name, job in self._seen.jobs.items():
-            written = read_written(job, now=self._seen.time)
+            written = read_written(job, now=self._seen.time, options=self._cluster.options_of(job))
             if written.age_s is not None:
                 written = replace(written, age_s=written.age_s + since_s)
             entry = Entry(name=name, written=written, is_asked=True)
@@ -256,12 +256,13 @@ class Census:
             yield Entry(name=name, error=sentence, is_asked=True)
 
 
-def read_written(job: "Raw", *, now: datetime | None) -> Written:
+def read_written(job: "Raw", *, now: datetime | None, options: str = "") -> Written:
     """What the operator wrote of a job.
 
     Args:
         job: as the API server sends it.
         now: the API server's clock; None: ages are not known.
+        options: what a command about it must say beside its name.
     """
     status = job.get("status") or {}
     frames, weights = status.get("frames") or {}, status.get("weights") or {}
@@ -278,7 +279,7 @@ def read_written(job: "Raw", *, now: datetime | None) -> Written:
         desired=sum(int(group.get("desired") or 0) for group in groups),
         version=int(weights.get("version") or 0),
         min_applied_version=int(weights.get("minAppliedVersion") or 0),
-        note="; ".join(_notes(job)),
+        note="; ".join(_notes(job, options)),
         age_s=age_s,
         is_stale=per_second > 0 and age_s is not None and age_s > STALE_S,
         status=status,
@@ -297,11 +298,11 @@ def _age_s(job: "Raw", now: datetime | None) -> float | None:
     return max(0.0, (now - max(moments)).total_seconds())
 
 
-def _notes(job: "Raw") -> Iterator[str]:
+def _notes(job: "Raw", options: str) -> Iterator[str]:
     """Why it is as it is, where the phase does not say it."""
     status = job.get("status") or {}
     if not status.get("phase"):
-        yield f"no operator has seen it; `cormorant doctor {job['metadata']['name']}`"
+        yield f"no operator has seen it; `cormorant doctor {job['metadata']['name']}{options}`"
         return
     phase = status["phase"]
     facts = [condition(job, kind) for kind in ("Failed", "Stalled", "Suspended") if holds(job, kind)]

@@ -104,17 +104,19 @@ class LogOptions:
 class Cluster:
     """A client of one API server. Close it, or use `connected`."""
 
-    def __init__(self, api: "ApiClient", *, namespace: str, context: str) -> None:
+    def __init__(self, api: "ApiClient", *, namespace: str, context: str, is_chosen: bool = False) -> None:
         """Take over an authenticated client.
 
         Args:
             api: closed by `close`.
             namespace: the one that commands work in when they name none.
             context: its name in the kubeconfig, for sentences.
+            is_chosen: it is not the one that commands use when they name none.
         """
         self._api = api
         self.namespace = namespace
         self.context = context
+        self._is_chosen = is_chosen
         self.server = str(api.configuration.host)
         self.now: datetime | None = None
         """The API server's clock at its last answer: ages of objects do not depend on this machine's."""
@@ -122,6 +124,12 @@ class Cluster:
     def close(self) -> None:
         """Close every connection. May be called twice."""
         self._api.close()
+
+    def options_of(self, job: Raw) -> str:
+        """What a command about a job must say beside its name: ` -n rl --context far`, or nothing."""
+        namespace = job["metadata"]["namespace"]
+        options = f" -n {namespace}" if namespace != self.namespace else ""
+        return options + (f" --context {self.context}" if self._is_chosen else "")
 
     # -- objects -----------------------------------------------------------------------------------------------
 
@@ -438,7 +446,8 @@ def connect(context: str = "") -> Cluster:
     except (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         raise BadInput(f"the kubeconfig's context {chosen['name']} cannot be used: {error}") from error
     namespace = str((chosen.get("context") or {}).get("namespace") or "default")
-    return Cluster(ApiClient(configuration), namespace=namespace, context=str(chosen["name"]))
+    is_chosen = chosen is not current and chosen["name"] != (current or {}).get("name")
+    return Cluster(ApiClient(configuration), namespace=namespace, context=str(chosen["name"]), is_chosen=is_chosen)
 
 
 def near_names(name: str, names: Sequence[str]) -> str:

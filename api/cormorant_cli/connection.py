@@ -84,6 +84,14 @@ class Connection:
         if not self.job and not self.url:
             raise BadInput("no head is named; give a job's name, or --url for a head without a cluster")
 
+    def command(self, word: str) -> str:
+        """A command about the same job as the user would write it: `cormorant resume pong -n rl`."""
+        options = [
+            *(("-n", self.namespace) if self.namespace else ()),
+            *(("--context", self.context) if self.context else ()),
+        ]
+        return " ".join(["cormorant", word, *([self.job] if self.job else []), *options])
+
     @contextmanager
     def client(self, role: "Role") -> Iterator["Client"]:
         """A client with the token of a role; what goes wrong inside becomes a sentence.
@@ -154,7 +162,7 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
     except ObjectMissing as error:
         raise ObjectMissing(
             f"Secret {name} of namespace {namespace} is not there, which has the job's tokens; the operator makes it: "
-            "is it running (`cormorant doctor`)?"
+            f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
         ) from error
     data = secret.get("data") or {}
     for candidate in _ROLES[_ROLES.index(role) :]:
@@ -176,7 +184,7 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
     head = live_head(pods_of(cluster, job))
     if head is not None and head.has_started:
         return head
-    phase = (job.get("status") or {}).get("phase", "")
+    phase, options = (job.get("status") or {}).get("phase", ""), cluster.options_of(job)
     if head is not None:
         reason = why_waiting(head) or "its container has not started"
         raise NoHead(f"the head of {identity(job)} does not run yet (pod {head.name}): {reason}")
@@ -184,10 +192,9 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
         if holds(job, kind):
             raise NoHead(f"{identity(job)} has no head any more: it is {kind}")
     if not phase:
-        raise NoHead(f"{identity(job)} has no head: no operator has seen the job yet (`cormorant doctor`)")
-    raise NoHead(
-        f"{identity(job)} has no head yet: it is {phase}; `cormorant describe {job['metadata']['name']}` says why"
-    )
+        raise NoHead(f"{identity(job)} has no head: no operator has seen the job yet (`cormorant doctor{options}`)")
+    describe = f"cormorant describe {job['metadata']['name']}{options}"
+    raise NoHead(f"{identity(job)} has no head yet: it is {phase}; `{describe}` says why")
 
 
 @contextmanager

@@ -79,6 +79,8 @@ class JobFacts:
     head_answer: str | None = None
     """Empty: the head answered through the API server. Otherwise why it did not."""
     gaps: tuple[str, ...] = ()
+    options: str = ""
+    """What a command about the job must say beside its name."""
 
 
 # -- the cluster -------------------------------------------------------------------------------------------------
@@ -131,6 +133,8 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
                 "the operator has no Deployment in the cluster, and somebody keeps the job's status: it runs elsewhere"
             )
             return
+        if facts.crd == {}:
+            return  # what installs the one installs the other: it was said
         yield _problem(
             "no operator runs: there is no Deployment with app.kubernetes.io/component=operator; install it: "
             "helm install cormorant charts/cormorant"
@@ -247,10 +251,13 @@ def _of_standstill(facts: JobFacts) -> Iterator[Finding]:
     if holds(job, "Paused"):
         paused = condition(job, "Paused")
         ends = {
-            "Spec": f"`cormorant resume {job['metadata']['name']}` ends it",
+            "Spec": f"`cormorant resume {job['metadata']['name']}{facts.options}` ends it",
             "NoWorkers": "it has no workers: scale it up",
         }
-        hint = ends.get(str(paused.get("reason")), "somebody holds a lease: `cormorant status` says who")
+        hint = ends.get(
+            str(paused.get("reason")),
+            f"somebody holds a lease: `cormorant status {job['metadata']['name']}{facts.options}` says who",
+        )
         yield _note(f"it is paused: {hint}")
 
 
@@ -317,7 +324,7 @@ def _of_head(facts: JobFacts) -> Iterator[Finding]:
     if not facts.head_answer:
         yield _ok(f"the head {head.name} answers, and takes the job's token")
     else:
-        yield _problem(f"{facts.head_answer}; see `cormorant logs {facts.job['metadata']['name']}`")
+        yield _problem(f"{facts.head_answer}; see `cormorant logs {facts.job['metadata']['name']}{facts.options}`")
 
 
 def _of_course(facts: JobFacts) -> Iterator[Finding]:

@@ -142,6 +142,7 @@ def read_job(cluster: Cluster, job: Raw) -> JobFacts:
         workloads=_workloads(cluster, job) if spec.get("suspend") else None,
         head_answer=_ask_head(cluster, job) if head is not None and head.has_started and secret else None,
         gaps=tuple(reader.gaps),
+        options=cluster.options_of(job),
     )
 
 

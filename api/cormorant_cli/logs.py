@@ -76,7 +76,7 @@ def logs(
             return
         pods = selection.choose(_pods(cluster, found, selection))
         if not pods:
-            raise NoHead(_nothing(found, selection))
+            raise NoHead(_nothing(found, selection, cluster.options_of(found)))
         readable = [pod for pod in pods if pod.has_started]
         for pod in pods:
             if not pod.has_started:
@@ -99,7 +99,7 @@ def _pods(cluster: Cluster, job: Raw, selection: Selection) -> list[JobPod]:
     return pods
 
 
-def _nothing(job: Raw, selection: Selection) -> str:
+def _nothing(job: Raw, selection: Selection, options: str) -> str:
     if selection.is_previous:
         return (
             f"{identity(job)} has no earlier pod there: a pod that is replaced is deleted with its log once its "
@@ -108,7 +108,7 @@ def _nothing(job: Raw, selection: Selection) -> str:
     for kind in ("Failed", "Suspended", "Completed"):
         if holds(job, kind):
             return f"{identity(job)} has no pods: it is {kind}, {why(condition(job, kind))}"
-    return f"{identity(job)} has no pods yet; `cormorant doctor {job['metadata']['name']}` says why"
+    return f"{identity(job)} has no pods yet; `cormorant doctor {job['metadata']['name']}{options}` says why"
 
 
 def _say_silent(pod: JobPod) -> None:
@@ -164,7 +164,7 @@ class _Following:
                 self._said.add(pod.name)
                 _say_silent(pod)
         if is_over and not self._threads and not chosen:
-            raise NoHead(_nothing(job, self._selection))
+            raise NoHead(_nothing(job, self._selection, self._cluster.options_of(job)))
         return is_over
 
     def _begin(self, pod: JobPod, *, tail: int) -> None:

@@ -52,7 +52,7 @@ def pause(
     until = lease.expires_at.astimezone().strftime("%H:%M:%S")
     if lease.state != "paused" and wait:
         raise CommandFailed(f"asked to pause until {until} for {name}, and the fleet is {lease.state} after {wait:g} s")
-    typer.echo(f"{lease.state} until {until} for {name}; `{_resume_of(connection, name)}` ends it")
+    typer.echo(f"{lease.state} until {until} for {name}; `{connection.command('resume')} --owner {name}` ends it")
 
 
 def resume(
@@ -102,7 +102,7 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
     if left.spec_paused != is_paused:
         raise CommandFailed(
             f"{identity(job)}: spec.paused is {str(is_paused).lower()}, and its head has not heard of it after "
-            f"{wait_s:g} s; is the operator running (`cormorant doctor`)?"
+            f"{wait_s:g} s; is the operator running (`cormorant doctor{cluster.options_of(job)}`)?"
         )
     raise CommandFailed(
         f"{identity(job)}: spec.paused is set, and the fleet is {left.state} after {wait_s:g} s{_after(left.error)}"
@@ -123,18 +123,13 @@ def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: 
 
 def _holders(left: "Pauses", connection: Connection) -> str:
     """Who still pauses, as a sentence; empty when nobody does."""
-    spec = f"the job's spec.paused (`cormorant resume {connection.job or 'JOB'}` ends it)"
+    resume = connection.command("resume")
+    spec = f"the job's spec.paused (`{resume if connection.job else 'cormorant resume JOB'}` ends it)"
     owners = [*(lease.owner for lease in left.leases), *([spec] if left.spec_paused else [])]
     if not owners:
         return ""
-    ends = "".join(f"; `{_resume_of(connection, lease.owner)}` ends one" for lease in left.leases[:1])
+    ends = "".join(f"; `{resume} --owner {lease.owner}` ends one" for lease in left.leases[:1])
     return f"still {left.state}: {', '.join(owners)}{ends}"
-
-
-def _resume_of(connection: Connection, owner: str) -> str:
-    words = ["cormorant resume", *([connection.job] if connection.job else [])]
-    words += [f"-n {connection.namespace}"] if connection.namespace else []
-    return " ".join([*words, f"--owner {owner}"])
 
 
 def _after(text: str) -> str:

@@ -48,8 +48,7 @@ def load(
         data = Path(file).read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "write"
-    ) as client:
+    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
+    with connection.client("write") as client:
         client.load_state(data)
-    typer.echo(f"{file} is loaded; `cormorant resume` goes on from it")
+    typer.echo(f"{file} is loaded; `{connection.command('resume')}` goes on from it")

@@ -192,9 +192,8 @@ def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s:
             said = obstacle
         if time.monotonic() >= deadline:
             reason = obstacle or "no operator has seen it"
-            raise CommandFailed(
-                f"{identity(job)} is not ready after {timeout_s:g} s: {reason}; `cormorant doctor {name}`"
-            )
+            doctor = f"cormorant doctor {name}{cluster.options_of(job)}"
+            raise CommandFailed(f"{identity(job)} is not ready after {timeout_s:g} s: {reason}; `{doctor}`")
         time.sleep(_POLL_S)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from cormorant_operator.children import digest_of
 from cormorant_operator.job import Job, Unreadable, read_job
 from cormorant_operator.observed import Pod
-from cormorant_operator.pod_facts import controller_uid, read_pod
+from cormorant_operator.pod_facts import birth_of, controller_uid, read_pod
 
 _MOST_GRAVES = 20_000
 Kind = str
@@ -37,6 +37,10 @@ class _Family:
     version: int = 0
     members: dict[str, _Seen] = field(default_factory=dict)
     """By the member's uid."""
+    attempts: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Highest attempt that was ever seen of each slot, by group and index: also of pods that left no record."""
+    epoch: int = 0
+    """Highest epoch of a head that was ever seen."""
 
 
 class Cache:
@@ -54,6 +58,7 @@ class Cache:
         metadata = raw["metadata"]
         uid, version = metadata["uid"], _version(metadata)
         if is_deleted:
+            self.note_birth(raw)
             return self._bury(uid, is_job=raw["kind"] == "CollectorJob")
         if uid in self._graves:
             return ""
@@ -98,6 +103,35 @@ class Cache:
         family = self._families.get(uid)
         return tuple(s.fact for s in family.members.values() if isinstance(s.fact, Pod)) if family is not None else ()
 
+    def attempts(self, uid: str) -> dict[tuple[str, int], int]:
+        """Highest attempt that was ever seen of each slot of a job, by group and index."""
+        family = self._families.get(uid)
+        return dict(family.attempts) if family is not None else {}
+
+    def epoch(self, uid: str) -> int:
+        """Highest epoch of a head of a job that was ever seen; 0 when none was."""
+        family = self._families.get(uid)
+        return family.epoch if family is not None else 0
+
+    def is_past(self, manifest: Mapping[str, Any]) -> bool:
+        """Whether a pod that is to be made was made before, or one after it: by this operator or another."""
+        role, place, number = birth_of(manifest)
+        family = self._families.get(controller_uid(manifest))
+        if family is None:
+            return False
+        return number <= (family.epoch if role == "head" else family.attempts.get(place, -1))
+
+    def note_birth(self, raw: Mapping[str, Any]) -> None:
+        """A pod like this one existed, seen or not: its name is never used again."""
+        family = self._families.get(controller_uid(raw))
+        if raw["kind"] != "Pod" or family is None:
+            return
+        role, place, number = birth_of(raw)
+        if role == "head":
+            family.epoch = max(family.epoch, number)
+        elif role == "worker":
+            family.attempts[place] = max(family.attempts.get(place, -1), number)
+
     def children(self, uid: str) -> dict[tuple[str, str], str]:
         """Digests of a job's Services and ConfigMaps, by kind and name."""
         family = self._families.get(uid)
@@ -125,6 +159,7 @@ class Cache:
         if not owner or fact is None:
             return self._bury(uid, is_job=False)  # somebody took our labels or our reference away
         family = self._families.setdefault(owner, _Family())
+        self.note_birth(raw)
         family.members[uid] = _Seen(owner, version, fact, raw["metadata"]["name"], raw["kind"])
         self._owners[uid] = owner
         return owner

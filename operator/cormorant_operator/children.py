@@ -1,4 +1,4 @@
-"""Services, the ConfigMap of the manifest and the Secret of tokens as JSON; digests tell what others changed."""
+"""A job's Services, NetworkPolicy, ConfigMap and Secret as JSON; digests tell what others changed."""
 
 import json
 from collections.abc import Mapping
@@ -9,6 +9,7 @@ from cormorant_operator import entrypoints, names
 from cormorant_operator.job import Job
 from cormorant_operator.plan import Manifest
 from cormorant_operator.pods import owner_reference
+from cormorant_operator.site import Site
 from cormorant_operator.tokens import Tokens
 
 
@@ -33,6 +34,23 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
     ]
 
 
+def network_policy(job: Job, site: Site) -> Manifest:
+    """Pods of the job hear each other on every port, and others on those of the API, of bulk bytes and of metrics."""
+    own = {"matchLabels": {names.JOB_UID: job.uid}}
+    ports = sorted({entrypoints.API_PORT, entrypoints.DATA_PORT, entrypoints.WORKER_PORT})
+    others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in site.open_to_cidrs)]
+    spec = {
+        "podSelector": own,
+        "policyTypes": ["Ingress"],
+        "ingress": [
+            {"from": [{"podSelector": own}]},
+            {"from": others, "ports": [{"port": port, "protocol": "TCP"} for port in ports]},
+        ],
+    }
+    child = _child(job, "NetworkPolicy", names.network_policy(job.name), {"spec": spec})
+    return {**child, "apiVersion": "networking.k8s.io/v1"}
+
+
 def config_map(job: Job, *, digest: str) -> Manifest:
     """The manifest that a head reads at its start."""
     metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
@@ -49,10 +67,12 @@ def secret(job: Job, tokens: Tokens) -> Manifest:
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Digest of the part of a Service or ConfigMap that is ours, of one that we render and of one that exists alike."""
+    """Digest of the part of a child that is ours, of one that we render and of one that exists alike."""
     if manifest["kind"] == "ConfigMap":
         return names.digest(manifest.get("data") or {})
     spec = manifest.get("spec") or {}
+    if manifest["kind"] == "NetworkPolicy":
+        return names.digest(*(spec.get(key) for key in ("podSelector", "policyTypes", "ingress", "egress")))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
     return names.digest(spec.get("selector"), bool(spec.get("publishNotReadyAddresses")), ports)
 

@@ -28,6 +28,7 @@ _PLURALS = {
     "Service": "api/v1/namespaces/{namespace}/services",
     "ConfigMap": "api/v1/namespaces/{namespace}/configmaps",
     "Secret": "api/v1/namespaces/{namespace}/secrets",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "Event": "api/v1/namespaces/{namespace}/events",
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",
@@ -36,9 +37,10 @@ _ALL = {
     "Pod": "api/v1/pods",
     "Service": "api/v1/services",
     "ConfigMap": "api/v1/configmaps",
+    "NetworkPolicy": "apis/networking.k8s.io/v1/networkpolicies",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/collectorjobs",
 }
-ListedKind = Literal["Pod", "Service", "ConfigMap", "CollectorJob"]
+ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "CollectorJob"]
 Raw = dict[str, Any]
 """An object as the API server sends it."""
 

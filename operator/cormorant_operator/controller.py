@@ -107,6 +107,9 @@ class Controller:
         """List everything, forget what is not there any more, and look at every job."""
         for kind in _LISTED:
             await self._list(kind)
+        # Not watched: whoever changes one is corrected at the next full look.
+        if self._site.has_network_policies:
+            await self._list("NetworkPolicy")
         for uid in self.cache.jobs():
             self.jobs_due.add(uid)
 
@@ -181,6 +184,8 @@ class Controller:
     def _observe(self, uid: str, memory: Memory) -> Observed:
         return Observed(
             pods=self.cache.pods(uid),
+            attempts=self.cache.attempts(uid),
+            epoch=self.cache.epoch(uid),
             children=self.cache.children(uid),
             has_tokens=memory.has_tokens,
             answer=memory.answer,

@@ -166,6 +166,10 @@ class Executor:
         before = memory.refusals.get(action.owner)
         if before is not None and before.at == now:
             return  # the one before it in this plan was refused
+        if self._cache.is_past(action.manifest):
+            # The plan is older than what was seen since: its pod may have come and gone, and must not come again.
+            log.info("pod_not_created", pod=name, namespace=job.identity.namespace, reason="its place was filled")
+            return
         try:
             self._cache.see(await self._api.create(action.manifest))
         except Conflict as error:
@@ -186,6 +190,7 @@ class Executor:
         try:
             found = await self._api.get("Pod", namespace=job.identity.namespace, name=name)
         except NotFound:
+            self._cache.note_birth(action.manifest)
             return
         if controller_uid(found) == job.uid:
             self._cache.see(found)

@@ -77,6 +77,11 @@ def head_service(job: str) -> str:
     return f"{job}-head"
 
 
+def network_policy(job: str) -> str:
+    """Who may talk to the job's pods."""
+    return f"{job}-pods"
+
+
 def config_map(job: str, digest: str) -> str:
     """ConfigMap of the manifest that a head reads."""
     return f"{job}-config-{digest}"

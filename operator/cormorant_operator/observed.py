@@ -154,6 +154,10 @@ class Observed:
     """Everything of one job at one moment."""
 
     pods: tuple[Pod, ...] = ()
+    attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
+    """Highest attempt that was ever seen of each slot, by group and index: also of pods that are gone."""
+    epoch: int = 0
+    """Highest epoch of a head that was ever seen."""
     children: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Digests of the job's Services and ConfigMaps, by kind and name."""
     has_tokens: bool = False

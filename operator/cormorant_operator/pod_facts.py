@@ -63,6 +63,14 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
     )
 
 
+def birth_of(raw: Mapping[str, Any]) -> tuple[Role | None, tuple[str, int], int]:
+    """Which pod one is, of a manifest or an object: its role, its slot by group and index, and its epoch or attempt."""
+    labels = raw["metadata"].get("labels") or {}
+    role = _role(labels.get(names.ROLE))
+    number = labels.get(names.EPOCH if role == "head" else names.ATTEMPT)
+    return role, (labels.get(names.GROUP, ""), _count(labels.get(names.INDEX))), _count(number)
+
+
 def controller_uid(raw: Mapping[str, Any]) -> str:
     """Uid of the object that controls this one; empty when none does."""
     references = raw["metadata"].get("ownerReferences") or ()

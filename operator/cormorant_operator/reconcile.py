@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime, timedelta
 
 from cormorant_operator import names
-from cormorant_operator.children import config_map, digest_of, services
+from cormorant_operator.children import config_map, digest_of, network_policy, services
 from cormorant_operator.cleanup import clean_up
 from cormorant_operator.conditions import Course
 from cormorant_operator.heads import HeadPlan, plan_head, render_head
@@ -95,7 +95,7 @@ def _run(view: View) -> Plan:
 
 
 def _children(view: View, head: HeadPlan) -> Iterator[Action]:
-    """Services, ConfigMap and Secret, as far as they are not as they should be."""
+    """Services, NetworkPolicy, ConfigMap and Secret, as far as they are not as they should be."""
     secret = names.tokens_secret(view.job.name)
     is_missed = any(
         pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.observed.pods
@@ -103,6 +103,8 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     if not view.observed.has_tokens or is_missed:
         yield CreateTokens(is_first=view.epoch == 0)
     wanted: list[Manifest] = [config_map(view.job, digest=view.templates.config)]
+    if view.site.has_network_policies:
+        wanted.append(network_policy(view.job, view.site))
     if head.epoch:
         wanted += services(view.job, epoch=head.epoch)
     for manifest in wanted:

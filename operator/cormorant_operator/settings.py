@@ -1,6 +1,7 @@
 """How an operator is started: its arguments, checked once."""
 
 import argparse
+import ipaddress
 import os
 import socket
 from collections.abc import Sequence
@@ -42,10 +43,14 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         raise SettingsError(f"--lease {given.lease} is not NAMESPACE/NAME")
     if given.poll_seconds <= 0:
         raise SettingsError(f"--poll-seconds {given.poll_seconds} is not above 0")
+    for cidr in given.open_to_cidr:
+        _check_cidr(cidr)
     site = Site(
         image=given.image,
         image_pull_policy=given.image_pull_policy,
         image_pull_secrets=tuple(given.image_pull_secret),
+        has_network_policies=given.network_policies,
+        open_to_cidrs=tuple(given.open_to_cidr),
         poll_s=given.poll_seconds,
     )
     return Settings(
@@ -57,6 +62,13 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         identity=f"{socket.gethostname()}-{os.getpid()}",
         probe_port=given.probe_port,
     )
+
+
+def _check_cidr(text: str) -> None:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError as error:
+        raise SettingsError(f"--open-to-cidr {text} is not a range of addresses like 10.0.0.0/8: {error}") from error
 
 
 def _read_key(path: Path) -> bytes:
@@ -75,6 +87,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--image", required=True, help="image of jobs that name none: the operator's own")
     parser.add_argument("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
     parser.add_argument("--image-pull-secret", action="append", default=[], help="in each job's namespace; repeatable")
+    parser.add_argument("--network-policies", action="store_true", help="give each job a NetworkPolicy")
+    parser.add_argument(
+        "--open-to-cidr", action="append", default=[], help="outside the cluster, let in by that policy; repeatable"
+    )
     parser.add_argument("--namespace", action="append", default=[], help="to look after; repeatable; none: all")
     parser.add_argument("--lease", default="", help="NAMESPACE/NAME of the Lease, when there are several operators")
     parser.add_argument("--poll-seconds", type=float, default=15.0, help="between two looks at a head")

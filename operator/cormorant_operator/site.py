@@ -12,6 +12,10 @@ class Site:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each job's namespace."""
+    has_network_policies: bool = False
+    """Each job gets a NetworkPolicy: its pods hear each other, and others by the ports of the API and of metrics."""
+    open_to_cidrs: tuple[str, ...] = ()
+    """Addresses outside the cluster that such a policy lets in to the same ports."""
     poll_s: float = 15.0
     """Between two looks at a head."""
     hurried_poll_s: float = 2.0

@@ -6,7 +6,7 @@ A live pod is one that is not terminating, not terminal and not on a lost node; 
 that failed is kept until its successor has been ready for a while: it is the record of the failure and of the back-off.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -31,6 +31,11 @@ class Slot:
 
     index: int
     pods: tuple[Pod, ...] = ()
+    last_attempt: int = -1
+    """The highest attempt that was ever seen here, also of pods that left no record; -1: none.
+
+    A name is not used twice: of two operators one may have seen the end of a pod and filled the slot anew before the
+    other sees anything at all. Both then ask for the same successor, and the API server lets one of them have it."""
 
     @property
     def newest(self) -> Pod | None:
@@ -59,10 +64,10 @@ class Slot:
         """
         newest = self.newest
         if newest is None:
-            return Vacancy(attempt=0, failures=0, restarts=0, not_before=None)
+            return Vacancy(attempt=self.last_attempt + 1, failures=0, restarts=0, not_before=None)
         is_same = newest.template == template
         return Vacancy(
-            attempt=newest.attempt + 1,
+            attempt=max(newest.attempt, self.last_attempt) + 1,
             failures=failures_after(newest) if is_same else 0,
             restarts=self.restarts,
             not_before=next_attempt_at(newest) if is_same and newest.is_failure else None,
@@ -85,12 +90,22 @@ class Slot:
         return ((*over, *record), None) if now >= until else (tuple(over), until)
 
 
-def slots_of(pods: Sequence[Pod], size: int) -> tuple[Slot, ...]:
-    """The slots of a group: all of its size, and those beyond it that still have pods; by index."""
+def slots_of(pods: Sequence[Pod], size: int, *, attempts: Mapping[int, int]) -> tuple[Slot, ...]:
+    """The slots of a group: all of its size, and those beyond it that still have pods; by index.
+
+    Args:
+        pods: of the group.
+        size: of the group.
+        attempts: the highest that was ever seen, by index.
+    """
     by_index: dict[int, list[Pod]] = {index: [] for index in range(size)}
     for pod in pods:
         by_index.setdefault(pod.index, []).append(pod)
     return tuple(
-        Slot(index=index, pods=tuple(sorted(found, key=lambda pod: (pod.attempt, pod.created, pod.name))))
+        Slot(
+            index=index,
+            pods=tuple(sorted(found, key=lambda pod: (pod.attempt, pod.created, pod.name))),
+            last_attempt=attempts.get(index, -1),
+        )
         for index, found in sorted(by_index.items())
     )

@@ -61,7 +61,7 @@ class View:
     def epoch(self) -> int:
         """The highest epoch that there was."""
         newest = self.newest_head
-        return max(self.job.status.epoch, newest.epoch if newest is not None else 0)
+        return max(self.job.status.epoch, self.observed.epoch, newest.epoch if newest is not None else 0)
 
     @property
     def head_failures(self) -> int:
@@ -111,7 +111,12 @@ class View:
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
         """Slots of each group of the spec."""
-        return {group.name: slots_of(self.workers[group.name], self.sizes[group.name]) for group in self.groups}
+        seen: dict[str, dict[int, int]] = {}
+        for (group, index), attempt in self.observed.attempts.items():
+            seen.setdefault(group, {})[index] = attempt
+        return {
+            name: slots_of(self.workers[name], size, attempts=seen.get(name, {})) for name, size in self.sizes.items()
+        }
 
     def ready(self, group: str) -> int:
         """Workers of a group that work."""

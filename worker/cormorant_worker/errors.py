@@ -22,6 +22,7 @@
     ├── FleetError
     │   ├── WorkerFailed         a worker could not start, or failed too often
     │   ├── ControlTimeout       a control call was not answered in time
+    │   ├── FleetInterrupted     it was told to stop while it waited for its first workers
     │   └── FleetClosed          the fleet was closed while somebody waited
     └── SupervisorError
         ├── SupervisorRefused    what a pod's supervisor was given cannot be used (exit code 2)
@@ -129,6 +130,10 @@ class WorkerFailed(FleetError):
 
 class ControlTimeout(FleetError):
     """A control call was not answered in time; its message names the worker and the limit."""
+
+
+class FleetInterrupted(FleetError):
+    """The fleet was told to stop while it waited for its first workers."""
 
 
 class FleetClosed(FleetError):

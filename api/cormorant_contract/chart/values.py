@@ -20,6 +20,7 @@ TAG_PATTERN = "^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$"
 REPOSITORY_PATTERN = "^[a-z0-9][a-zA-Z0-9._:/-]*$"
 DURATION_PATTERN = "^[0-9]+(ms|s|m|h)$"
 QUANTITY_PATTERN = "^[0-9]+([.][0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+CIDR_PATTERN = "^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 Name = Annotated[str, Field(strict=True, max_length=253, pattern=NAME_PATTERN)]
@@ -27,6 +28,7 @@ OptionalName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONA
 Repository = Annotated[str, Field(strict=True, max_length=255, pattern=REPOSITORY_PATTERN)]
 Tag = Annotated[str, Field(strict=True, max_length=128, pattern=TAG_PATTERN)]
 Digest = Annotated[str, Field(strict=True, pattern=DIGEST_PATTERN)]
+Cidr = Annotated[str, Field(strict=True, max_length=64, pattern=CIDR_PATTERN)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
 Names = dict[str, Text]
 """Keys that users choose, with a string each: labels, annotations, a node selector."""
@@ -58,6 +60,17 @@ class JobImage(OperatorImage):
     """Where it is pulled from, without a tag."""
 
 
+class JobNetworkPolicy(Contract):
+    """A NetworkPolicy for each job: its pods hear each other, and others by the ports 8000 and 8001 alone."""
+
+    enabled: Flag = False
+    """Makes them. One that is there stays with its job when this is turned off."""
+
+    from_cidrs: tuple[Cidr, ...] = ()
+    """Addresses outside the cluster that may reach the ports of the API and of metrics, like `10.0.0.0/8`; pods of the
+    cluster always may."""
+
+
 class Jobs(Contract):
     """What the operator gives all its jobs."""
 
@@ -66,6 +79,9 @@ class Jobs(Contract):
 
     image_pull_secrets: tuple[Name, ...] = ()
     """Names of pull Secrets; they must exist in each job's namespace."""
+
+    network_policy: JobNetworkPolicy = JobNetworkPolicy()
+    """A NetworkPolicy for each job: its pods hear each other, and others by the ports 8000 and 8001 alone."""
 
     poll_seconds: Annotated[Whole, Field(ge=1, le=3600)] = 15
     """Time between two looks at a head that runs."""

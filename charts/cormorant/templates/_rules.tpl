@@ -19,6 +19,11 @@
 - apiGroups: [""]
   resources: [configmaps]
   verbs: [get, list, watch, create, patch, delete]
+{{- if .Values.jobs.networkPolicy.enabled }}
+- apiGroups: [networking.k8s.io]
+  resources: [networkpolicies]
+  verbs: [get, list, create, patch]
+{{- end }}
 # It reads none: tokens are derived anew from its key.
 - apiGroups: [""]
   resources: [secrets]

@@ -305,7 +305,8 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
     is_cluster_wide = scope == "cluster"
     if is_cluster_wide:
         skip_beside_jobs_of_others(namespace)
-    release.install(*([] if is_cluster_wide else [f"watchNamespaces={{{namespace.name}}}"]))
+    values = [] if is_cluster_wide else [f"watchNamespaces={{{namespace.name}}}", "jobs.networkPolicy.enabled=true"]
+    release.install(*values)
     # Its own pods would be started by the Kubelet below, as a process it is there already.
     namespace("scale", "deployment/cormorant", "--replicas=0")
     with StubHeads() as heads, Kubelet(namespace):

@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from cormorant_contract.children import CODE_ARCHIVE
+from cormorant_testing.kubectl import apply_crd
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -116,7 +117,8 @@ def test_namespace_that_is_not_there_is_said_with_those_that_look_alike(cli) -> 
 def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
     done = cli("submit", cli.write(), "--wait", "--timeout", "2")
     assert done.code == 1
-    assert "is not ready after 2 s: no operator has seen it; `cormorant doctor pong`" in done.err
+    hint = f"`cormorant doctor pong -n {cli.namespace.name}`"
+    assert f"is not ready after 2 s: no operator has seen it; {hint}" in done.err
 
 
 # -- get, describe -------------------------------------------------------------------------------------------------
@@ -267,6 +269,42 @@ def test_doctor_finds_a_job_that_no_operator_sees(cli) -> None:
     cli.good("submit", cli.write())
     cli.namespace.until(lambda: "no operator has seen" in problems(cli, "pong"), what="it is said")
     assert 'there is no CollectorJob "pnog"' in problems(cli, "pnog")
+
+
+def test_doctor_says_one_sentence_of_a_cluster_that_knows_no_collector_jobs(cli) -> None:
+    if cli.namespace("get", "cjob", "-A", "-o", "name", check=False).strip():
+        pytest.skip("there are jobs of others, which would go with their definition")
+    if cli.namespace("get", "deployments", "-A", "-l", "app.kubernetes.io/component=operator", "-o", "name"):
+        pytest.skip("there is an operator of somebody else")
+    cli.namespace("delete", "crd", "collectorjobs.cormorant.dev", "--timeout=60s")
+    try:
+        for arguments in ((), ("pong",)):
+            assert problems(cli, *arguments) == (
+                "the cluster does not know CollectorJobs: their CustomResourceDefinition is not there; install the "
+                "operator: helm install cormorant charts/cormorant"
+            )
+        done = cli("get")
+        assert done.code == 1
+        assert "does not know CollectorJobs; install the operator: helm install cormorant charts/cormorant" in done.err
+        assert "Traceback" not in done.err
+    finally:
+        apply_crd()
+        cli.namespace("wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev")
+
+
+def test_hints_name_the_namespace_when_it_is_not_the_contexts_own(cli) -> None:
+    name = cli.namespace.name
+    cli.good("submit", cli.write())
+    assert f"`cormorant doctor pong -n {name}` says why" in cli("logs", "pong").err
+    assert f"no operator has seen the job yet (`cormorant doctor -n {name}`)" in cli("status", "pong").err
+    # As the context's own it is left out.
+    config = yaml.safe_load(cli.namespace("config", "view", "--minify", "--raw"))
+    config["contexts"][0]["context"]["namespace"] = name  # what `-n` of every command here says, too
+    path = cli.folder / "own.kubeconfig"
+    path.write_text(yaml.safe_dump(config))
+    cli.kubeconfig = str(path)
+    cli.good("submit", cli.write("pang"))
+    assert "`cormorant doctor pang` says why" in cli("logs", "pang").err
 
 
 def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:

@@ -201,6 +201,30 @@ def test_what_others_change_is_restored(running: Scene) -> None:
     )
 
 
+def test_network_policy_is_applied_once_and_restored_at_the_next_full_look(scene: Scene) -> None:
+    namespace = scene.namespace
+    network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")
+
+    def policies() -> dict[str, Any]:
+        return {item["metadata"]["name"]: item for item in namespace.items("networkpolicies")}
+
+    with Kubelet(namespace):
+        with scene.operator(*network):
+            scene.submit()
+            scene.until_ready()
+            policy = policies()["pong-pods"]
+            assert policy["metadata"]["ownerReferences"][0]["kind"] == "CollectorJob"
+            scene.heads.by_job["pong"].frames = 99
+            scene.until(lambda: scene.status()["frames"]["collected"] == 99, "it was looked at again")
+            # The API server's defaults make no difference: it is not applied again and again.
+            assert policies()["pong-pods"]["metadata"]["resourceVersion"] == policy["metadata"]["resourceVersion"]
+        namespace("patch", "networkpolicy", "pong-pods", "--type=merge", "-p", '{"spec": {"ingress": []}}')
+        with scene.operator(*network):
+            scene.until(lambda: policies()["pong-pods"]["spec"] == policy["spec"], "the policy is back")
+            assert set(policies()) == {"pong-pods"}
+            assert len(namespace.names("pods")) == 3
+
+
 def test_template_that_the_server_refuses_is_said_in_its_words_and_tears_nothing_down(running: Scene) -> None:
     before = running.uids()
     bad = '{"name": "cpu", "template": {"spec": {"hostNetwork": true}}}'

@@ -148,6 +148,25 @@ def test_before_the_first_worker_there_is_nothing_to_hear(tmp_path: Path) -> Non
         assert api.get("/").status == 200, "the page itself needs no fleet"
 
 
+def test_head_without_tokens_takes_changes_from_its_own_page_and_from_programs_alone(tmp_path: Path) -> None:
+    from cormorant_api.server import HeadServer
+    from cormorant_api.settings import Settings
+
+    with HeadServer(make_job(), Settings(port=0, directory=tmp_path, has_tokens=False)) as server:
+        port = int(server.url.rpartition(":")[2])
+        own, other = {"Origin": f"http://127.0.0.1:{port}"}, {"Origin": "https://example.org"}
+        api = Api(port)
+        for method, path in (("POST", "/v1/pause"), ("PUT", "/v1/weights"), ("GET", "/v1/batches/next")):
+            refused = api.call(method, path, b"", **other)
+            assert (refused.status, refused.kind) == (403, "forbidden")
+            assert "comes from a page of another site (Origin https://example.org)" in refused.json["detail"]
+            assert api.call(method, path, b"", **other, Sec_Fetch_Site="cross-site").status == 403
+            # Whoever passes hears what anybody hears before the first worker.
+            assert api.call(method, path, b"", **own, Sec_Fetch_Site="same-origin").status != 403
+            assert api.call(method, path, b"").status != 403
+        assert api.call("GET", "/v1/live", **other).kind == "no-workers", "its answer is not read by others' pages"
+
+
 # -- the page's files ------------------------------------------------------------------------------------------
 
 

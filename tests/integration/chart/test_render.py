@@ -23,6 +23,7 @@ VARIANTS: dict[str, tuple[str, ...]] = {
     "namespaces": ("watchNamespaces={team-a,team-b}",),
     "replicas": ("replicas=3",),
     "network": ("networkPolicy.enabled=true",),
+    "job-network": ("jobs.networkPolicy.enabled=true", "jobs.networkPolicy.fromCidrs={10.0.0.0/8}"),
     "names-given": ("key.existingSecret=ours", "serviceAccount.create=false", "serviceAccount.name=me"),
     "nothing-for-the-cluster": ("crd.install=false", "rbac.create=false", "rbac.userRoles=false"),
     "images": (
@@ -312,6 +313,17 @@ def test_network_policy_lets_the_operator_reach_heads() -> None:
     assert peer["podSelector"]["matchLabels"].items() <= head_labels.items()
 
 
+def test_network_policies_of_jobs_come_with_the_rights_that_they_need() -> None:
+    manifests = render("jobs.networkPolicy.enabled=true", "jobs.networkPolicy.fromCidrs={10.0.0.0/8,fd00::/8}")
+    assert {"--network-policies", "--open-to-cidr=10.0.0.0/8", "--open-to-cidr=fd00::/8"} < set(flags(manifests))
+    groups = [group for rule in find(manifests, "ClusterRole", "ops-cormorant")["rules"] for group in rule["apiGroups"]]
+    assert "networking.k8s.io" in groups
+    without = render("jobs.networkPolicy.fromCidrs={10.0.0.0/8}")
+    assert not [flag for flag in flags(without) if "network" in flag or "cidr" in flag]
+    groups = [group for rule in find(without, "ClusterRole", "ops-cormorant")["rules"] for group in rule["apiGroups"]]
+    assert "networking.k8s.io" not in groups
+
+
 def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
     (container,) = pod_template(render())["spec"]["containers"]
     (port,) = container["ports"]
@@ -340,6 +352,7 @@ WRONG = {
     "topologySpread[0].maxSkew=1": "missing property 'topologyKey'",
     "resources.limits.memory=lots": "at '/resources/limits/memory'",
     "resources.claims=x": "at '/resources': additional properties 'claims' not allowed",
+    "jobs.networkPolicy.fromCidrs={anywhere}": "at '/jobs/networkPolicy/fromCidrs/0'",
     "networkPolicy.apiServerPorts={70000}": "at '/networkPolicy/apiServerPorts/0': maximum",
     "podMonitor.interval=often": "at '/podMonitor/interval'",
 }

@@ -146,7 +146,7 @@ def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tm
         until(lambda: answers(api))
         assert api.get("/livez").status == 200
         assert api.get("/readyz").status == 503
-        time.sleep(10)  # Ray may abort a process that is interrupted while it connects; nothing tells that it has
+        time.sleep(10)  # it has connected, and waits for a worker
         assert head.end(timeout_s=20) == 128 + signal.SIGTERM
         assert head.left() == []
     with job.head(epoch=2, floor_frames=0) as head, job.worker(1) as worker:
@@ -161,6 +161,19 @@ def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tm
             until(lambda: job.take(api) and all(w["ready"] for w in api.get("/v1/workers").json["workers"]))
             assert other.end() == 0
         assert worker.end() == 0
+
+
+def test_head_that_is_told_to_end_while_it_connects_to_ray_ends_in_order(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    # From the moment at which the head listens until it waits for its workers: nothing tells when Ray has connected.
+    for number, delay_s in enumerate((0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0)):
+        with job.head(epoch=number + 1, floor_frames=0) as head:
+            api = Api(job.port, f"operator-{TOKEN}")
+            until(lambda api=api: answers(api), seconds=120)
+            time.sleep(delay_s)
+            assert head.end() == 128 + signal.SIGTERM, (delay_s, head.text)
+            assert [line["reason"] for line in head.said("head_ended")] == ["interrupted"]
+            assert head.left() == []
 
 
 def frames_of(worker: Pod) -> float:
@@ -217,3 +230,49 @@ def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_p
             assert job.checker.frames == TOTAL
             os.kill(second.process.pid, signal.SIGTERM)
             assert second.wait() == 0
+
+
+@pytest.mark.timeout(600)
+def test_new_head_takes_the_newest_weights_that_the_workers_kept(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    with job.worker(0) as first, job.worker(1) as second:
+        with job.head(epoch=1, floor_frames=0) as head:
+            api = job.api(head)
+            until(lambda: all(worker["ready"] for worker in api.get("/v1/workers").json["workers"]))
+            for version in (1, 40):
+                path = f"{WEIGHTS}?version={version}"
+                assert api.put(path, weights_file(version), Prefer="wait=60").json["state"] == "applied"
+            published = versions(api)[0]
+            head.kill()
+        # Its folder is empty: there is no volume.
+        with job.head(epoch=2, floor_frames=0) as head:
+            api = job.api(head)
+            assert head.said("weights_inherited")[0]["version"] == 40
+            (found,) = versions(api)
+            assert (found["version"], found["digest"]) == (40, published["digest"])
+            assert api.get(WEIGHTS).body == weights_file(40)
+            # What a learner sees: no older version over it, the same again is no news, and the next one is the next.
+            refused = api.put(f"{WEIGHTS}?version=2", weights_file(2))
+            assert (refused.status, refused.kind, refused.json["current_version"]) == (409, "version-conflict", 40)
+            assert api.put(f"{WEIGHTS}?version=40", weights_file(40)).status == 200
+            until(lambda: {worker["version"] for worker in api.get("/v1/workers").json["workers"]} == {40})
+            assert job.take(api)
+            assert {stream.version for stream in job.checker.streams.values()} == {40}
+            assert api.put(WEIGHTS, weights_file(41), Prefer="wait=60").json["version"] == 41
+            second.kill()
+            head.kill()
+            os.kill(first.process.pid, signal.SIGSTOP)
+        # A pod that has just come has nothing to offer; the one that was there has, whenever it joins.
+        with job.worker(1) as late, job.head(epoch=3, floor_frames=0) as head:
+            api = job.api(head)
+            late.wait_for("joined")
+            assert versions(api) == []
+            os.kill(first.process.pid, signal.SIGCONT)
+            until(lambda: [found["version"] for found in versions(api)] == [41], seconds=60)
+            until(lambda: {worker["version"] for worker in api.get("/v1/workers").json["workers"]} == {41})
+
+
+def versions(api: Api) -> list[dict[str, object]]:
+    """Versions of the policy that the head has, newest first."""
+    reply = api.get("/v1/models/policy/versions")
+    return list(reply.json["versions"])

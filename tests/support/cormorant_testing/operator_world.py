@@ -94,6 +94,9 @@ class World:
         """The API server refuses pods of this image."""
         self.quota: int | None = None
         """Pods that the namespace may have."""
+        self.attempts: dict[tuple[str, int], int] = {}
+        self.epoch = 0
+        """Highest attempts and epoch that the operator has seen."""
         self._uids = 0
 
     # -- the operator ------------------------------------------------------------------------------------------
@@ -101,6 +104,8 @@ class World:
     def observe(self) -> Observed:
         return Observed(
             pods=tuple(self.pods.values()),
+            attempts=dict(self.attempts),
+            epoch=self.epoch,
             children=dict(self.children),
             has_tokens=self.has_tokens,
             answer=self.answer,
@@ -144,6 +149,9 @@ class World:
         """What lives in the operator's memory is gone."""
         self.has_tokens, self.answer, self.is_silent = False, None, False
         self.refusals, self.verdicts = {}, {}
+        self.attempts, self.epoch = {}, 0
+        for pod in self.pods.values():
+            self._notice(pod)
 
     def edit(self, **spec: Any) -> None:
         """Somebody changes the spec."""
@@ -228,6 +236,14 @@ class World:
         pod = read_pod({**action.manifest, "metadata": metadata})
         assert pod is not None
         self.pods[name] = pod
+        self._notice(pod)
+
+    def _notice(self, pod: Pod) -> None:
+        slot = (pod.group, pod.index)
+        if pod.role == "head":
+            self.epoch = max(self.epoch, pod.epoch)
+        else:
+            self.attempts[slot] = max(self.attempts.get(slot, -1), pod.attempt)
 
     # -- the cluster -------------------------------------------------------------------------------------------
 

@@ -17,7 +17,9 @@ def job(*, version: int = 1, uid: str = "j1", **spec: Any) -> dict[str, Any]:
     }
 
 
-def pod(*, version: int = 2, uid: str = "p1", owner: str = "j1", phase: str = "Pending") -> dict[str, Any]:
+def pod(
+    *, version: int = 2, uid: str = "p1", owner: str = "j1", phase: str = "Pending", attempt: int = 0
+) -> dict[str, Any]:
     return {
         "kind": "Pod",
         "metadata": {
@@ -26,7 +28,7 @@ def pod(*, version: int = 2, uid: str = "p1", owner: str = "j1", phase: str = "P
             "uid": uid,
             "resourceVersion": str(version),
             "creationTimestamp": "2026-01-01T00:00:00Z",
-            "labels": {names.ROLE: "worker", names.GROUP: "cpu"},
+            "labels": {names.ROLE: "worker", names.GROUP: "cpu", names.INDEX: "3", names.ATTEMPT: str(attempt)},
             "ownerReferences": [{"uid": owner, "controller": True}] if owner else [],
         },
         "status": {"phase": phase},
@@ -103,3 +105,27 @@ def test_everything_of_a_deleted_job_is_forgotten() -> None:
     assert cache.jobs() == []
     cache.see(pod(version=4), is_deleted=True)
     assert cache._families == {}
+
+
+def test_attempts_are_remembered_of_pods_that_left_no_record_and_of_those_that_were_never_seen() -> None:
+    cache = Cache()
+    cache.see(job())
+    assert (cache.attempts("j1"), cache.is_past(pod(attempt=0))) == ({}, False)
+    cache.see(pod(attempt=4))
+    cache.see(pod(attempt=4, version=3), is_deleted=True)
+    assert cache.attempts("j1") == {("cpu", 3): 4}
+    cache.see(pod(attempt=6, uid="never-seen", version=9), is_deleted=True)
+    cache.see(pod(attempt=5, uid="late", version=5))
+    assert cache.attempts("j1") == {("cpu", 3): 6}
+    assert [cache.is_past(pod(attempt=attempt)) for attempt in (0, 6, 7)] == [True, True, False]
+    assert not cache.is_past(pod(owner="j2", attempt=0)), "another job of that name"
+
+
+def test_epochs_are_remembered_of_heads_that_left_no_record() -> None:
+    cache = Cache()
+    cache.see(job())
+    head = pod(uid="h")
+    head["metadata"]["labels"] = {names.ROLE: "head", names.EPOCH: "2"}
+    cache.see(head)
+    cache.see(head, is_deleted=True)
+    assert (cache.epoch("j1"), cache.is_past(head), cache.attempts("j1")) == (2, True, {})

@@ -322,6 +322,31 @@ def test_two_operators_that_see_the_same_world_want_the_same() -> None:
     assert len(world.pods) == 4
 
 
+def test_operator_that_saw_only_the_end_of_a_pod_wants_the_successor_that_others_want() -> None:
+    world = running()
+    victim = world.live()[0].name
+    world.delete(victim)
+    (early,) = of_kind(world.plan().actions, CreatePod)
+    world.vanish(victim)
+    (late,) = of_kind(world.plan().actions, CreatePod)
+    assert early.manifest["metadata"]["name"] == late.manifest["metadata"]["name"] != victim
+    world.do(early)
+    world.do(late)
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_name_of_a_pod_that_left_no_record_is_not_used_again_while_an_older_record_is_there() -> None:
+    world = running()
+    first = world.live()[0].name
+    world.finish(first)
+    world.run()
+    second = world.live()[0].name
+    world.vanish(second)
+    world.settle()
+    assert world.live()[0].name not in (first, second)
+    assert (world.live()[0].attempt, world.live()[0].restarts) == (2, 1)
+
+
 def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
     world = running(replicas=4)
     healthy = {pod.name for pod in world.live()[2:]} | {"pong-head-1"}
@@ -332,6 +357,34 @@ def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
     plan = world.step()
     assert len(of_kind(plan.actions, CreatePod)) == 2
     assert not {action.pod.name for action in of_kind(plan.actions, DeletePod)} & healthy
+
+
+# -- who may talk to pods --------------------------------------------------------------------------------------
+
+
+def test_network_policy_lets_pods_of_the_job_in_and_others_by_the_api_and_metrics_alone() -> None:
+    world = World(site=Site(has_network_policies=True, open_to_cidrs=("10.0.0.0/8",)))
+    (policy,) = [a.manifest for a in of_kind(world.plan().actions, ApplyChild) if a.manifest["kind"] == "NetworkPolicy"]
+    own = {"matchLabels": {"cormorant.dev/job-uid": world.job.uid}}
+    assert policy["spec"]["podSelector"] == own
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+    among, others = policy["spec"]["ingress"]
+    assert among == {"from": [{"podSelector": own}]}
+    assert others["from"] == [{"namespaceSelector": {}}, {"ipBlock": {"cidr": "10.0.0.0/8"}}]
+    assert [port["port"] for port in others["ports"]] == [8000, 8001]
+    world.run()
+    for action in of_kind(world.done, CreatePod):
+        assert own["matchLabels"].items() <= action.manifest["metadata"]["labels"].items()
+        (container,) = action.manifest["spec"]["containers"]
+        assert {p["containerPort"] for p in container["ports"] if p["name"] != "gcs"} <= {8000, 8001}
+    del world.children["NetworkPolicy", "pong-pods"]
+    world.settle()
+    assert ("NetworkPolicy", "pong-pods") in world.children
+
+
+def test_there_is_no_network_policy_unless_it_is_asked_for() -> None:
+    world = running()
+    assert {kind for kind, _ in world.children} == {"Service", "ConfigMap"}
 
 
 # -- manifests -------------------------------------------------------------------------------------------------

@@ -28,11 +28,18 @@ def test_namespaces_and_lease(key: str) -> None:
     assert (settings.namespaces, settings.lease) == (("a", "b"), ("ns", "op"))
 
 
+def test_network_policies(key: str) -> None:
+    given = ["--key-file", key, "--image", "i", "--network-policies", "--open-to-cidr", "10.0.0.0/8"]
+    site = read_settings(given).site
+    assert (site.has_network_policies, site.open_to_cidrs) == (True, ("10.0.0.0/8",))
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
         (["--lease", "nameless"], "--lease nameless is not NAMESPACE/NAME"),
         (["--poll-seconds", "0"], "--poll-seconds 0.0 is not above 0"),
+        (["--open-to-cidr", "10.0.0.1/8"], "--open-to-cidr 10.0.0.1/8 is not a range of addresses"),
         (["--key-file", "/nonexistent"], "cannot read --key-file /nonexistent"),
     ],
 )

@@ -216,6 +216,7 @@ class Crew:
             )
             return
         member.is_ready = True
+        member.kept_version = PolicyVersion(ready.kept_version)
         # From here on it is held to the hang limit, which its start may have exceeded.
         member.last_progress = time.monotonic()
         if self._schedule.is_done:

@@ -25,6 +25,7 @@ from cormorant_worker.engine.deliveries import Deliveries
 from cormorant_worker.engine.events import Events, Listener
 from cormorant_worker.engine.eyes import Eyes
 from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.inheritance import Inheritance
 from cormorant_worker.engine.lending import Lending
 from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.loan import Batch, Loan
@@ -99,6 +100,7 @@ class LocalFleet:
             self._changed, self._crew, self._schedule, self._deliveries, self.options, wake=self._bell.ring
         )
         self.eyes = Eyes(self._changed, self._crew, self._standstill)
+        self.inheritance = Inheritance(self._changed, self._crew, self._standstill)
         self._has_told_failure = False
         self._is_done = False
         self._is_closed = False

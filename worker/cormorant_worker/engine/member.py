@@ -40,6 +40,8 @@ class Member:
     """Versions that it was offered and has not answered, by request."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
     """The version that it refused last, and why."""
+    kept_version: PolicyVersion = INITIAL_VERSION
+    """The newest weights that its pod kept from an earlier head, as long as nobody has fetched them."""
     is_leaving: bool = False
     """Gets no more tickets, and is told to finish when it holds none."""
     was_told_to_finish: bool = False

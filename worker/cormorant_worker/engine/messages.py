@@ -37,6 +37,8 @@ class Ready:
     action_space: Space
     specs: WeightSpecs
     num_threads: int
+    kept_version: int = 0
+    """The newest weights that this worker's pod kept from an earlier head; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +137,7 @@ class Request:
 
     number: int
     action: str
-    """offer | pause | resume | seal | stop | save | restore | look."""
+    """offer | pause | resume | seal | stop | save | restore | look | kept."""
     version: int = 0
     size_bytes: int = 0
     """Bytes of the payload (weights, state) that follows; 0: none."""
@@ -157,7 +159,7 @@ class Reply:
 
     number: int
     state: bytes = b""
-    """What was saved; of a look: the array's bytes."""
+    """What was saved, or kept; of a look: the array's bytes."""
     error: str = ""
     """Empty: done."""
 

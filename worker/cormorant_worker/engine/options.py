@@ -1,6 +1,6 @@
 """How a local fleet behaves beside what the manifest says: sizes, devices, time limits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from cormorant_contract.job import CollectorJob
@@ -33,6 +33,8 @@ class FleetOptions:
     """Somebody else brings the places of workers, pods in a cluster: the fleet begins with the first one, at most
     `runPolicy.startupDeadlineSeconds` after its start, and a worker that has no place yet is waited for without limit
     and without being counted as lost."""
+    should_stop: Callable[[], bool] = lambda: False
+    """Asked several times a second while the fleet waits for its first workers: pods may take an hour to come."""
     first_attempt: int = 0
     """Attempts at every place begin with this one: seeds and trajectory ids of earlier fleets do not come again."""
     startup_timeout_s: float = 300.0

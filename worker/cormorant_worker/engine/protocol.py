@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
     from cormorant_worker.engine.eyes import Eyes
+    from cormorant_worker.engine.inheritance import Inheritance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,6 +129,11 @@ class Fleet(Protocol):
     @property
     def eyes(self) -> "Eyes":
         """What single environments show now."""
+        ...
+
+    @property
+    def inheritance(self) -> "Inheritance":
+        """Weights that workers' pods kept from an earlier head."""
         ...
 
     @property

@@ -15,7 +15,7 @@ from cormorant_worker.engine.member import Member
 from cormorant_worker.engine.messages import Reply
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.schedule import Schedule, Slot
-from cormorant_worker.errors import ControlTimeout, FleetError, StateError
+from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
 from cormorant_worker.weights import PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
 
@@ -170,6 +170,7 @@ class Standstill:
 
         Raises:
             WorkerFailed, ControlTimeout: workers could not start, or not in time.
+            FleetInterrupted: `options.should_stop` says so.
         """
         crew, options = self._crew, self._options
         timeout_s = crew.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
@@ -179,9 +180,12 @@ class Standstill:
             return crew.has_begun if options.waits_for_places else crew.is_complete
 
         in_time = self.wait_until(
-            lambda: crew.error is not None or self._schedule.is_done or is_there(), time.monotonic() + timeout_s
+            lambda: crew.error is not None or self._schedule.is_done or is_there() or options.should_stop(),
+            time.monotonic() + timeout_s,
         )
         crew.raise_error()
+        if not is_there() and options.should_stop():
+            raise FleetInterrupted(f"whoever waited for the fleet {what} does not wait any more")
         if not in_time:
             late = ", ".join(f"{group}-{index}" for group, index in crew.places if not crew.is_serving((group, index)))
             raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {crew.describe()}")

@@ -18,6 +18,7 @@ import structlog
 from cormorant_worker.block import Block, Layout
 from cormorant_worker.build import Built, build_collector, rebuild
 from cormorant_worker.collector import Collector
+from cormorant_worker.engine.kept_weights import KeptWeights
 from cormorant_worker.engine.messages import (
     Applied,
     Begin,
@@ -78,9 +79,10 @@ class Uplink(Protocol):
 class Station:
     """One collector and its sink. The thread that calls `run` steps; `answer` is called by others."""
 
-    def __init__(self, uplink: Uplink, pulse: Pulse) -> None:
+    def __init__(self, uplink: Uplink, pulse: Pulse, kept: KeptWeights | None = None) -> None:
         self._uplink = uplink
         self._pulse = pulse
+        self._kept = kept or KeptWeights(None)
         self._sink: Sink | None = None
         self._is_built = False
         """There is a collector."""
@@ -131,6 +133,7 @@ class Station:
             action_space=action,
             specs=self.collector.weights.specs,
             num_threads=built.num_threads,
+            kept_version=self._kept.version,
         )
 
     def _serve(self) -> None:
@@ -275,6 +278,8 @@ class Station:
                 self.collector.gate.stop()
             case "look":
                 return self.collector.look(request.column, request.leaf).tobytes()
+            case "kept":
+                return self._kept.read()
             case "save":
                 return self._between_batches(lambda collector: collector.state())
             case "restore":
@@ -296,6 +301,7 @@ class Station:
                 self._apply_weights()
             finally:
                 self._boundary.release()
+        self._kept.keep(payload, version=version, default_model=request.default_model, models=tuple(offered))
 
     def _pause(self) -> None:
         gate = self.collector.gate

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from cormorant_worker.engine.ray.leaving import LEAVE_FILE, PULSE_FILE
+from cormorant_worker.engine.ray.leaving import KEPT_FOLDER, LEAVE_FILE, PULSE_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 STARTED = "Ray runtime started."
@@ -48,6 +48,7 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
         # The actor looks here for the order to leave.
         LEAVE_FILE: leave_file(settings),
         PULSE_FILE: pulse_file(settings),
+        KEPT_FOLDER: kept_folder(settings),
         # The pod's devices are the worker's, although its actor asks Ray for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -72,6 +73,11 @@ def leave_file(settings: RaySettings) -> str:
 def pulse_file(settings: RaySettings) -> str:
     """The file in which the worker's actor keeps its pulse."""
     return f"{settings.folder}.pulse"
+
+
+def kept_folder(settings: RaySettings) -> str:
+    """The folder in which actors keep the newest weights; it outlives Ray, and ends with the pod."""
+    return f"{settings.folder}.kept"
 
 
 def _start(*what: str) -> list[str]:

@@ -64,6 +64,8 @@ class Worker:
         """
         processes.adopt_orphans()
         self._leave_file.unlink(missing_ok=True)
+        # Whatever lies there is another pod's: this one has just begun.
+        shutil.rmtree(ray_command.kept_folder(self._settings.ray), ignore_errors=True)
         try:
             while not self._signals:
                 self._live_once()

@@ -25,9 +25,10 @@ import ray
 import torch
 
 from cormorant_worker.block import Block, Layout
+from cormorant_worker.engine.kept_weights import KeptWeights
 from cormorant_worker.engine.messages import Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.engine.pulse import Phase, Pulse
-from cormorant_worker.engine.ray.leaving import PULSE_FILE, is_told_to_leave
+from cormorant_worker.engine.ray.leaving import KEPT_FOLDER, PULSE_FILE, is_told_to_leave
 from cormorant_worker.engine.ray.objects import writable
 from cormorant_worker.engine.station import Station, describe_failure, forward_logs
 from cormorant_worker.gate import Stopped
@@ -152,7 +153,8 @@ class WorkerActor:
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
         self._pulse = Pulse.create(os.environ.get(PULSE_FILE, ""))
-        self._station = Station(self._uplink, self._pulse)
+        folder = os.environ.get(KEPT_FOLDER, "")
+        self._station = Station(self._uplink, self._pulse, KeptWeights(Path(folder) if folder else None))
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="station", daemon=True).start()

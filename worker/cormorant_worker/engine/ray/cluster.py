@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import ray
@@ -15,6 +15,7 @@ from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import FleetError
 
 _CONNECT_S = 10.0
+_LOOK_S = 0.1
 _PREEMPTION = 2
 """Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 
@@ -44,14 +45,16 @@ class Cluster:
         # Folders are sent along with the connection alone, not with an actor.
         runtime_env = dict(options.runtime_env) or None
         try:
-            with _signals_kept(waiting=bool(options.address)):
-                if options.address:
-                    ray.init(
+            if options.address:
+                _in_a_thread(
+                    lambda: ray.init(
                         **{"log_to_driver": False, "logging_level": logging.ERROR, **options.init},
                         address=options.address,
                         runtime_env=runtime_env,
                     )
-                else:
+                )
+            else:
+                with _signals_kept():
                     ray.init(
                         **{
                             "include_dashboard": False,
@@ -140,22 +143,53 @@ def _refuse_unreachable(address: str) -> None:
         ) from error
 
 
+def _in_a_thread(connect: Callable[[], object]) -> None:
+    """Connect beside the main thread: an exception of a signal's handler on its way through Ray's code would abort the
+    process. Such an exception waits for the connection.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except Exception as error:  # noqa: BLE001  # the thread's edge: raised again by who waits for it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ray-connect", daemon=True)
+    with _signals_kept() as calm:
+        thread.start()
+        try:
+            while thread.is_alive():  # bounded by Ray's own limits
+                thread.join(_LOOK_S)
+                calm()
+        except BaseException:
+            thread.join()
+            ray.shutdown()
+            raise
+    if errors:
+        raise errors[0]
+
+
 @contextmanager
-def _signals_kept(*, waiting: bool) -> Iterator[None]:
+def _signals_kept() -> Iterator[Callable[[], None]]:
     """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
 
-    Args:
-        waiting: SIGTERM and SIGINT wait meanwhile: an exception on its way through Ray's code aborts the process. Not
-            where Ray starts processes, which would never hear of them either.
+    Its C++ part puts a handler of its own before Python's, takes the signal for a crash, calls Python's, and has the
+    process aborted by an alarm three seconds later. Yields what takes such an alarm back.
     """
     handler = signal.getsignal(signal.SIGTERM)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT} if waiting else ())
+    has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+    def calm() -> None:
+        if not has_alarm:  # else it is somebody's own
+            signal.alarm(0)
+
     try:
-        yield
+        yield calm
     finally:
         if threading.current_thread() is threading.main_thread() and handler is not None:
             signal.signal(signal.SIGTERM, handler)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        calm()
 
 
 def _quieten() -> None:

@@ -1,5 +1,5 @@
-"""Two files between a pod's supervisor and the actor in it: the order to leave, which appears, and the actor's pulse.
-Light: imports no Ray.
+"""What a pod's supervisor and the actor in it share: the order to leave, a file that appears; the actor's pulse; the
+weights that actors keep for the next head. Light: imports no Ray.
 """
 
 import os
@@ -10,6 +10,9 @@ LEAVE_FILE = "CORMORANT_LEAVE_FILE"
 
 PULSE_FILE = "CORMORANT_PULSE_FILE"
 """Likewise: where the actor keeps its pulse, for the supervisor's metrics."""
+
+KEPT_FOLDER = "CORMORANT_KEPT_FOLDER"
+"""Likewise: where the actor keeps the newest weights, for the actor that a new head starts here."""
 
 ACTOR_TITLE = "ray::WorkerActor"
 """How Ray names the process of a worker's actor."""

@@ -1,0 +1,43 @@
+"""Which requests a head without tokens takes for a page of another site."""
+
+import pytest
+
+from cormorant_api.errors import ApiError
+from cormorant_api.other_sites import refuse_other_sites
+
+HOST = {"host": "127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://127.0.0.1:8000"},
+        {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+    ],
+    ids=["a program", "an old browser on our page", "our page", "typed by hand"],
+)
+def test_programs_and_our_own_page_pass(headers: dict[str, str]) -> None:
+    refuse_other_sites(HOST | headers, what="POST /v1/pause")
+
+
+@pytest.mark.parametrize(
+    ("headers", "whose"),
+    [
+        ({"origin": "https://example.org"}, "Origin https://example.org"),
+        ({"origin": "http://127.0.0.1:3000"}, "Origin http://127.0.0.1:3000"),
+        ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, "Origin http://127.0.0.1:3000"),
+        ({"origin": "null"}, "Origin null"),
+        ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site cross-site"),
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "cross-site"}, "Origin http://127.0.0.1:8000"),
+    ],
+)
+def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], whose: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        refuse_other_sites(HOST | headers, what="POST /v1/pause")
+    assert refused.value.status == 403
+    assert refused.value.detail == (
+        f"POST /v1/pause comes from a page of another site ({whose}), and this head asks for no token; use the head's "
+        "own page or a program, or start the head with tokens"
+    )
