@@ -7,7 +7,10 @@ import sys
 from benchmarks.contenders import ROOT
 from benchmarks.runner import environment
 
-MICRO = ("own-cost", "metrics-cost", "subprocess-envs", "hand-over", "ray-hand-over", "memory", "control-plane")
+MICRO = (
+    "own-cost", "metrics-cost", "live-pages", "subprocess-envs",
+    "hand-over", "ray-hand-over", "memory", "control-plane",
+)  # fmt: skip
 LIMIT_S = 300.0
 
 
