@@ -91,20 +91,20 @@ def db(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Ite
     monitors = [find(manifests, "PodMonitor", name) for name in (RELEASE, f"{RELEASE}-jobs")]
     with PodDiscovery(folder, monitors) as pods:
         rules = FILES / "rules" / "cormorant.yaml"
-        with Prometheus(folder / "db", {}, found=list(pods.scrape_configs()), rules=rules) as db:
+        with Prometheus(folder / "db", {}, found=list(pods.scrape_configs()), interval="2s", rules=rules) as db:
             yield db
 
 
 def test_each_pod_is_found_and_scraped_once(job: Job, db: Prometheus, installed: Installation) -> None:
     operators = {pod["metadata"]["name"] for pod in installed.operators.items("pods")}
     expected = sorted([*operators, *job.pods()])
-    scraped: list[str] = []
 
-    def are_scraped() -> bool:
-        scraped[:] = sorted(dict(labels)["pod"] for labels, value in db.query("up").items() if value == 1)
-        return scraped == expected
+    def scraped() -> list[str]:
+        return sorted(dict(labels)["pod"] for labels, value in db.query("up").items() if value == 1)
 
-    job.until(are_scraped, what=f"{expected} are scraped, now {scraped}")
+    with contextlib.suppress(AssertionError):
+        job.namespace.until(lambda: scraped() == expected, what="all are scraped", within_s=60)
+    assert scraped() == expected
 
 
 def panels(dashboard: str) -> Iterator[tuple[str, str]]:
