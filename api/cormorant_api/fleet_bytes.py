@@ -62,7 +62,7 @@ def _check_parts(parsed: TensorFile, document: _Document) -> None:
     if workers != set(document.attempts):
         raise ValueError(f"it holds workers {sorted(workers)} and attempts of {sorted(document.attempts)}")
     if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
-        raise ValueError(f"{odd[0][:80]} is no list of bytes")
+        raise ValueError(f"{odd[0][:80]} is not a list of bytes")
 
 
 def _mismatch(what: str) -> ApiError:

@@ -37,7 +37,7 @@ class Gallery:
         """What one environment shows, as PNG; at most 0.2 s old, or of the moment in which a paused one stands.
 
         Raises:
-            ApiError: 404, there is no such worker; 409, observations are no pictures; 422, there is no such
+            ApiError: 404, there is no such worker; 409, observations are not pictures; 422, there is no such
                 environment; 429, too many look.
             CormorantError: the worker cannot answer.
         """
@@ -49,7 +49,7 @@ class Gallery:
         if picture is None:
             space = describe(self._head.running.fleet.spaces[0])
             raise ApiError(
-                409, ProblemType.NO_PICTURE, f"observations are no pictures (arrays of bytes with two sides): {space}"
+                409, ProblemType.NO_PICTURE, f"observations are not pictures (arrays of bytes with two sides): {space}"
             )
         with self._lock:
             now = self._clock()

@@ -104,7 +104,7 @@ def export(
 ) -> None:
     """Write the dataset in Minari's HDF5 layout or as Parquet."""
     if not out and "://" in uri and not uri.startswith("file://"):
-        raise BadInput(f"--out is missing: {uri} is no folder of this machine; say where the export goes")
+        raise BadInput(f"--out is missing: {uri} is not a folder of this machine; say where the export goes")
     target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
     with _sentences():
         from cormorant_worker.sinks.export import export as write

@@ -176,7 +176,7 @@ def decode(data: memoryview, *, on_ack: Callable[[Batch], None] | None = None) -
         file = parse_header(data)
         arrays = {name: view(data, file, entry) for name, entry in file.tensors.items()}
     except MalformedTensorFile as error:
-        raise BadBatch(f"the batch is no safetensors file: {error}") from error
+        raise BadBatch(f"the batch is not a safetensors file: {error}") from error
     except KeyError as error:
         raise BadBatch(f"the batch has a tensor of dtype {error}, which numpy does not know") from error
     return assemble_batch(file.metadata, arrays, on_ack=on_ack)

@@ -40,7 +40,7 @@ class Mappings:
         """
         match = _PATH.match(path)
         if match is None:
-            raise NotHere(f"{path} is no path of a process's descriptor")
+            raise NotHere(f"{path} is not the path of a process's descriptor")
         pid = int(match[1])
         if pid not in self._heads:
             if not any(_listens(pid, port) for port in self._ports):

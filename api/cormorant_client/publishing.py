@@ -101,7 +101,7 @@ class PulledWeights:
         try:
             return cls(model, version, etag, data, parse_header(data))
         except MalformedTensorFile as error:
-            raise BadTensors(f"the weights that the head sent are no safetensors file: {error}") from error
+            raise BadTensors(f"the weights that the head sent are not a safetensors file: {error}") from error
 
     def numpy(self) -> dict[str, Array]:
         """Arrays by name.

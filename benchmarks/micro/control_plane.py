@@ -6,26 +6,16 @@ The bare server is a uvicorn in a process of its own, as the head's listeners ar
 reads a body into one; the client is the SDK's own transport for both.
 """
 
-import json
-import os
-import select
-import subprocess
-import sys
-import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from statistics import median
 
 import numpy as np
 import torch
 
-from benchmarks.contenders import ROOT
-from benchmarks.micro import rows
-from benchmarks.ours import ENTRYPOINTS
-from cormorant_client import Client, connect
+from benchmarks.micro import heads, rows
+from cormorant_client import Client
 from cormorant_client.address import parse_address
 from cormorant_client.transport import Transport
 
@@ -47,11 +37,12 @@ def measure(*, quick: bool) -> Sequence[dict]:
 def _batches(bare: str, rounds: int) -> list[dict]:
     """28 MB batches of Pong, random policy: the fleet is paused with a full queue, so that only the way is measured."""
     ahead = 6
-    job = _job("Pong-v5", 64, 64 * 16, policy=None, queue=ahead)
-    with _head(job, workers=2) as client:
+    job = heads.make_job("Pong-v5", 64, 64 * 16, policy=None, queue=ahead)
+    with heads.running(job, workers=2) as head:
+        client = head.client
         ratios, rates = [], []
         for _ in range(rounds):
-            _until(lambda: client.status().queue.waiting >= ahead - 1)
+            heads.until(lambda: client.status().queue.waiting >= ahead - 1)
             with client.pause():
                 size = _take(client)
                 start = time.perf_counter()
@@ -68,8 +59,9 @@ def _batches(bare: str, rounds: int) -> list[dict]:
 def _publishing(bare: str, rounds: int) -> list[dict]:
     """100 MB to two workers: until the head has checked and handed it over, and until both act with it."""
     width = int((PUBLISH_BYTES / 4) ** 0.5)
-    job = _job("CartPole-v1", 8, 8, policy="mlp", kwargs={"hidden": [width, width]}, queue=2)
-    with _head(job, workers=2) as client, _consumer(client):
+    job = heads.make_job("CartPole-v1", 8, 8, policy="mlp", kwargs={"hidden": [width, width]}, queue=2)
+    with heads.running(job, workers=2) as head, _consumer(head.client):
+        client = head.client
         weights = {name: torch.zeros(_shape(tensor.shape)) for name, tensor in _tensors(client)}
         size = sum(tensor.numel() * 4 for tensor in weights.values())
         staged, applied = [], []
@@ -89,8 +81,9 @@ def _publishing(bare: str, rounds: int) -> list[dict]:
 
 def _acting(rounds: int) -> dict:
     """The CNN's weights, four workers, in the middle of collecting."""
-    job = _job("Pong-v5", 8, 8 * 8, policy="atari_cnn", queue=4)
-    with _head(job, workers=4) as client, _consumer(client):
+    job = heads.make_job("Pong-v5", 8, 8 * 8, policy="atari_cnn", queue=4)
+    with heads.running(job, workers=4) as head, _consumer(head.client):
+        client = head.client
         weights = {name: torch.zeros(_shape(tensor.shape)) for name, tensor in _tensors(client)}
         size = sum(tensor.numel() * 4 for tensor in weights.values())
         milliseconds = []
@@ -108,8 +101,9 @@ def _acting(rounds: int) -> dict:
 def _rate_while_publishing(rounds: int) -> dict:
     """Frames a second while 25 MB are published every second, over those without, in turn."""
     width = int((STEADY_BYTES / 4) ** 0.5)
-    job = _job("HalfCheetah-v4", 64, 64 * 16, policy="mlp", kwargs={"hidden": [width, width]}, queue=4)
-    with _head(job, workers=2) as client, _consumer(client):
+    job = heads.make_job("HalfCheetah-v4", 64, 64 * 16, policy="mlp", kwargs={"hidden": [width, width]}, queue=4)
+    with heads.running(job, workers=2) as head, _consumer(head.client):
+        client = head.client
         weights = {name: torch.zeros(_shape(tensor.shape)) for name, tensor in _tensors(client)}
         ratios = []
         for _ in range(rounds):
@@ -120,9 +114,10 @@ def _rate_while_publishing(rounds: int) -> dict:
 
 def _status_while_streaming(rounds: int) -> dict:
     """Status requests while a consumer reads Pong batches as fast as they come."""
-    job = _job("Pong-v5", 64, 64 * 16, policy=None, queue=4)
+    job = heads.make_job("Pong-v5", 64, 64 * 16, policy=None, queue=4)
     milliseconds = []
-    with _head(job, workers=2) as client, _consumer(client):
+    with heads.running(job, workers=2) as head, _consumer(head.client):
+        client = head.client
         for _ in range(40 * rounds):
             start = time.perf_counter()
             client.status()
@@ -134,87 +129,13 @@ def _status_while_streaming(rounds: int) -> dict:
     )
 
 
-# -- the two servers -------------------------------------------------------------------------------------------
-
-
-def _job(
-    task: str, num_envs: int, frames_per_batch: int, *, policy: str | None, queue: int, kwargs: dict | None = None
-) -> dict:
-    chosen = {"random": {}} if policy is None else {"entrypoint": ENTRYPOINTS[policy], "kwargs": kwargs or {}}
-    return {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "bench"},
-        "spec": {
-            "env": {"envpool": {"taskId": task, "numEnvs": num_envs, "numThreads": 1}},
-            "policy": chosen,
-            "collection": {"mode": "async", "framesPerBatch": frames_per_batch, "seed": 7},
-            "output": {"queue": {"capacityBatches": queue}},
-            "workerGroups": [{"name": "cpu", "minReplicas": 1, "maxReplicas": 8}],
-        },
-    }
-
-
-@contextmanager
-def _head(document: dict, *, workers: int) -> Iterator[Client]:
-    """A head in a process of its own."""
-    with ExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        manifest = Path(folder) / "job.yaml"
-        manifest.write_text(json.dumps(document))
-        command = [
-            "-m",
-            "cormorant_api",
-            "--job",
-            str(manifest),
-            "--workers",
-            str(workers),
-            "--no-tokens",
-            "--port",
-            "0",
-        ]
-        process = _start(stack, command)
-        client = stack.enter_context(connect(_announced(process, "head_ready")))
-        # A reader of the log, or its pipe fills up.
-        threading.Thread(target=process.stdout.read, daemon=True).start()
-        yield client
+# -- who is spoken to ------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _bare_server() -> Iterator[str]:
     with ExitStack() as stack:
-        yield _announced(_start(stack, ["-m", "benchmarks.micro.bare_server"]), "ready")
-
-
-def _start(stack: ExitStack, arguments: Sequence[str]) -> subprocess.Popen:
-    process = subprocess.Popen(
-        [sys.executable, *arguments], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=dict(os.environ)
-    )
-
-    def stop() -> None:
-        process.terminate()
-        try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(10)
-        process.stdout.close()
-
-    stack.callback(stop)
-    return process
-
-
-def _announced(process: subprocess.Popen, event: str) -> str:
-    """The URL in the JSON line that says that a server is ready."""
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline:
-        readable, _, _ = select.select([process.stdout], [], [], 1.0)
-        line = process.stdout.readline() if readable else b""
-        if process.poll() is not None:
-            raise RuntimeError(f"{process.args} ended with {process.returncode}: {line!r}")
-        if line.startswith(b"{") and (message := json.loads(line)).get("event") == event:
-            return message["url"]
-    raise TimeoutError(f"{process.args} was not ready within {START_S:.0f} s")
+        yield heads.announced(heads.start(stack, ["-m", "benchmarks.micro.bare_server"]), "ready")
 
 
 @contextmanager
@@ -225,8 +146,8 @@ def _consumer(client: Client) -> Iterator[None]:
         "for batch in connect(sys.argv[1]).batches(memory='never'):\n    pass\n"
     )
     with ExitStack() as stack:
-        _start(stack, ["-c", code, client.url])
-        _until(lambda: client.status().frames.collected > 0)
+        heads.start(stack, ["-c", code, client.url])
+        heads.until(lambda: client.status().frames.collected > 0)
         yield
 
 
@@ -276,14 +197,6 @@ def _rate(client: Client, each_second: Callable[[], object]) -> float:
         each_second()
         time.sleep(max(0.0, start + second + 1 - time.perf_counter()))
     return (client.status().frames.collected - before) / (time.perf_counter() - start)
-
-
-def _until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + START_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError("it did not happen in time")
-        time.sleep(0.02)
 
 
 if __name__ == "__main__":

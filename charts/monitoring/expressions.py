@@ -128,7 +128,7 @@ ALERTS = (
         for_="15m",
         severity="warning",
         summary=f"group {{{{ $labels.group }}}} of {_WHO} has too few workers",
-        description="{{ $value }} workers are ready, fewer than the group shall have.",
+        description="{{ $value }} workers are ready, fewer than the group should have.",
     ),
     Alert(
         alert="CormorantWorkerRestartLoop",

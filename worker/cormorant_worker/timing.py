@@ -11,14 +11,12 @@ from time import monotonic_ns
 
 import numpy as np
 
-from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker import pulse_layout
+from cormorant_worker.pulse_layout import ACTIVITY, NUM_TIMING, SINCE, STEPPING
 from cormorant_worker.spaces import Array
 
-ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(len(ACTIVITIES))
-NUMBERS = len(ACTIVITIES) + 2
-"""[10] int64: nanoseconds by activity, the activity that goes on, and since when (0: it has not begun)."""
-_ACTIVITY, _SINCE = len(ACTIVITIES), len(ACTIVITIES) + 1
-_STEPPING = -1
+ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(pulse_layout.NUM_ACTIVITIES)
+"""In the order of `cormorant_contract.metrics.labels.ACTIVITIES`."""
 _EVERY = 16
 """Vector steps for each one that is measured."""
 _WEIGHT = 0.2
@@ -56,9 +54,9 @@ class Timing:
         """Begin, with building.
 
         Args:
-            numbers: [NUMBERS] int64, zeroed memory to keep them in.
+            numbers: [NUM_TIMING] int64, zeroed memory to keep them in.
         """
-        self._numbers = np.zeros(NUMBERS, dtype=np.int64) if numbers is None else numbers
+        self._numbers = np.zeros(NUM_TIMING, dtype=np.int64) if numbers is None else numbers
         self._laps = Laps()
         self._left = 1
         self._env_share = self._inference_share = 0.0
@@ -76,7 +74,7 @@ class Timing:
 
     def begin(self) -> None:
         """From now on the worker steps."""
-        self.rest(_STEPPING)
+        self.rest(STEPPING)
 
     def next_laps(self) -> Laps | None:
         """What the vector step that begins now is measured with: nothing, but once in 16."""
@@ -113,7 +111,7 @@ class Timing:
     def _close(self) -> None:
         now = monotonic_ns()
         elapsed, self._since = now - self._since, now
-        if self._activity != _STEPPING:
+        if self._activity != STEPPING:
             self._numbers[self._activity] += elapsed
             return
         env, inference = int(elapsed * self._env_share), int(elapsed * self._inference_share)
@@ -123,18 +121,13 @@ class Timing:
         self._stepped_ns += elapsed
 
     def _note(self) -> None:
-        self._numbers[_ACTIVITY], self._numbers[_SINCE] = self._activity, self._since
+        self._numbers[ACTIVITY], self._numbers[SINCE] = self._activity, self._since
 
 
 def spent_ns(numbers: Array) -> tuple[int, ...]:
     """Nanoseconds by activity, in the order of `ACTIVITIES`, up to now; of vector steps, up to the last measured one.
 
     Args:
-        numbers: [NUMBERS] int64 of a `Timing` in any process of this machine, whose clock is the same.
+        numbers: [NUM_TIMING] int64 of a `Timing` in any process of this machine, whose clock is the same.
     """
-    values = numbers.tolist()
-    activity, since = values[_ACTIVITY], values[_SINCE]
-    spent = values[: len(ACTIVITIES)]
-    if activity != _STEPPING and since:
-        spent[activity] += max(0, monotonic_ns() - since)
-    return tuple(spent)
+    return pulse_layout.spent_ns(numbers.tolist(), until_ns=monotonic_ns())

@@ -14,7 +14,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 
 @router.get("/v1/desired", operation_id="get_desired", responses=answers(), openapi_extra=needs(Role.READ))
 async def get_desired(request: Request) -> DesiredReport:
-    """How many workers each group shall have."""
+    """How many workers each group is to have."""
     return _describe(head_of(request))
 
 

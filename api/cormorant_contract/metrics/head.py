@@ -123,8 +123,8 @@ QUEUE_WAIT = _of_job(
     "queue_wait_seconds_total", "counter", "Time in which somebody waited for the queue: who is the bottleneck.", SIDE
 )
 LENT_BATCHES = _of_job("lent_batches", "gauge", "Batches that consumers have and did not acknowledge.")
-REDELIVERED = _of_job("batches_redelivered_total", "counter", "Batches handed out again, for want of an "
-                      "acknowledgement.")  # fmt: skip
+REDELIVERED = _of_job("batches_redelivered_total", "counter", "Batches handed out again, since they were "
+                      "not acknowledged.")  # fmt: skip
 CONSUMERS = _of_job("consumers", "gauge", "Consumers that asked for a batch in the last minute.")
 CONSUMER_SEEN = _of_job(
     "consumer_last_seen_timestamp_seconds", "gauge", "When a consumer asked last.", when="one has asked"
@@ -138,7 +138,7 @@ UPDATE_IN_PROGRESS = _of_job("weight_update_in_progress", "gauge", "1 while work
 LAST_APPLIED = _of_job(
     "weight_last_applied_timestamp_seconds", "gauge", "When the last publish was applied.", when="one was applied"
 )
-PAUSED = _of_job("paused", "gauge", "1 while the fleet shall stand still.")
+PAUSED = _of_job("paused", "gauge", "1 while the fleet is told to stand still.")
 PAUSE_LEASES = _of_job("pause_leases", "gauge", "Leases that hold it.")
 PAUSE_SECONDS = _of_job("pause_seconds_total", "counter", "Time in which the fleet was to stand still.")
 WORKERS = _of_job("workers", "gauge", "Workers.", GROUP, WORKER_STATE)

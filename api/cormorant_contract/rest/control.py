@@ -10,7 +10,7 @@ Replicas = Annotated[int, Field(ge=0, le=65536)]
 
 
 class Desired(Request):
-    """How many workers each group shall have, and whether they shall stand still. What is not named stays as it is."""
+    """How many workers each group is to have, and whether they are to stand still. What is not named stays as it is."""
 
     groups: Annotated[dict[str, Replicas], Field(default={}, max_length=8)]
     paused: bool | None = None

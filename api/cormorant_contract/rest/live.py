@@ -62,7 +62,7 @@ class Opening(Answer):
     num_envs: Count
     """Environments of each worker."""
     picture: PictureSize | None
-    """None: observations are no pictures."""
+    """None: observations are not pictures."""
     history: History
     moment: Moment
 

@@ -49,7 +49,7 @@ _NOW = Section(
         ),
         Panel(
             title="Frames",
-            description="Accepted by the output, over all heads of the job; and how many it shall be.",
+            description="Accepted by the output, over all heads of the job; and how many are wanted.",
             unit="short",
             queries={
                 "collected": f"max(cormorant_frames_total{{{_JOB}}})",
@@ -290,7 +290,7 @@ _QUEUE = Section(
         ),
         Panel(
             title="Batches handed out again",
-            description="Per second, for want of an acknowledgement in time.",
+            description="Per second, since they were not acknowledged in time.",
             unit="cps",
             queries={"again": f"sum(rate(cormorant_batches_redelivered_total{{{_JOB}}}[$__rate_interval]))"},
         ),
@@ -322,7 +322,7 @@ _TROUBLE = Section(
         ),
         Panel(
             title="Workers by state",
-            description="Ready, starting, and how many there shall be.",
+            description="Ready, starting, and how many are wanted.",
             unit="none",
             queries={"{{group}}, {{state}}": f"sum by (group, state) (cormorant_workers{{{_GROUP}}})"},
         ),

@@ -5,15 +5,10 @@ An operator of its own, beside the cluster, looks after the test's namespace.
 
 import io
 import json
-import os
-import pty
 import re
-import select
-import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
@@ -24,6 +19,7 @@ import yaml
 from cormorant_cli.__main__ import run
 from cormorant_testing.kubectl import Namespace
 from cormorant_testing.real_cluster import Installation
+from cormorant_testing.terminal import Terminal
 from cormorant_worker.policies import mlp
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(1800)]
@@ -159,29 +155,10 @@ def test_top_asks_the_head_and_goes_on_until_it_is_interrupted(job: Job) -> None
     assert row.split()[:2] == ["cart", "Running"]
     assert worker.split()[:2] == ["cpu-0", "stepping"]
     assert "AS OF" in job.good("top"), "the list needs no head"
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "20"}
-    command = [sys.executable, "-m", "cormorant_cli", "top", "cart", "--interval", "0.5", "-n", job.namespace.name]
-    process = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment)
-    os.close(theirs)
-    seen = ""
-    try:
-        deadline = time.monotonic() + 60
-        while len(set(re.findall(r"cart\s+Running\s+[\d,]+\s+([\d,]+)", seen))) < 4:
-            assert time.monotonic() < deadline, seen
-            readable, _, _ = select.select([ours], [], [], 1)
-            seen += os.read(ours, 65536).decode() if readable else ""
-        process.send_signal(signal.SIGINT)
-        while time.monotonic() < deadline + 30 and select.select([ours], [], [], 5)[0]:
-            try:
-                seen += os.read(ours, 65536).decode()
-            except OSError:
-                break  # the terminal's other end is closed
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        os.close(ours)
-    assert "Traceback" not in seen
+    with Terminal("top", "cart", "--interval", "0.5", "-n", job.namespace.name) as top:
+        top.read_until(lambda seen: len(set(re.findall(r"cart\s+Running\s+[\d,]+\s+([\d,]+)", seen))) >= 4)
+        assert top.interrupt() == 0
+    assert "Traceback" not in top.seen
 
 
 def test_logs_are_told_apart(job: Job) -> None:

@@ -2,15 +2,8 @@
 
 import asyncio
 import json
-import os
-import pty
 import re
-import select
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -40,6 +33,7 @@ from cormorant_client import (
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import Served, serve
+from cormorant_testing.terminal import Terminal
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
 NUM_ENVS = 3
@@ -360,36 +354,19 @@ def test_top_by_command(command: Any, served: Served, monkeypatch: pytest.Monkey
 
 @pytest.mark.slow
 def test_top_is_live_on_a_terminal_until_it_is_interrupted(command: Any, served: Served) -> None:
-    ours, theirs = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "160", "LINES": "20"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cormorant_cli", "top", "--interval", "0.2"],
-        stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
-    )  # fmt: skip
-    os.close(theirs)
-    seen = ""
-    try:
-        deadline = time.monotonic() + 60
-        while len(set(re.findall(r"counting\s+Running\s+[\d,]+\s+([\d,]+)", seen))) < 3:
-            assert time.monotonic() < deadline, seen
-            readable, _, _ = select.select([ours], [], [], 1)
-            seen += os.read(ours, 65536).decode() if readable else ""
-            # Somebody has to take batches, or the frames stand still.
-            batch = served.data.get("/v1/batches/next?wait=0.1")
-            if batch.status == 200:
-                served.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
-        process.send_signal(signal.SIGINT)
-        while select.select([ours], [], [], 5)[0]:
-            try:
-                seen += os.read(ours, 65536).decode()
-            except OSError:
-                break  # the terminal's other end is closed
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        os.close(ours)
-    assert seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
-    assert "Traceback" not in seen
+    def take() -> None:
+        """Somebody has to take batches, or the frames stand still."""
+        batch = served.data.get("/v1/batches/next?wait=0.1")
+        if batch.status == 200:
+            served.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+
+    with Terminal("top", "--interval", "0.2") as top:
+        top.read_until(
+            lambda seen: len(set(re.findall(r"counting\s+Running\s+[\d,]+\s+([\d,]+)", seen))) >= 3, meanwhile=take
+        )
+        assert top.interrupt() == 0
+    assert top.seen.rstrip().endswith("\x1b[?25h\x1b[?1049l"), "the terminal is as it was"
+    assert "Traceback" not in top.seen
 
 
 def test_batches_by_command(command: Any) -> None:

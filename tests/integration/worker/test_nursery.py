@@ -14,6 +14,8 @@ from cormorant_testing.scripts import until
 from cormorant_worker.engine import nursery
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.process import WorkerProcess
+from cormorant_worker.place import WorkerPlace
 
 
 def test_workers_find_the_folder_and_the_variables_of_the_moment(
@@ -51,6 +53,37 @@ def test_a_killed_nursery_costs_no_worker_and_the_next_one_is_forked_by_another(
         assert psutil.Process().children(recursive=True) == []
     finally:
         nursery.give_back(forks_them)
+
+
+@pytest.mark.slow
+def test_workers_are_killed_before_they_are_born_while_they_hang_and_without_their_nursery() -> None:
+    fresh = nursery.Nursery()
+    unborn = WorkerProcess(WorkerPlace(), fresh, nursery.Imports())
+    unborn.kill()
+    hung, orphan = (WorkerProcess(WorkerPlace(index=index), fresh, nursery.Imports()) for index in (1, 2))
+    try:
+        for worker in (hung, orphan):
+            until(lambda worker=worker: worker.pid)
+            os.kill(worker.pid, signal.SIGSTOP)
+        assert fresh.return_code(1) == -signal.SIGKILL
+        hung.kill()
+        assert not psutil.pid_exists(hung.pid)
+        assert hung.describe_end().startswith("was killed by SIGKILL")
+        hung.kill()  # it is known to have ended: nothing is killed
+        os.kill(fresh.pid, signal.SIGKILL)
+        until(lambda: not fresh.is_alive)
+        assert psutil.Process(orphan.pid).status() == psutil.STATUS_STOPPED
+        orphan.kill()
+        until(lambda: has_ended(orphan.pid))
+    finally:
+        for worker in (unborn, hung, orphan):
+            worker.close()
+        fresh.close()
+
+
+def has_ended(pid: int) -> bool:
+    """Gone, or waiting for whoever inherited it."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_nobody_is_left_when_a_fleet_is_closed_before_its_workers_are_born() -> None:

@@ -1,4 +1,4 @@
-"""A real Prometheus, as a process that scrapes ports of this machine."""
+"""A real Prometheus, as a process of this machine."""
 
 import json
 import math
@@ -8,7 +8,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +24,20 @@ class Prometheus:
     """One Prometheus; skips the test where there is none."""
 
     def __init__(
-        self, folder: Path, targets: Mapping[str, Mapping[str, str]], *, interval: str = "1s", rules: Path | None = None
+        self,
+        folder: Path,
+        targets: Mapping[str, Mapping[str, str]],
+        *,
+        found: Sequence[Mapping[str, Any]] = (),
+        interval: str = "1s",
+        rules: Path | None = None,
     ) -> None:
         """Start it.
 
         Args:
             folder: for its data and what it says.
             targets: addresses, and labels of each as a discovery in a cluster would add them.
+            found: scrape configurations of targets that it finds itself.
             interval: between two scrapes.
             rules: a rule file.
         """
@@ -39,7 +46,7 @@ class Prometheus:
         scraped = [{"targets": [target], "labels": dict(labels)} for target, labels in targets.items()]
         config: dict[str, Any] = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"},
-            "scrape_configs": [{"job_name": "cormorant", "static_configs": scraped}],
+            "scrape_configs": [{"job_name": "cormorant", "static_configs": scraped}, *found],
         }
         if rules is not None:
             config["rule_files"] = [str(rules)]

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.timing import BUILD, ENV, IDLE, INFERENCE, NUMBERS, PAUSED, TRANSFER, Timing, spent_ns
+from cormorant_worker.pulse_layout import NUM_TIMING
+from cormorant_worker.timing import BUILD, ENV, IDLE, INFERENCE, PAUSED, TRANSFER, Timing, spent_ns
 
 
 def seconds(numbers: np.ndarray) -> dict[str, float]:
@@ -27,7 +28,7 @@ def step(timing: Timing, *, env_s: float, inference_s: float, rest_s: float) -> 
 
 
 def test_one_step_in_sixteen_stands_for_all() -> None:
-    numbers = np.zeros(NUMBERS, dtype=np.int64)
+    numbers = np.zeros(NUM_TIMING, dtype=np.int64)
     timing = Timing(numbers)
     timing.begin()
     began = time.monotonic()
@@ -47,7 +48,7 @@ def test_one_step_in_sixteen_stands_for_all() -> None:
 
 
 def test_a_pause_is_no_part_of_a_batch() -> None:
-    timing = Timing(numbers := np.zeros(NUMBERS, dtype=np.int64))
+    timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     timing.begin()
     timing.rest(PAUSED)
     time.sleep(0.05)
@@ -58,7 +59,7 @@ def test_a_pause_is_no_part_of_a_batch() -> None:
 
 
 def test_what_goes_on_is_counted_up_to_now() -> None:
-    timing = Timing(numbers := np.zeros(NUMBERS, dtype=np.int64))
+    timing = Timing(numbers := np.zeros(NUM_TIMING, dtype=np.int64))
     time.sleep(0.01)
     assert seconds(numbers)["build"] >= 0.01
     timing.rest(IDLE)
@@ -69,7 +70,7 @@ def test_what_goes_on_is_counted_up_to_now() -> None:
 
 
 def test_memory_that_nobody_has_written_says_nothing() -> None:
-    assert spent_ns(np.zeros(NUMBERS, dtype=np.int64)) == (0,) * len(ACTIVITIES)
+    assert spent_ns(np.zeros(NUM_TIMING, dtype=np.int64)) == (0,) * len(ACTIVITIES)
 
 
 def test_activities_are_numbered_as_the_contract_names_them() -> None:

@@ -25,7 +25,7 @@ class LocalEngine:
         """Workers have this machine's devices.
 
         Raises:
-            DeviceUnavailable: it has not what the options or the gpu groups ask for.
+            DeviceUnavailable: it lacks what the options or the gpu groups ask for.
         """
         if device:
             find_device(device)

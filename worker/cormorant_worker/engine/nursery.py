@@ -1,7 +1,7 @@
 """The process that forks workers, as fleets hold it: what a worker imports is imported once, not once a worker.
 
     fleets ──Birth, descriptors──> nursery ──fork──> worker, worker ...
-           ──Ask, Forget─────────>   │ <──waits for them──┘
+           ──Kill, Ask, Forget───>   │ <──waits for them──┘
 
 All fleets of a process share one (decision 0031). It ends with the last of them, and with their process, however that
 ends. `nursery_process.py` is its other side.
@@ -64,6 +64,13 @@ class Answer:
 
     number: int
     code: int | None
+
+
+@dataclass(frozen=True)
+class Kill:
+    """This worker shall end at once, if it lives."""
+
+    number: int
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,11 @@ class Nursery:
                 if answer.number == number:
                     return answer.code
         return None
+
+    def kill(self, number: int) -> None:
+        """Have a worker killed, unless it has ended. Does not wait; a nursery that is gone kills nobody."""
+        with self._lock, suppress(OSError):
+            self._connection.send(Kill(number))
 
     def forget(self, number: int) -> None:
         """Nobody will ask for this worker again."""

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from cormorant_worker.engine.nursery import Answer, Ask, Birth, Forget
+from cormorant_worker.engine.nursery import Answer, Ask, Birth, Forget, Kill
 from cormorant_worker.engine.worker import run_worker
 
 _NUM_DESCRIPTORS = 4
@@ -37,12 +37,17 @@ class Children:
 
     def return_code(self, number: int) -> int | None:
         """How a worker ended; None while it runs."""
-        # The dead keep their ids until somebody asks: then nobody kills a stranger in their place.
         if number in self._pids and number not in self._codes:
             pid, status = os.waitpid(self._pids[number], os.WNOHANG)
             if pid:
                 self._codes[number] = os.waitstatus_to_exitcode(status)
         return self._codes.get(number)
+
+    def kill(self, number: int) -> None:
+        """Kill a worker that lives."""
+        # The dead keep their ids until `return_code` takes note of their end: no stranger has this one.
+        if number in self._pids and self.return_code(number) is None:
+            os.kill(self._pids[number], signal.SIGKILL)
 
     def forget(self, number: int) -> None:
         """Nobody will ask for this one again."""
@@ -81,6 +86,8 @@ def _serve(connection: Connection, children: Children) -> tuple[Birth, list[int]
             message = connection.recv()
             if isinstance(message, Ask):
                 connection.send(Answer(message.number, children.return_code(message.number)))
+            elif isinstance(message, Kill):
+                children.kill(message.number)
             elif isinstance(message, Forget):
                 children.forget(message.number)
             else:

@@ -1,10 +1,11 @@
 """One worker process as the fleet holds it: started, talked to, killed. Owned by the fleet's thread."""
 
 import os
+import select
 import signal
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import send_handle
 
@@ -17,6 +18,8 @@ from cormorant_worker.engine.socket_pair import socket_pair
 from cormorant_worker.place import WorkerPlace
 
 _ASKED_EVERY_S = 0.005
+_OBEYED_S = 5.0
+"""A nursery that is not importing kills at once."""
 
 
 class SharedPayload:
@@ -143,13 +146,19 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End the process at once. Its subprocess environments see their pipes close and end too."""
-        # Who is not born yet ends as it finds its sockets closed. The nursery keeps a dead one's id from being given to
-        # others until it is asked how it ended; from then on the answer is known, and the id may be a stranger's.
-        if not self.pid or self._is_closed or self._return_code(timeout_s=0) is not None:
+        if self._is_closed:
             return
-        with suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
-        self.wait(10)
+        self._nursery.kill(self._number)
+        if not self.wait(_OBEYED_S):
+            self._kill_alone()
+            self.wait(10)
+
+    def _kill_alone(self) -> None:
+        """The nursery has ended, or imports for a long time."""
+        with suppress(OSError), _process_descriptor(self.pid) as descriptor:
+            # The worker holds the other end. It was there after its id was looked up: the id is no stranger's.
+            if not _is_hung_up(self.data):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the process to end. False when it has not after `timeout_s`."""
@@ -182,3 +191,19 @@ class WorkerProcess:
         self.data.close()
         self.control.close()
         self.pulse.close()
+
+
+@contextmanager
+def _process_descriptor(pid: int) -> Iterator[int]:
+    """Stands for the process that has this id now, also when it has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_hung_up(connection: Connection) -> bool:
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))

@@ -6,10 +6,9 @@ from enum import IntEnum
 import numpy as np
 
 from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.pulse_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
 from cormorant_worker.spaces import Array
-from cormorant_worker.timing import NUMBERS, spent_ns
-
-_SIZE_BYTES = 8 * (3 + NUMBERS)
+from cormorant_worker.timing import spent_ns
 
 
 class Phase(IntEnum):
@@ -27,16 +26,14 @@ class Phase(IntEnum):
 
 
 class Pulse:
-    """[13] int64 in shared memory: frames landed so far, phase, process id, timing. Written by one worker, read by its
-    fleet.
-    """
+    """[13] int64 in shared memory, as in `pulse_layout`. Written by one worker, read by its fleet."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory
         self._numbers: Array = np.frombuffer(memory.buffer, dtype=np.int64)
-        self.frames: Array = self._numbers[:1]
+        self.frames: Array = self._numbers[FRAMES : FRAMES + 1]
         """[1] int64: frames landed, those of unfinished batches among them."""
-        self.timing: Array = self._numbers[3:]
+        self.timing: Array = self._numbers[TIMING:]
         """[10] int64: the numbers of a `Timing`."""
 
     @classmethod
@@ -46,30 +43,30 @@ class Pulse:
         Args:
             path: of a file that others on this machine can read it in; empty: those who get its descriptor alone.
         """
-        return cls(SharedMemory.create(_SIZE_BYTES, path=path))
+        return cls(SharedMemory.create(SIZE_BYTES, path=path))
 
     @classmethod
     def attach(cls, descriptor: int) -> "Pulse":
         """Map the pulse that the fleet made."""
-        return cls(SharedMemory(descriptor, _SIZE_BYTES))
+        return cls(SharedMemory(descriptor, SIZE_BYTES))
 
     def sign(self) -> None:
         """Say which process this worker is."""
-        self._numbers[2] = os.getpid()
+        self._numbers[PID] = os.getpid()
 
     @property
     def pid(self) -> int:
         """The worker's process id; 0 before it is born."""
-        return int(self._numbers[2])
+        return int(self._numbers[PID])
 
     def enter(self, phase: Phase) -> None:
         """Say what begins."""
-        self._numbers[1] = phase
+        self._numbers[PHASE] = phase
 
     @property
     def phase(self) -> Phase:
         """What the worker does."""
-        return Phase(int(self._numbers[1]))
+        return Phase(int(self._numbers[PHASE]))
 
     @property
     def spent_ns(self) -> tuple[int, ...]:

@@ -27,7 +27,7 @@ class SharedMemory:
             path: of a file that is to be this memory; what was there is replaced. Empty: it has no name.
 
         Raises:
-            FleetError: the system refuses, e.g. for want of address space.
+            FleetError: the system refuses, e.g. because address space is short.
         """
         try:
             descriptor = _named_file(path) if path else _anonymous_file()

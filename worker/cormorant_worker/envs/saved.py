@@ -81,7 +81,7 @@ def unpack(state: bytes, *, num_envs: int) -> Vectors:
         decoded = json.loads(state)
         vectors = Vectors(envs=decoded["envs"], restarts=decoded["restarts"])
     except (ValueError, KeyError, TypeError) as error:
-        raise StateError(f"this is no state of gymnasium environments: {error}") from error
+        raise StateError(f"this is not a state of gymnasium environments: {error}") from error
     if len(vectors.envs) != num_envs:
         raise StateError(f"the state is of {len(vectors.envs)} environments, here are {num_envs}")
     return vectors

@@ -16,13 +16,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from cormorant_worker import pulse_layout
 from cormorant_worker.metrics.gpus import read_gpus
+from cormorant_worker.pulse_layout import FRAMES, TIMING
 from cormorant_worker.supervisor.standing import Standing
 
 _PREFIX = "cormorant_worker_"
 ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
-_PULSE = struct.Struct("=13q")
-"""Frames, phase, process id, nanoseconds by activity, the activity that goes on, since when: `engine/pulse.py`."""
 _MEMORY_V2 = Path("/sys/fs/cgroup/memory.current")
 _MEMORY_V1 = Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")
 Family = CounterMetricFamily | GaugeMetricFamily
@@ -87,13 +87,12 @@ class PodMetrics(Collector):
     def _read_pulse(self) -> None:
         try:
             with self._pulse_file.open("rb") as file:
-                actor, numbers = os.fstat(file.fileno()).st_ino, _PULSE.unpack(file.read())
+                actor, numbers = os.fstat(file.fileno()).st_ino, pulse_layout.parse(file.read())
         except (OSError, struct.error):
             return  # no actor has begun
-        now = [numbers[0], *numbers[3 : 3 + len(ACTIVITIES)]]
-        activity, since = numbers[-2:]
-        if activity >= 0 and since and self._standing.is_joined:
-            now[1 + activity] += max(0, time.monotonic_ns() - since)  # what goes on is not written until it ends
+        # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
+        until_ns = time.monotonic_ns() if self._standing.is_joined else 0
+        now = (numbers[FRAMES], *pulse_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
         before = self._last if actor == self._actor else (0,) * len(now)
         self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
         self._actor, self._last = actor, tuple(map(max, now, before))

@@ -1,0 +1,183 @@
+"""A Prometheus finds a job's pods and the operator as the chart's PodMonitors say: every panel has data."""
+
+import contextlib
+import json
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from cormorant_testing.helm import CHART, POD_MONITOR, find, render
+from cormorant_testing.pod_monitor import PodDiscovery
+from cormorant_testing.prometheus import Prometheus
+from cormorant_testing.promql import substitute
+from cormorant_testing.real_cluster import RELEASE, Installation
+from cormorant_testing.real_job import SMALL, Job, note, running
+from cormorant_testing.serving import Api
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+FILES = CHART / "files"
+NEED_A_GPU = {("cormorant-job", "GPU utilization"), ("cormorant-job", "GPU memory")}
+WINDOW = "1m"
+"""What Grafana makes of `$__rate_interval` where scrapes are 15 s apart."""
+MANIFEST = {
+    "apiVersion": "cormorant.dev/v1alpha1",
+    "kind": "CollectorJob",
+    "metadata": {"name": "watched"},
+    "spec": {
+        "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4}},
+        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "collection": {"framesPerBatch": 128, "totalFrames": 100_000_000, "seed": 7},
+        "output": {"queue": {"capacityBatches": 4}},
+        "head": {"resources": SMALL},
+        "workerGroups": [{"name": "cpu", "resources": SMALL}],
+        "replicas": 1,
+    },
+}
+
+
+class Learner:
+    """Takes batches and publishes weights, on a connection of its own."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = Job(job.namespace, job.name)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._learn)
+
+    def __enter__(self) -> "Learner":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join(timeout=120)
+        self._job.disconnect()
+
+    def _learn(self) -> None:
+        while not self._ended.wait(0.5):
+            # A port-forward ends with its pod.
+            with contextlib.suppress(OSError, AssertionError):
+                self._learn_from(self._job.api())
+            self._job.disconnect()
+
+    def _learn_from(self, api: Api) -> None:
+        model = api.get("/v1/models/policy")
+        assert model.status == 200, model
+        weights = safetensors.numpy.save(
+            {tensor["name"]: np.zeros(tensor["shape"], np.float32) for tensor in model.json["tensors"]}
+        )
+        while not self._ended.is_set():
+            for _ in range(20):
+                batch = api.get("/v1/batches/next?wait=1&ack=auto&consumer=learner")
+                assert batch.status < 500, batch
+            api.put("/v1/models/policy/weights", weights, Prefer="wait=10")
+
+
+@pytest.fixture(scope="module")
+def job(installed: Installation) -> Iterator[Job]:
+    with running(installed.jobs, MANIFEST) as job, Learner(job):
+        job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+        yield job
+
+
+@pytest.fixture(scope="module")
+def db(installed: Installation, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Prometheus]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    manifests = render(f"watchNamespaces={{{installed.jobs.name}}}", namespace=RELEASE, apis=(POD_MONITOR,))
+    monitors = [find(manifests, "PodMonitor", name) for name in (RELEASE, f"{RELEASE}-jobs")]
+    with PodDiscovery(folder, monitors) as pods:
+        rules = FILES / "rules" / "cormorant.yaml"
+        with Prometheus(folder / "db", {}, found=list(pods.scrape_configs()), interval="2s", rules=rules) as db:
+            yield db
+
+
+def test_each_pod_is_found_and_scraped_once(job: Job, db: Prometheus, installed: Installation) -> None:
+    operators = {pod["metadata"]["name"] for pod in installed.operators.items("pods")}
+    expected = sorted([*operators, *job.pods()])
+
+    def scraped() -> list[str]:
+        return sorted(dict(labels)["pod"] for labels, value in db.query("up").items() if value == 1)
+
+    with contextlib.suppress(AssertionError):
+        job.namespace.until(lambda: scraped() == expected, what="all are scraped", within_s=60)
+    assert scraped() == expected
+
+
+def panels(dashboard: str) -> Iterator[tuple[str, str]]:
+    document = json.loads((FILES / "dashboards" / f"{dashboard}.json").read_text())
+    for panel in document["panels"]:
+        for target in panel.get("targets", ()):
+            yield panel["title"], target["expr"]
+
+
+@pytest.mark.parametrize("dashboard", ["cormorant-fleet", "cormorant-job", "cormorant-operator"])
+def test_every_panel_of_a_dashboard_has_data(job: Job, db: Prometheus, installed: Installation, dashboard: str) -> None:
+    db.wait_for('cormorant_weight_updates_total{result="applied"} > 3', seconds=180)
+    chosen = {
+        "__rate_interval": WINDOW,
+        "job_namespace": job.namespace.name,
+        "namespace": RELEASE if dashboard == "cormorant-operator" else job.namespace.name,
+        "collectorjob": job.name,
+        "group": "cpu",
+    }
+    asked = {(title, substitute(expr, **chosen)) for title, expr in panels(dashboard)}
+    assert asked
+    empty: set[tuple[str, str]] = set()
+
+    def all_have_data() -> bool:
+        empty.clear()
+        empty.update((title, expr) for title, expr in asked if not db.numbers(expr))
+        return all((dashboard, title) in NEED_A_GPU for title, _ in empty)
+
+    job.edit(paused=True)  # the operator looks at a change
+    job.until(lambda: job.condition("Paused") == "True/Spec", what="the job is paused")
+    job.edit(paused=False)
+    with contextlib.suppress(AssertionError):
+        job.namespace.until(all_have_data, what="every panel has data", within_s=180)
+    assert {title for title, _ in empty if (dashboard, title) not in NEED_A_GPU} == set(), empty
+    note(f"{dashboard}: {len(asked)} queries have data, but for {sorted(title for title, _ in empty)}")
+
+
+def test_no_alert_fires_for_a_job_that_is_well(job: Job, db: Prometheus) -> None:
+    db.wait_for(f'collectorjob:cormorant_stepped_frames:rate2m{{collectorjob="{job.name}"}}', seconds=120)
+    assert db.query('ALERTS{alertstate="firing"}') == {}
+
+
+def stand_still(job: Job) -> int:
+    """Pause, and wait until the count of frames stands still. Returns it."""
+    job.edit(paused=True)
+    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet stands still")
+    before, count = -1, 0
+    while before != count:
+        time.sleep(2.0)
+        before, count = count, int(job.ask("/v1/status").json["frames"]["collected"])
+    return count
+
+
+def test_increase_of_frames_is_the_apis_count_over_the_death_of_a_worker(job: Job, db: Prometheus) -> None:
+    frames = f'cormorant_frames_total{{namespace="{job.namespace.name}", collectorjob="{job.name}"}}'
+    first = stand_still(job)
+    time.sleep(2.0)
+    began = time.time()
+    time.sleep(2.0)
+    job.edit(paused=False)
+    job.until(lambda: max(db.numbers(frames)) > first, what="frames again")
+    (worker,) = job.pods("worker")
+    job.namespace("delete", "pod", worker, "--now", "--wait=false")
+    job.until(lambda: job.pods("worker") and worker not in job.pods("worker"), what="a replacement")
+    job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the replacement is ready")
+    counted = max(db.numbers(frames))
+    job.until(lambda: max(db.numbers(frames)) > counted + 10_000, what="it collects")
+    last = stand_still(job)
+    time.sleep(2.0)
+    # From a sample to a sample: increase() would stretch what it saw to the edges of the window, where all stood still.
+    first_at, *_, last_at = db.times(frames, began=began, ended=time.time())
+    window = f"{(last_at - first_at) * 1000 + 1:.0f}ms"
+    (increase,) = db.query(f"increase({frames}[{window}])", at=last_at).values()
+    note(f"increase() says {increase:.0f} frames, the API {last - first}")
+    assert increase == pytest.approx(last - first, rel=0.01)
+    job.edit(paused=False)
