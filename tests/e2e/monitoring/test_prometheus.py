@@ -190,7 +190,8 @@ def test_frames_agree_with_the_api_over_deaths_of_a_worker_and_of_the_head(manif
         db.wait_for(f"cormorant_frames_total > {counted + 2000}", seconds=60)
         last = stand_still(learner.api)
         time.sleep(1.0)
-        # From a sample to a sample: increase() would stretch what it saw to the edges of the window, where nothing was collected.
+        # From a sample to a sample: increase() would stretch what it saw to the edges of the window, where nothing was
+        # collected.
         first_at, *_, last_at = db.times("cormorant_frames_total", began=began, ended=time.time())
         window = f"{(last_at - first_at) * 1000 + 1:.0f}ms"
         (increase,) = db.query(f"increase(cormorant_frames_total[{window}])", at=last_at).values()
