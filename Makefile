@@ -33,10 +33,12 @@ test: $(INSTALLED) ## Run the tests, without the slow ones
 test-all: $(INSTALLED) ## Run all tests that this machine can run
 	@$(BIN)/python -m pytest $(PYTEST_ARGS)
 
-test-peers: $(INSTALLED) ## Run the tests against Tianshou, in .venv-peers
+test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv-peers
 	@benchmarks/peers/setup
 	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers
-	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest tests/peers $(PYTEST_ARGS)
+	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest tests/peers \
+		tests/integration/worker/torchrl/test_multi_threaded_env.py tests/integration/worker/torchrl/test_collectors.py \
+		tests/integration/worker/torchrl/test_guide.py $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/ruff check --no-cache .

@@ -43,6 +43,8 @@ class Plan:
     settings: Settings
     overrides: tuple[Mapping[str, Any], ...] = ()
     """By collector: settings of its own."""
+    seed: int = 0
+    """What all environments and streams derive theirs from, until `set_seed`."""
 
     @property
     def num_collectors(self) -> int:
@@ -133,6 +135,7 @@ class FleetCollector:
             "initRandomFrames": limit(settings.init_random_frames),
             "maxFramesPerTrajectory": limit(settings.max_frames_per_traj),
             "resetAtEachBatch": settings.reset_at_each_iter,
+            "seed": plan.seed,
         }
         if limit(settings.total_frames):
             collection["totalFrames"] = limit(settings.total_frames)
@@ -318,7 +321,8 @@ class FleetCollector:
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Have every collector begin anew with environments and streams of this seed, each with its own.
+        """Have every collector begin anew with environments and streams of this seed, each with its own. What
+        asynchronous collectors had ready comes first.
 
         Returns:
             The seed after as many environments as there are, as TorchRL's chain has it; with `static_seed` this one.

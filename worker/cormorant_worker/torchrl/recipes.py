@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_postproc import MultiStep
-from cormorant_worker.torchrl.collector import FleetCollector, Plan
+from cormorant_worker.torchrl.collector import FleetCollector, Mode, Plan
 from cormorant_worker.torchrl.makers import Maker
 from cormorant_worker.torchrl.settings import read_settings
 
@@ -59,11 +59,18 @@ def sync_async_collector(
 
 
 def _make(
-    mode: Any, env_fns: Any, env_kwargs: Any, per: int | None, count: int | None, policy: Any, kwargs: Mapping[str, Any]
+    mode: Mode,
+    env_fns: Any,
+    env_kwargs: Any,
+    per: int | None,
+    count: int | None,
+    policy: Any,
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
 ) -> FleetCollector:
     makers = share_out(env_fns, env_kwargs, per, count)
     settings = read_settings(kwargs, num_collectors=len(makers))
-    return FleetCollector(Plan(mode=mode, makers=makers, policy=policy, settings=settings))
+    return FleetCollector(Plan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed))
 
 
 def share_out(
@@ -200,6 +207,8 @@ def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_
             f"num_workers {workers} and env_per_collector {per}: there must be at least as many environments as one "
             "collector has, and one at least"
         )
+    if (seed := int(cfg.seed)) < 0:
+        raise ValueError(f"seed {seed} cannot be: seeds begin at 0")
     kwargs: dict[str, Any] = {
         "max_frames_per_traj": getattr(cfg, "max_frames_per_traj", -1),
         "frames_per_batch": cfg.frames_per_batch,
@@ -210,18 +219,10 @@ def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_
         "exploration_type": cfg.exploration_type,
         "pin_memory": getattr(cfg, "pin_memory", False),
     }
-    make: Callable[..., FleetCollector] = sync_sync_collector
+    mode: Mode = "sync"
     if is_off_policy:
-        make = sync_async_collector if cfg.async_collection else sync_sync_collector
+        mode = "async" if cfg.async_collection else "sync"
         kwargs["init_random_frames"] = cfg.init_random_frames
         if cfg.multi_step:
             kwargs["postproc"] = MultiStep(gamma=getattr(cfg, "gamma", 0.99), n_steps=cfg.n_steps_return)
-    collector = make(
-        make_env, env_kwargs, num_env_per_collector=1, num_collectors=-(-workers // per), policy=policy, **kwargs
-    )
-    try:
-        collector.set_seed(cfg.seed)
-    except BaseException:
-        collector.shutdown()
-        raise
-    return collector
+    return _make(mode, make_env, env_kwargs, 1, -(-workers // per), policy, kwargs, seed)

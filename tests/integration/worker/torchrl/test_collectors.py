@@ -210,9 +210,50 @@ def test_the_config_helpers_split_trajectories_round_up_and_leave_the_config_alo
         assert batch["next", "done"].squeeze(-1)[:, 1:].all()
     assert cfg.collector_device == ["cpu"]
     with make_collector_onpolicy(make, None, cfg, {"lengths": 3}) as collector:
+        assert len(collector) == 2
         batch = collector.next()
         assert "original_reward" not in batch["next"].keys()  # noqa: SIM118  # a TensorDict, not a dict
         assert batch["collector", "mask"].sum() == 24
+
+
+@pytest.mark.slow
+def test_the_config_helpers_are_asynchronous_and_seeded_as_the_config_says() -> None:
+    def first(seed: int) -> TensorDict:
+        cfg = OffPolicyCollectorConfig(
+            num_workers=1, env_per_collector=1, frames_per_batch=12, total_frames=24, init_random_frames=12,
+            async_collection=True, exploration_type="mode", seed=seed,
+        )  # fmt: skip
+        with make_collector_offpolicy(make, Versioned(), cfg, {"lengths": 3, "action": "box"}) as collector:
+            spec = collector.fleet.job.spec
+            assert (spec.collection.mode, spec.policy.exploration_type) == ("async", "mode")
+            batches = list(collector)
+        assert [int(batch["collector", "mask"].sum()) for batch in batches] == [12, 12]
+        assert [set(batch["collector", "policy_version"].flatten().tolist()) for batch in batches] == [{-1}, {0}]
+        return batches[0]
+
+    one, again, another = first(5), first(5), first(6)
+    assert torch.equal(one["observation"], again["observation"])
+    assert not torch.equal(one["observation"], another["observation"])
+
+
+@pytest.mark.slow
+def test_weights_are_published_before_each_batch_and_the_threshold_reaches_the_fleet() -> None:
+    policy = Versioned()
+    with sync_sync_collector(
+        make, {"action": "box"}, 1, 2, policy=policy, frames_per_batch=8, total_frames=24, update_at_each_batch=True,
+        preemptive_threshold=0.5, **INLINE,
+    ) as collector:  # fmt: skip
+        assert collector.fleet.job.spec.collection.preemptive_threshold == 0.5
+        seen = [batch["collector", "policy_version"].unique().tolist() for batch in collector]
+    assert seen == [[1], [2], [3]]
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+def test_batches_are_pinned_where_there_is_a_device() -> None:
+    with sync_sync_collector(make, None, 1, 1, frames_per_batch=8, total_frames=8, pin_memory=True) as collector:
+        (batch,) = list(collector)
+    assert batch["observation"].is_pinned()
 
 
 @pytest.mark.slow

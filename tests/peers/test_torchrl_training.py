@@ -1,7 +1,9 @@
-"""TorchRL's own losses and buffers train on our collectors, as in its examples."""
+"""TorchRL's own losses and buffers train on our collectors, as in its examples.
+
+`make test-peers` makes the environment that has it; elsewhere these tests are skipped.
+"""
 
 from collections.abc import Callable
-from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -9,13 +11,14 @@ import torch
 from tensordict.nn import TensorDictModule
 from torch import nn
 
+pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
+
 from cormorant_worker.torchrl import sync_async_collector, sync_sync_collector
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore"),
-    pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed; install it to train with it"),
 ]
 
 
