@@ -281,10 +281,12 @@ def test_doctor_says_one_sentence_of_a_cluster_that_knows_no_collector_jobs(cli)
     cli.namespace("delete", "crd", "collectorjobs.cormorant.dev", "--timeout=60s")
     try:
         for arguments in ((), ("pong",)):
-            assert problems(cli, *arguments) == (
+            # Nodes are another matter: an API server alone has none.
+            found = [sentence for sentence in problems(cli, *arguments).split("\n") if "has no nodes" not in sentence]
+            assert found == [
                 "the cluster does not know CollectorJobs: their CustomResourceDefinition is not there; install the "
                 "operator: helm install cormorant charts/cormorant"
-            )
+            ]
         done = cli("get")
         assert done.code == 1
         assert "does not know CollectorJobs; install the operator: helm install cormorant charts/cormorant" in done.err
