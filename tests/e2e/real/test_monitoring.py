@@ -181,3 +181,31 @@ def test_increase_of_frames_is_the_apis_count_over_the_death_of_a_worker(job: Jo
     note(f"increase() says {increase:.0f} frames, the API {last - first}")
     assert increase == pytest.approx(last - first, rel=0.01)
     job.edit(paused=False)
+
+
+def test_increase_of_frames_is_the_apis_count_over_the_death_of_the_head(job: Job, db: Prometheus) -> None:
+    frames = f'cormorant_frames_total{{namespace="{job.namespace.name}", collectorjob="{job.name}"}}'
+    # Another head is another pod, and goes on with the count of the one before.
+    counted = f"max without (pod, instance) ({frames})"
+    job.edit(paused=False)
+    first = stand_still(job)
+    time.sleep(4.0)
+    began = time.time()
+    job.edit(paused=False)
+    job.until(lambda: max(db.numbers(frames), default=0) > first + 10_000, what="frames again")
+    epoch = job.status["epoch"]
+    job.kill(job.head(), "cormorant_api")
+    job.disconnect()
+    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    job.until(lambda: job.ask("/v1/status").status == 200, what="the next head collects")
+    before = max(db.numbers(counted), default=0)
+    job.until(lambda: max(db.numbers(counted), default=0) > before + 10_000, what="it collects")
+    last = stand_still(job)
+    time.sleep(4.0)
+    # Steps are whole seconds: the window begins and ends with one, or increase() would stretch what it saw.
+    ended = int(time.time())
+    window = f"{(ended - int(began)) * 1000 + 1}ms:1s"
+    (increase,) = db.query(f"increase({counted}[{window}])", at=ended).values()
+    note(f"increase() says {increase:.0f} frames, the API {last - first}")
+    assert increase == pytest.approx(last - first, rel=0.01)
+    job.edit(paused=False)

@@ -163,6 +163,7 @@ def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tm
         assert worker.end() == 0
 
 
+@pytest.mark.timeout(600)
 def test_head_that_is_told_to_end_while_it_connects_to_ray_ends_in_order(tmp_path: Path) -> None:
     job = Job(tmp_path)
     # From the moment at which the head listens until it waits for its workers: nothing tells when Ray has connected.
