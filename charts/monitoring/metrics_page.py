@@ -42,7 +42,9 @@ def _lines() -> Iterator[str]:
     yield (
         "Durations are in seconds, sizes in bytes. Scraping adds `namespace` and `pod`; two jobs of one name in two "
         "namespaces are told apart by `namespace`. Labels come from closed sets or from the manifest: none grows with "
-        "time. FPS is `rate(cormorant_frames_total[1m])`; by group, `rate(cormorant_stepped_frames_total[1m])`."
+        "time. FPS is `rate(cormorant_frames_total[1m])`; by group, `rate(cormorant_stepped_frames_total[1m])`. "
+        "A new head is another pod: frames over the deaths of heads are "
+        "`increase(max without (pod, instance) (cormorant_frames_total)[10m:])`."
     )
     yield ""
     yield "## How many series"
