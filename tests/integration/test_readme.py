@@ -48,6 +48,7 @@ def test_python_blocks_run_as_they_stand(number: int) -> None:
     run(sys.executable, "-c", local[number])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_rest_api_answers_as_shown(tmp_path: Path) -> None:
     """The served run, the curl lines against it, and the learner's Python, in this order and as they stand."""

@@ -116,6 +116,7 @@ schema = (
     schemathesis.openapi.from_dict(make_app().openapi())
     .exclude(operation_id=["drain", "stream_events", "stream_live", "stream_batches", "put_desired", "retire_worker"])
 )  # fmt: skip
+OPERATIONS = sum(1 for _ in schema.get_all_operations())
 
 
 def check_case(served: Served, case: schemathesis.Case) -> None:
@@ -139,7 +140,7 @@ def test_every_answer_is_a_documented_one(case: schemathesis.Case, endless: Serv
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @schema.parametrize()
-@settings(max_examples=500, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=-(-10_000 // OPERATIONS), deadline=None, suppress_health_check=list(HealthCheck))
 def test_ten_thousand_requests(case: schemathesis.Case, endless: Served) -> None:
     check_case(endless, case)
 

@@ -35,6 +35,7 @@ def check(checker: object, reply: Reply) -> int:
     return int(checker.take(decode(memoryview(reply.body)).tensordict()))  # type: ignore[attr-defined]  # a Checker
 
 
+@pytest.mark.slow
 def test_a_head_that_is_killed_goes_on_with_its_weights_and_its_count(manifest: Path, tmp_path: Path) -> None:
     folder, last_words = tmp_path / "head", tmp_path / "last-words"
     checker = make_checker(2, action="box", acts_by_version=True, lengths=(3, 8))

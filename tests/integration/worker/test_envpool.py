@@ -113,7 +113,7 @@ def assert_same(record: Record, found: list[dict[str, list[Any]]]) -> None:
         ("Pendulum-v1", 2, "", [150], 30, {}),
         ("Ant-v4", 2, "", [150], 25, {}),
         ("Breakout-v5", 2, "", [300, 300], 0, {"kwargs": {"episodic_life": True}}),
-        ("Breakout-v5", 16, "", [960], 20, {}),
+        pytest.param("Breakout-v5", 16, "", [960], 20, {}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_the_stored_stream_is_the_plain_pools_bit_by_bit(

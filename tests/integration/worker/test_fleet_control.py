@@ -290,6 +290,7 @@ def test_closing_twice_and_under_a_waiting_consumer() -> None:
         fleet.take()
 
 
+@pytest.mark.slow
 def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> None:
     script = textwrap.dedent(
         """

@@ -83,6 +83,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
     assert max(late[1:]) < 0
 
 
+@pytest.mark.slow
 def test_killed_actors_are_replaced_with_current_weights_and_no_frame_is_lost_or_doubled(ray_cluster: None) -> None:
     job = make_job(
         num_envs=2,

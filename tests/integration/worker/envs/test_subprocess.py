@@ -253,6 +253,7 @@ def test_an_environment_that_always_raises_in_step_1_is_given_up() -> None:
     assert "in step\n" in message  # a line of the child's traceback
 
 
+@pytest.mark.slow
 def test_an_environment_that_raises_in_step_10000_is_restarted_and_then_given_up() -> None:
     failures = [{"step": 10_000, "words": "overflow"}]
     with subprocesses(1, lengths=300, failures=failures, limits=RestartLimits(total=1)) as env:
