@@ -5,9 +5,10 @@ since it cancels tasks that it does not know when it ends.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import kopf
@@ -26,6 +27,8 @@ _LOOK_S = 0.5
 _FIRST_STREAM_S = 60.0
 _STREAM = "watcher for "
 """What kopf calls the task of a stream."""
+_END_S = 5.0
+"""For kopf to end in order. A request of its that wants to log in anew when nobody logs in any more waits for ever."""
 Notice = Callable[..., None]
 
 
@@ -102,7 +105,7 @@ class Watch:
         while not self._stop.is_set():
             reason = "a stream ended"
             try:
-                asyncio.run(self._watch())
+                run_bounded(self._watch())
             except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
                 reason = repr(error)
             if not self._stop.wait(_PAUSE_S):
@@ -111,9 +114,8 @@ class Watch:
 
     async def _watch(self) -> None:
         stop = asyncio.Event()
-        guard = asyncio.create_task(self._guard(stop))
-        try:
-            await kopf.operator(
+        watching = asyncio.create_task(
+            kopf.operator(
                 registry=registry(self._notice),
                 settings=settings(),
                 standalone=True,
@@ -121,8 +123,13 @@ class Watch:
                 namespaces=self._namespaces,
                 stop_flag=stop,
             )
-        finally:
-            guard.cancel()
+        )
+        guard = asyncio.create_task(self._guard(stop))
+        await asyncio.wait((watching, guard), return_when=asyncio.FIRST_COMPLETED)
+        ended, _ = await asyncio.wait((watching,), timeout=_END_S)
+        if not ended:
+            raise TimeoutError(f"a stream ended, and the others did not within {_END_S:.0f} s")
+        watching.result()
 
     async def _guard(self, stop: asyncio.Event) -> None:
         """End kopf when one of its streams has ended: it logs that, and goes on without the stream for ever."""
@@ -133,3 +140,24 @@ class Watch:
             looks_left -= not streams
             await asyncio.sleep(_LOOK_S)
         stop.set()
+
+
+def run_bounded(main: Coroutine[Any, Any, None], *, end_s: float = _END_S) -> None:
+    """`asyncio.run`, but what does not end when it is cancelled is left behind after a while.
+
+    Args:
+        main: what to run.
+        end_s: for all other tasks, and for generators, to end.
+    """
+    loop = asyncio.new_event_loop()
+    try:
+        loop.run_until_complete(main)
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        if left:
+            loop.run_until_complete(asyncio.wait(left, timeout=end_s))
+        with contextlib.suppress(TimeoutError):
+            loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), end_s))
+        loop.close()

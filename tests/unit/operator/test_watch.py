@@ -1,0 +1,48 @@
+"""A loop that ends, whatever the tasks in it do."""
+
+import asyncio
+import time
+
+import pytest
+
+from cormorant_operator.watch import run_bounded
+
+
+def test_a_task_that_will_not_end_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
+    cancelled = []
+
+    async def stubborn() -> None:
+        while True:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(True)
+
+    async def main() -> None:
+        asyncio.get_running_loop().stubborn = asyncio.create_task(stubborn())  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+        raise ValueError("why it ended")
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="why it ended"):
+        run_bounded(main(), end_s=0.1)
+    assert cancelled == [True]
+    assert time.monotonic() - began < 10
+
+
+def test_what_ends_when_it_is_told_has_ended_in_order() -> None:
+    said = []
+
+    async def tidy() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(0.01)
+            said.append("goodbye")
+
+    async def main() -> None:
+        asyncio.get_running_loop().tidy = asyncio.create_task(tidy())  # type: ignore[attr-defined]
+        await asyncio.sleep(0)
+
+    run_bounded(main())
+    assert said == ["goodbye"]
