@@ -266,8 +266,10 @@ class _Fetcher:
                 for part in told.parts
             ]
         except NotHere:
-            self._uses_memory = False  # the same batch comes again, as bytes
-            self._head.post(f"/v1/batches/{quoted(told.id)}/release")
+            # A head that was killed in between has forgotten the batch; the next one's memory may be in reach.
+            with suppress(NotFound):
+                self._head.post(f"/v1/batches/{quoted(told.id)}/release")
+                self._uses_memory = False  # the same batch comes again, as bytes
             return None
         batch = decode_memory(told.metadata, parts, on_ack=self._ack)
         return _Fetched(batch=batch, within_s=told.ack_within_s, at=at)

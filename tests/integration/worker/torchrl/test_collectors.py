@@ -244,8 +244,14 @@ def test_weights_are_published_before_each_batch_and_the_threshold_reaches_the_f
         preemptive_threshold=0.5, **INLINE,
     ) as collector:  # fmt: skip
         assert collector.fleet.job.spec.collection.preemptive_threshold == 0.5
-        seen = [batch["collector", "policy_version"].unique().tolist() for batch in collector]
-    assert seen == [[1], [2], [3]]
+        seen = []
+        for batch in collector:
+            versions = batch["collector", "policy_version"]
+            # A worker that began late makes a short part, and one batch more.
+            is_frame = batch.get(("collector", "mask"), torch.ones_like(versions, dtype=torch.bool))
+            seen.append(versions[is_frame].unique().tolist())
+    assert seen == [[number + 1] for number in range(len(seen))]
+    assert len(seen) >= 3
 
 
 @pytest.mark.gpu
