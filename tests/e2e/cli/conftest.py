@@ -132,4 +132,8 @@ def running(cli: Cli) -> Iterator[Cli]:
     """A submitted job of two workers, all ready."""
     with cli.operator():
         cli.good("submit", cli.write(), "--wait", "--timeout", "60")
+        # `--wait` is content with the first of them.
+        cli.namespace.until(
+            lambda: cli.namespace.get("cjob", "pong")["status"]["workers"] == "2/2", what="both workers are ready"
+        )
         yield cli
