@@ -68,8 +68,7 @@ class MultiThreadedEnvWrapper(EnvBase):
         return self.pool.vector_env(seeds)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
-        asked = None if tensordict is None else tensordict.get("_reset", None)
-        begun = self.pool.begin(None if asked is None else asked.reshape(self.num_workers, -1).any(-1).cpu().numpy())
+        begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
         flags = {key: spec.zero() for key, spec in self.full_done_spec.items()}
         return TensorDict({**begun, **flags}, batch_size=self.batch_size, device=self.device)
 

@@ -46,8 +46,7 @@ class MultiThreadedEnvWrapper:
 
     def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
         """Begin episodes: everywhere, or where `_reset` says so."""
-        asked = None if tensordict is None else tensordict.get("_reset", None)
-        begun = self.pool.begin(None if asked is None else asked.reshape(self.num_workers, -1).any(-1).cpu().numpy())
+        begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
         return self._with_flags(begun)
 
     def _with_flags(self, begun: Mapping[str, Any]) -> TensorDict:

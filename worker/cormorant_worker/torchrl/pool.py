@@ -83,13 +83,14 @@ class Pool:
             env = OneHotActions(env)
         return env
 
-    def begin(self, wanted: Array | None) -> dict[str, Any]:
-        """Begin an episode in the `wanted` [N] environments, or in all of them.
+    def begin(self, asked: torch.Tensor | None) -> dict[str, Any]:
+        """Begin an episode in the environments that are `asked` for, bool [N, ...], or in all of them.
 
         Returns:
             Observations of all environments, nested, [N, ...] a leaf.
         """
-        wanted = np.ones(self.num_envs, dtype=np.bool_) if wanted is None else wanted
+        every: Array = np.ones(self.num_envs, dtype=np.bool_)
+        wanted = every if asked is None else asked.reshape(self.num_envs, -1).any(-1).cpu().numpy()
         if not self._obs:
             # EnvPool's arrays may be narrower than its spaces say.
             first = zip(self.env.start(), self.observation, strict=True)

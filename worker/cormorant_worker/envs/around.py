@@ -1,0 +1,47 @@
+"""Environments around environments: what only hands on, for those that change one thing."""
+
+from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
+from cormorant_worker.spaces import Arrays
+
+
+class EnvAround:
+    """Hands everything on to other environments. Implements VectorEnv."""
+
+    def __init__(self, env: VectorEnv) -> None:
+        """Take the environments underneath."""
+        self._env = env
+        self.num_envs, self.lockstep, self.min_in_flight = env.num_envs, env.lockstep, env.min_in_flight
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+
+    @property
+    def restarts(self) -> int:
+        """How many environments were restarted after a crash or a hang, so far."""
+        return self._env.restarts
+
+    def start(self) -> Arrays:
+        """Begin the first episode everywhere."""
+        return self._env.start()
+
+    def send(self, actions: Arrays, rows: slice | Rows) -> None:
+        """Begin to step."""
+        self._env.send(actions, rows)
+
+    def recv(self) -> Step:
+        """Wait for rows that were sent."""
+        return self._env.recv()
+
+    def restart(self, rows: Rows) -> Arrays:
+        """Begin new episodes."""
+        return self._env.restart(rows)
+
+    def state(self) -> bytes | None:
+        """Of the environments underneath."""
+        return self._env.state()
+
+    def restore(self, state: bytes) -> None:
+        """Go on from `state()`."""
+        self._env.restore(state)
+
+    def close(self) -> None:
+        """Close the environments underneath."""
+        self._env.close()
