@@ -40,12 +40,14 @@ class Api:
         await self._ask("POST", self._jobs, body=manifest)
 
     async def jobs(self) -> list[Raw]:
-        return await self._list(self._jobs)
+        found, _ = await self._list(self._jobs)
+        return found
 
     async def delete_job(self, name: str) -> None:
         await self._ask("DELETE", f"{self._jobs}/{name}", body={"propagationPolicy": "Background"})
 
-    async def pods(self) -> list[Raw]:
+    async def pods(self) -> tuple[list[Raw], str]:
+        """All that exist, and the version as of which they do."""
         return await self._list(self._pods)
 
     async def delete_pod(self, name: str) -> None:
@@ -67,9 +69,9 @@ class Api:
                 found[labels["resource"], labels["subresource"], labels["verb"]] += int(float(sample["count"]))
         return found
 
-    async def watch_pods(self, see: Callable[[str, Raw], None]) -> None:
-        """Pass all that exists and every event on until the stream ends."""
-        query = {"watch": "1", "resourceVersion": "0", "allowWatchBookmarks": "true"}
+    async def watch_pods(self, since: str, see: Callable[[str, Raw], None]) -> None:
+        """Pass every event after a version on until the stream ends."""
+        query = {"watch": "1", "resourceVersion": since, "allowWatchBookmarks": "true"}
         url = f"{self._info.server}/{self._pods}"
         async with self._session.get(url, params=query, timeout=_timeout(None), read_bufsize=1 << 24) as answer:
             answer.raise_for_status()
@@ -79,7 +81,7 @@ class Api:
                     return
                 see(event["type"], event["object"])
 
-    async def _list(self, path: str) -> list[Raw]:
+    async def _list(self, path: str) -> tuple[list[Raw], str]:
         found: list[Raw] = []
         query = {"limit": "500"}
         while True:
@@ -87,7 +89,7 @@ class Api:
             found += page["items"]
             token = page["metadata"].get("continue")
             if not token:
-                return found
+                return found, str(page["metadata"]["resourceVersion"])
             query["continue"] = token
 
     async def _ask(
@@ -162,12 +164,15 @@ class PodWatch:
     async def _run(self) -> None:
         while True:
             with suppress(aiohttp.ClientError, TimeoutError):
-                # A watch begins with all that exists; what went before it is not told.
-                shown = {pod["metadata"]["uid"] for pod in await self._api.pods()}
-                for uid in self.pods.keys() - shown:
+                # The API server ends the watch of a slow reader; from the list's version on nothing is missed.
+                listed, version = await self._api.pods()
+                for pod in listed:
+                    self._see("LISTED", pod)
+                for uid in self.pods.keys() - {pod["metadata"]["uid"] for pod in listed}:
                     del self.pods[uid]
+                    self.waiting.pop(uid, None)
                     self.deleted += 1
-                await self._api.watch_pods(self._see)
+                await self._api.watch_pods(version, self._see)
             await asyncio.sleep(0.5)
 
     def _see(self, event: str, pod: Raw) -> None:
