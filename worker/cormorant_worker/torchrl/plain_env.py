@@ -1,11 +1,12 @@
 """`MultiThreadedEnv` where TorchRL is not installed: the same methods on TensorDicts, without its specs."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
 
+from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
 from cormorant_worker.torchrl.pool import Pool, builder_of_pool, builder_of_task
 
@@ -43,6 +44,10 @@ class MultiThreadedEnvWrapper:
     def action_space(self) -> Space:
         """Of one environment."""
         return self.pool.env.action_space
+
+    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
+        """The environments as our collectors step them."""
+        return self.pool.vector_env(seeds)
 
     def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
         """Begin episodes: everywhere, or where `_reset` says so."""

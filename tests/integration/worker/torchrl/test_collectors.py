@@ -297,28 +297,28 @@ def test_torchrls_environments_and_modules_are_collected() -> None:
     assert buffer.sample(32).shape == (32,)
 
 
-@pytest.mark.slow
-@needs_torchrl
+def serial_envs() -> Any:
+    from torchrl.envs import GymEnv, SerialEnv
+
+    return SerialEnv(3, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
+
+
+def pool() -> Any:
+    from cormorant_worker.torchrl import MultiThreadedEnv
+
+    return MultiThreadedEnv(3, "CartPole-v1", categorical_action_encoding=True)
+
+
 @pytest.mark.filterwarnings("ignore")
-def test_a_batched_environment_fills_a_collector() -> None:
-    def make_env() -> Any:
-        from torchrl.envs import GymEnv, SerialEnv
-
-        return SerialEnv(3, lambda: GymEnv("CartPole-v1", categorical_action_encoding=True))
-
-    def make_pool() -> Any:
-        from cormorant_worker.torchrl import MultiThreadedEnv
-
-        return MultiThreadedEnv(3, "CartPole-v1", categorical_action_encoding=True)
-
-    for maker in (make_env, make_pool):
-        with sync_async_collector(maker, None, 1, 1, frames_per_batch=100, total_frames=200) as collector:
-            batches: list[TensorDict] = list(collector)  # type: ignore[arg-type]
-        # 100 are no whole steps of 3 environments.
-        assert [tuple(batch.shape) for batch in batches] == [(3, 34), (3, 33)]
-        whole = torch.cat(batches, dim=1)
-        done = whole["next", "done"].squeeze(-1)
-        assert done.sum() > 3
-        ids = whole["collector", "traj_ids"]
-        assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
-        assert (whole["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all()
+@pytest.mark.parametrize("maker", [pool, pytest.param(serial_envs, marks=[pytest.mark.slow, needs_torchrl])])
+def test_a_batched_environment_fills_a_collector(maker: Any) -> None:
+    with sync_async_collector(maker, None, 1, 1, frames_per_batch=100, total_frames=200) as collector:
+        batches: list[TensorDict] = list(collector)  # type: ignore[arg-type]
+    # 100 are no whole steps of 3 environments.
+    assert [tuple(batch.shape) for batch in batches] == [(3, 34), (3, 33)]
+    whole = torch.cat(batches, dim=1)
+    done = whole["next", "done"].squeeze(-1)
+    assert done.sum() > 3
+    ids = whole["collector", "traj_ids"]
+    assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
+    assert (whole["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all()
