@@ -311,6 +311,8 @@ def _of_scheduling(facts: JobFacts, known: Sequence[Finding]) -> Iterator[Findin
         return
     if reason == "QuotaExceeded":
         yield _problem(f"the namespace's quota is used up: {words}; raise the ResourceQuota, or ask for less")
+    elif reason == "ApiServerError":
+        yield _problem(f"the API server cannot make what it needs: {words}; the operator asks again within a minute")
     elif reason == "NamespaceTerminating":
         yield _problem(f"its namespace is being deleted: {words}")
     elif reason in ("Unschedulable", "ImagePull", "ContainerConfig") and not facts.pods:

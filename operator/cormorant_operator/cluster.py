@@ -14,7 +14,7 @@ import aiohttp
 import kopf
 
 from cormorant_operator import names
-from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, Unreachable
+from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, Unreachable
 from cormorant_operator.pace import Pace
 
 REQUEST_S = 15.0
@@ -177,16 +177,14 @@ class Cluster:
             await self._pace.wait()
             try:
                 return await self._ask_once(method, path, body, query=query, kind=kind)
-            except ApiError as answer:
-                if not answer.is_transient:
-                    raise
+            except ServerFault as answer:
                 error, wait_s = answer, answer.retry_after_s
             except (aiohttp.ClientError, TimeoutError, OSError) as failure:
                 error, wait_s = failure, 0.0
             if attempt + 1 < ATTEMPTS:
                 backoff_s = 0.2 * 2.0**attempt * random.uniform(0.5, 1.5)
                 await asyncio.sleep(min(_LONGEST_WAIT_S, max(wait_s, backoff_s)))
-        if isinstance(error, ApiError):
+        if isinstance(error, ServerFault):
             raise error
         raise Unreachable(
             f"{method} {path}: the API server did not answer {ATTEMPTS} times, within {REQUEST_S:.0f} s each: {error!r}"
@@ -231,6 +229,8 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
 def _error_of(code: int) -> type[ApiError]:
     if code in (400, 401, 403, 405, 413, 422):
         return Refused
+    if code in (408, 429) or code >= 500:
+        return ServerFault
     return {404: NotFound, 409: Conflict}.get(code, ApiError)
 
 

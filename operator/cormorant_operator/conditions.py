@@ -4,6 +4,7 @@
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
+                 ApiServerError
     Ready        True: EnoughWorkers    False: HeadNotReady TooFewWorkers NotWanted
     Updating     True: ReplacingHead RollingUpdate    False: UpToDate
     Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable

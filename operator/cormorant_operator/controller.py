@@ -166,9 +166,10 @@ class Controller:
     async def _decide(self, job: Job) -> None:
         uid = job.uid
         memory = self._memories.setdefault(uid, Memory())
-        plan = reconcile(job, self._observe(uid, memory), self._clock(), site=self._site)
+        now = self._clock()
+        plan = reconcile(job, self._observe(uid, memory), now, site=self._site)
         for action in plan.actions:
-            await self._executor.do(job, action, memory)
+            await self._executor.do(job, action, memory, decided_at=now)
         if plan.status is not None:
             await self._executor.write_status(job.identity, plan.status)
             await self._tell(job.identity, plan.notes)

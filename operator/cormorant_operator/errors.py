@@ -6,6 +6,7 @@ OperatorError
     Conflict           409: it exists already, or a precondition does not hold
     NotFound           404
     Refused            400, 403, 422: asking again with the same words will not help
+    ServerFault        408, 429, 500 and above: asked again and again it could not; it may later
   Unreachable          no answer from the API server within the time
   HeadSilent           a head did not answer, or with nothing that can be read
   LeaseLost            another operator leads
@@ -41,11 +42,6 @@ class ApiError(OperatorError):
         self.retry_after_s = float(details.get("retryAfterSeconds") or 0)
         super().__init__(f"{request}: the API server answered {code} {self.reason}: {self.message}")
 
-    @property
-    def is_transient(self) -> bool:
-        """Whether the same request may work later."""
-        return self.code in (408, 429) or self.code >= 500
-
 
 class Conflict(ApiError):
     """409: it exists already, or a precondition does not hold."""
@@ -57,6 +53,10 @@ class NotFound(ApiError):
 
 class Refused(ApiError):
     """400, 403, 422: asking again with the same words will not help."""
+
+
+class ServerFault(ApiError):
+    """408, 429, 500 and above: asked again and again it could not; it may later."""
 
 
 class Unreachable(OperatorError):

@@ -14,7 +14,7 @@ from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.children import digest_of, secret
-from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NotFound, Refused
+from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NotFound, Refused, ServerFault
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.memory import Memory
 from cormorant_operator.observed import Pod, RefusalKind, Verdict
@@ -99,23 +99,29 @@ class Executor:
         self._api, self._heads, self._cache = api, heads, cache
         self._key, self._clock = key, clock
 
-    async def do(self, job: Job, action: Action, memory: Memory) -> None:
+    async def do(self, job: Job, action: Action, memory: Memory, *, decided_at: datetime) -> None:
         """Do one thing.
 
+        Args:
+            job: whose plan it is.
+            action: what to do.
+            memory: of the job; keeps what the API server would not do, and why.
+            decided_at: when the plan was made: what was refused since then is not asked for again.
+
         Raises:
-            ApiError: the API server would not, for a reason that is nobody's fault. A conflict is among them: a pod
-                counts as gone only when the API server says so.
+            ApiError: the API server would not delete or change something. A conflict is among them: a pod counts as
+                gone only when the API server says so.
             Unreachable: the API server is away.
         """
         match action:
             case CheckTemplate():
-                await self._check(job, action, memory)
+                await self._check(job, action, memory, decided_at)
             case ApplyChild():
-                await self._apply(job, action.manifest, memory)
+                await self._apply(job, action.manifest, memory, decided_at)
             case CreateTokens():
                 await self._create_tokens(job, memory, is_first=action.is_first)
             case CreatePod():
-                await self._create_pod(job, action, memory)
+                await self._create_pod(job, action, memory, decided_at)
             case DeletePod():
                 await self._delete_pod(job, action)
             case MarkPod():
@@ -146,7 +152,9 @@ class Executor:
 
     # -- pods --------------------------------------------------------------------------------------------------
 
-    async def _check(self, job: Job, action: CheckTemplate, memory: Memory) -> None:
+    async def _check(self, job: Job, action: CheckTemplate, memory: Memory, decided_at: datetime) -> None:
+        if _is_refused_since(memory, "Pod", decided_at):
+            return
         manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
         # A name that exists would be refused for that alone.
         manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
@@ -159,13 +167,17 @@ class Executor:
                 error = refusal.message
         except NotFound:
             pass  # the namespace is gone
+        except ServerFault as fault:
+            # Says nothing about the template: what runs is not given up for it.
+            self._refuse(memory, "Pod", fault)
+            return
+        memory.refusals.pop("Pod", None)
         memory.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
 
-    async def _create_pod(self, job: Job, action: CreatePod, memory: Memory) -> None:
-        now, name = self._clock(), action.manifest["metadata"]["name"]
-        before = memory.refusals.get(action.owner)
-        if before is not None and before.at == now:
-            return  # the one before it in this plan was refused
+    async def _create_pod(self, job: Job, action: CreatePod, memory: Memory, decided_at: datetime) -> None:
+        if _is_refused_since(memory, action.owner, decided_at):
+            return
+        name = action.manifest["metadata"]["name"]
         if self._cache.is_past(action.manifest):
             # The plan is older than what was seen since: its pod may have come and gone, and must not come again.
             log.info("pod_not_created", pod=name, namespace=job.identity.namespace, reason="its place was filled")
@@ -174,9 +186,8 @@ class Executor:
             self._cache.see(await self._api.create(action.manifest))
         except Conflict as error:
             await self._meet_existing(job, action, memory, error)
-        except (Refused, NotFound) as error:
-            kind = RefusalKind.NAMESPACE if isinstance(error, NotFound) else _kind_of(error)
-            memory.refuse(action.owner, kind, error.message, at=now)
+        except (Refused, NotFound, ServerFault) as error:
+            self._refuse(memory, action.owner, error)
             log.warning("pod_refused", pod=name, namespace=job.identity.namespace, reason=error.message)
         else:
             memory.refusals.pop(action.owner, None)
@@ -225,15 +236,17 @@ class Executor:
 
     # -- other children ----------------------------------------------------------------------------------------
 
-    async def _apply(self, job: Job, manifest: Manifest, memory: Memory) -> None:
+    async def _apply(self, job: Job, manifest: Manifest, memory: Memory, decided_at: datetime) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
+        if _is_refused_since(memory, kind, decided_at):
+            return
         try:
             if (kind, name) not in self._cache.children(job.uid) and not await self._is_free(job, manifest, memory):
                 return
             self._cache.see(await self._api.apply(manifest))
-        except (Refused, NotFound) as error:
-            refused = RefusalKind.NAMESPACE if isinstance(error, NotFound) else _kind_of(error)
-            memory.refuse(kind, refused, f"{kind} {name}: {error.message}", at=self._clock())
+        except (Refused, NotFound, ServerFault) as error:
+            self._refuse(memory, kind, error, what=f"{kind} {name}: ")
+            log.warning("child_refused", kind=kind, name=name, namespace=job.identity.namespace, reason=error.message)
         else:
             memory.refusals.pop(kind, None)
 
@@ -266,13 +279,16 @@ class Executor:
                     stale = f"{names.JOB}={job.name},{names.JOB_UID}!={job.uid}"
                     await self._api.delete_all("Secret", namespace=job.identity.namespace, selector=stale)
                     continue
-            except (Refused, NotFound) as error:
-                refused = RefusalKind.NAMESPACE if isinstance(error, NotFound) else _kind_of(error)
-                memory.refuse("Secret", refused, f"Secret of tokens: {error.message}", at=self._clock())
+            except (Refused, NotFound, ServerFault) as error:
+                self._refuse(memory, "Secret", error, what="Secret of tokens: ")
                 return
             break
         memory.has_tokens = True
         memory.refusals.pop("Secret", None)
+
+    def _refuse(self, memory: Memory, owner: str, error: ApiError, *, what: str = "") -> None:
+        words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
+        memory.refuse(owner, _kind_of(error), what + words, at=self._clock())
 
     async def _delete_child(self, job: Job, action: DeleteChild) -> None:
         try:
@@ -307,9 +323,17 @@ class Executor:
             return
 
 
+def _is_refused_since(memory: Memory, owner: str, moment: datetime) -> bool:
+    """Whether one before it in the same plan was refused: the others would be, too."""
+    refusal = memory.refusals.get(owner)
+    return refusal is not None and refusal.at >= moment
+
+
 def _kind_of(error: ApiError) -> RefusalKind:
     """What a refusal means; the words are those of the API server's admission plugins."""
-    if "NamespaceTerminating" in error.causes:
+    if isinstance(error, ServerFault):
+        return RefusalKind.SERVER
+    if isinstance(error, NotFound) or "NamespaceTerminating" in error.causes:
         return RefusalKind.NAMESPACE
     if error.code == 403:
         if "exceeded quota" in error.message or "must specify limits" in error.message:

@@ -16,7 +16,7 @@ _NEWS = {
     ("Updating", "True"),
     ("Progressing", "Unknown"),
 }
-_BLOCKED = ("Unschedulable", "QuotaExceeded", "ImagePull", "ContainerConfig")
+_BLOCKED = ("Unschedulable", "QuotaExceeded", "ImagePull", "ContainerConfig", "ApiServerError")
 
 
 def notes_of(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[Note, ...]:

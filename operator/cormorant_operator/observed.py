@@ -126,6 +126,7 @@ class RefusalKind(Enum):
     CONFLICT = "NameConflict"
     INVALID = "InvalidPodTemplate"
     FORBIDDEN = "Forbidden"
+    SERVER = "ApiServerError"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

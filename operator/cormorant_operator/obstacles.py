@@ -8,7 +8,7 @@ from cormorant_operator import names
 from cormorant_operator.observed import Obstacle, Pod, RefusalKind
 from cormorant_operator.view import View
 
-_SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE)
+_SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,9 +21,8 @@ class Trouble:
 
 def acceptance_trouble(view: View) -> Trouble | None:
     """What the API server holds against the manifest."""
-    templates = [view.templates.head, *(view.templates.worker(group) for group in view.groups)]
     owners = [names.HEAD, *(group.name for group in view.groups)]
-    for owner, template in zip(owners, templates, strict=True):
+    for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
             return Trouble(reason=RefusalKind.INVALID.value, message=f"pods of {owner}: {verdict.error}")
@@ -84,6 +83,8 @@ def _is_missing(view: View, owner: str) -> bool:
     """Whether what was refused is still wanted and not there."""
     if owner == names.HEAD:
         return view.live_head is None
+    if owner == "Pod":
+        return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
     if owner not in view.sizes:
         return True
     return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])

@@ -100,7 +100,7 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     is_missed = any(
         pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.observed.pods
     )
-    if not view.observed.has_tokens or is_missed:
+    if (not view.observed.has_tokens or is_missed) and view.refused_until("Secret") is None:
         yield CreateTokens(is_first=view.epoch == 0)
     wanted: list[Manifest] = [config_map(view.job, digest=view.templates.config)]
     if view.site.has_network_policies:
@@ -121,6 +121,8 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
 
 def _checks(view: View) -> Iterator[Action]:
     """Dry runs of templates of which nothing is known. Until they are answered, no pod goes and none comes."""
+    if view.refused_until("Pod") is not None:
+        return
     template = view.templates.head
     if not view.is_proven(template) and view.verdict(template) is None:
         yield CheckTemplate(template=template, manifest=render_head(view, epoch=view.epoch + 1))

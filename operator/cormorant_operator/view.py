@@ -137,6 +137,11 @@ class View:
 
     # -- what the API server said ------------------------------------------------------------------------------
 
+    @property
+    def all_templates(self) -> tuple[str, ...]:
+        """Of the head, and of each group."""
+        return self.templates.head, *(self.templates.worker(group) for group in self.groups)
+
     def is_proven(self, template: str) -> bool:
         """Whether the API server is known to take pods of a template: a dry run said so, or there is one."""
         verdict = self.verdict(template)
@@ -187,6 +192,6 @@ class View:
 
 
 def _refusal_lasts_s(refusal: Refusal) -> float:
-    if refusal.kind is RefusalKind.QUOTA:
+    if refusal.kind in (RefusalKind.QUOTA, RefusalKind.SERVER):
         return refusal_delay_s(refusal.count)
     return min(_HOPELESS_S, 6 * refusal_delay_s(refusal.count))

@@ -257,6 +257,38 @@ def test_quota_is_explained(scene: Scene) -> None:
         scene.until(lambda: len(scene.namespace.names("pods")) == 3, "the rest is made")
 
 
+def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
+    name = scene.namespace.name
+    webhook = {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": "ValidatingWebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": [
+            {
+                "name": "away.example.com",
+                "clientConfig": {"url": "https://127.0.0.1:1/"},
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+                "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "failurePolicy": "Fail",
+            }
+        ],
+    }
+    scene.namespace("create", "-f", "-", document=webhook)
+    try:
+        with scene.operator(), Kubelet(scene.namespace):
+            scene.submit()
+            scene.until(lambda: scene.condition("Scheduled") == "False/ApiServerError", "the condition says so")
+            (scheduled,) = [c for c in scene.status()["conditions"] if c["type"] == "Scheduled"]
+            assert 'failed calling webhook "away.example.com"' in scheduled["message"]
+            scene.namespace("delete", "validatingwebhookconfiguration", name)
+            scene.until_ready()
+            assert scene.condition("Scheduled") == "True/AllPodsScheduled"
+    finally:
+        scene.namespace("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
+
+
 def test_stranger_of_that_name_is_never_adopted(scene: Scene) -> None:
     stranger = {
         "apiVersion": "v1",

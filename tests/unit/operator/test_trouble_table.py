@@ -37,6 +37,28 @@ def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
     assert (len(world.live()), world.condition("Scheduled")) == (4, "True/AllPodsScheduled")
 
 
+def test_what_the_api_server_cannot_make_is_said_once_and_what_runs_goes_on() -> None:
+    world = waiting(workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"progressDeadlineSeconds": 0})
+    before = {pod.uid for pod in world.live()}
+    # As the executor notes it: a dry run of the new template that was answered with 500.
+    world.edit(workerGroups=[{"name": "cpu", "minReplicas": 1, "resources": {"requests": {"cpu": "2"}}}])
+    fault = Refusal(kind=RefusalKind.SERVER, message="failed calling webhook", at=world.now)
+    world.refusals["Pod"] = fault
+    world.settle()
+    assert world.condition("Scheduled") == "False/ApiServerError"
+    assert world.message("Scheduled") == "failed calling webhook"
+    assert {pod.uid for pod in world.live()} == before
+    due = world.plan().due
+    assert due is not None
+    assert (due - world.now).total_seconds() == 5
+    assert world.told.count("ApiServerError") == 1
+    world.tick(5)
+    del world.refusals["Pod"]
+    world.run()
+    assert world.condition("Scheduled") == "True/AllPodsScheduled"
+    assert not before & {pod.uid for pod in world.live() if pod.role == "worker"}
+
+
 def unschedulable(**policy: object) -> World:
     """Two of four workers wait for a node."""
     world = World(
