@@ -102,4 +102,11 @@ CONTENDERS = (
         python=PEERS_PYTHON,
         in_quick=False,
     ),
+    Contender(
+        name="cormorant, TorchRL's door, 2 workers",
+        module="benchmarks.door",
+        arguments=("--words", "torchrl", *_QUEUED),
+        in_quick=False,
+        starts_alone=True,
+    ),
 )

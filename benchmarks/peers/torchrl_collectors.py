@@ -70,7 +70,7 @@ def _best_threads(workload: Workload, workers: int) -> int:
 
 
 def _ray_collector(makers: list, policy: object, args: argparse.Namespace, frames_per_worker: int) -> RayCollector:
-    ray.init(num_cpus=max(num_cores(), WORKERS), include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=max(num_cores(), WORKERS), include_dashboard=False, log_to_driver=False)
     return RayCollector(
         makers,
         policy,
