@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import torch
 
+from cormorant_contract.base import COUNT_MAX
 from cormorant_worker.exploration import ExplorationType
 
 _MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
@@ -183,5 +184,7 @@ def broadcast(given: Any, name: str, count: int) -> list[Any]:
 
 
 def limit(value: int | None) -> int:
-    """A number of frames; 0 for TorchRL's ways to say that there is no limit."""
-    return value if value is not None and value > 0 else 0
+    """A number of frames; 0 for TorchRL's ways to say that there is no limit. What nobody lives to see, such as
+    `sys.maxsize`, is the most that can be counted.
+    """
+    return min(value, COUNT_MAX) if value is not None and value > 0 else 0

@@ -1,5 +1,6 @@
 """Arguments of TorchRL's collectors: read and refused before anything starts."""
 
+import sys
 import threading
 from typing import Any
 
@@ -17,7 +18,7 @@ from cormorant_worker.torchrl import OffPolicyCollectorConfig, OnPolicyCollector
 from cormorant_worker.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_worker.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_worker.torchrl.seeds import next_seed
-from cormorant_worker.torchrl.settings import broadcast, exploration_of, read_settings
+from cormorant_worker.torchrl.settings import broadcast, exploration_of, limit, read_settings
 
 
 def sizes(env_fns: Any, per: int | None = None, count: int | None = None) -> list[int]:
@@ -193,3 +194,8 @@ def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:
 
     with pytest.raises(ManifestError, match="sent to worker processes, and this one cannot be: cannot pickle"):
         sync_sync_collector(make, None, 1, 1)
+
+
+@pytest.mark.parametrize(("given", "meant"), [(-1, 0), (None, 0), (7, 7), (sys.maxsize, 2**53 - 1)])
+def test_numbers_that_nobody_lives_to_see_are_the_most_that_can_be_counted(given: int | None, meant: int) -> None:
+    assert limit(given) == meant
