@@ -17,6 +17,7 @@ MICRO = (
     "memory",
     "control-plane",
     "postproc",
+    "ray-start",
 )
 LIMIT_S = 300.0
 
