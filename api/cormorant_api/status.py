@@ -77,6 +77,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         listeners=head.events.listeners,
         listeners_dropped=head.events.dropped_listeners,
         started_at=head.started_at,
+        desired=running.roster.describe(paused=head.leases.spec_paused),
     )
 
 

@@ -1,7 +1,7 @@
 """Every head of a cluster, played by one process: `GET /NAMESPACE/JOB/v1/status` and `/v1/desired`.
 
-It answers with the contract's own models, and ends every connection with the second answer: each head of a real cluster
-has an address of its own, and none keeps a connection from one poll to the next.
+It answers with the contract's own models, and ends every connection with the answer: each head of a real cluster has an
+address of its own, and none keeps a connection from one poll to the next.
 
     python -m benchmarks.cluster.head_stub          prints its port, ends when its standard input does
     POST /frames-per-second {"rate": 100}            all counts of frames move, or stand still with 0
@@ -45,10 +45,12 @@ class Heads:
         job = request.match_info["job"]
         if request.method == "PUT":
             self._sizes[job] = {**self._sizes.get(job, {}), **(await request.json())["groups"]}
-        report = DesiredReport(groups=self._sizes.get(job, {"cpu": 1}), paused=False, pending=False)
-        answer = web.json_response(text=report.model_dump_json())
+        answer = web.json_response(text=self._desired(job).model_dump_json())
         answer.force_close()
         return answer
+
+    def _desired(self, job: str) -> DesiredReport:
+        return DesiredReport(groups=self._sizes.get(job, {"cpu": 1}), paused=False, pending=False)
 
     async def status(self, request: web.Request) -> web.Response:
         frames = self.frames
@@ -74,8 +76,11 @@ class Heads:
             listeners=0,
             listeners_dropped=0,
             started_at=datetime.now(UTC),
+            desired=self._desired(request.match_info["job"]),
         )
-        return web.json_response(text=report.model_dump_json())
+        answer = web.json_response(text=report.model_dump_json())
+        answer.force_close()
+        return answer
 
 
 async def serve() -> None:

@@ -15,7 +15,7 @@ import logging
 import pstats
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import psutil
@@ -31,6 +31,7 @@ from cormorant_operator.site import Site
 
 Raw = dict[str, Any]
 ROUNDS = 5
+PAGE = 500
 GAP_S = 0.01
 """Between two polls: together they cost less, and are not so in a cluster."""
 QUIET_S = 0.002
@@ -64,9 +65,10 @@ class Objects:
         before = await self.get(manifest["kind"], namespace=metadata["namespace"], name=metadata["name"])
         return self._store({**before, "status": manifest["status"]}, before=before)
 
-    async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> tuple[list[Raw], str]:
-        found = [json.loads(text) for (stored, _, _), text in self._stored.items() if stored == kind]
-        return found, str(self._version)
+    async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> AsyncIterator[tuple[list[Raw], str]]:
+        texts = [text for (stored, _, _), text in self._stored.items() if stored == kind]
+        for first in range(0, len(texts) or 1, PAGE):
+            yield [json.loads(text) for text in texts[first : first + PAGE]], str(self._version)
 
     def _store(self, manifest: Mapping[str, Any], *, before: Mapping[str, Any]) -> Raw:
         self._version += 1

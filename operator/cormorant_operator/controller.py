@@ -118,11 +118,13 @@ class Controller:
         shown: list[str] = []
         versions: list[int] = []
         for namespace in self._namespaces:
-            found, version = await self._cluster.list(kind, namespace=namespace, selector=selector)
-            versions.append(int(version) if version.isdecimal() else 0)
-            for raw in found:
-                shown.append(raw["metadata"]["uid"])
-                self.notice(raw)
+            shown_at = 0
+            async for page, version in self._cluster.list(kind, namespace=namespace, selector=selector):
+                shown_at = int(version) if version.isdecimal() else 0
+                for raw in page:
+                    shown.append(raw["metadata"]["uid"])
+                    self.notice(raw)
+            versions.append(shown_at)
         for uid in self.cache.prune(kind, shown, version=str(min(versions))):
             self.jobs_due.add(uid)
 

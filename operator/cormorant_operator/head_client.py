@@ -47,7 +47,7 @@ class HeadClient:
             HeadSilent: nothing that can be read, within ANSWER_S for each of two requests.
         """
         status = await self._call(job, head, "GET", "/v1/status", Status)
-        desired = await self._call(job, head, "GET", "/v1/desired", DesiredReport)
+        desired = status.desired or await self._call(job, head, "GET", "/v1/desired", DesiredReport)
         queue, output = status.queue, job.spec.output.queue
         is_held = output is not None and output.on_full == "wait" and queue.capacity > 0
         return HeadAnswer(
@@ -92,7 +92,11 @@ class HeadClient:
             headers["Content-Type"] = "application/json"
         try:
             async with self._session.request(method, url, data=body or None, headers=headers) as response:
-                content = await response.content.read(_MOST_BYTES)
+                content = bytearray()
+                async for part in response.content.iter_any():
+                    content += part
+                    if len(content) > _MOST_BYTES:
+                        raise HeadSilent(f"{head.name} answered {method} {path} with more than {_MOST_BYTES} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise HeadSilent(
                 f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}"

@@ -3,6 +3,7 @@
 from typing import Literal
 
 from cormorant_contract.rest.base import Answer, Count, Time, Version
+from cormorant_contract.rest.control import DesiredReport
 from cormorant_contract.rest.pauses import PauseLease, PauseState
 
 Phase = Literal["Starting", "Running", "Paused", "Draining", "Completing", "Completed", "Failed"]
@@ -140,6 +141,8 @@ class Status(Answer):
     listeners_dropped: Count
     """Streams that were closed because they read too slowly."""
     started_at: Time
+    desired: DesiredReport | None = None
+    """As `GET /v1/desired`: one request tells the operator everything. None: an older head does not say."""
 
 
 class Build(Answer):

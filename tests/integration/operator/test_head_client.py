@@ -87,6 +87,35 @@ def test_operator_and_head_understand_each_other(talk: Talk) -> None:
     talk(scale_pause_and_drain)
 
 
+def test_answer_that_comes_in_pieces_is_read_whole(talk: Talk) -> None:
+    """A head behind a network that cuts its answers after a few bytes."""
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        there, back = await asyncio.open_connection("127.0.0.1", int(talk.port))
+        back.write((await reader.readuntil(b"\r\n\r\n")).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        while part := await there.read(200):
+            writer.write(part)
+            await writer.drain()
+            await asyncio.sleep(0.02)
+        for end in (writer, back):
+            end.close()
+            await end.wait_closed()
+        done.set()
+
+    done = asyncio.Event()
+
+    async def ask() -> HeadAnswer:
+        async with asyncio.timeout(60), await asyncio.start_server(cut, "127.0.0.1", 0) as server:
+            client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
+            try:
+                return await client.ask(talk.job, HEAD)
+            finally:
+                await client.close()
+                await done.wait()
+
+    assert asyncio.run(ask()).sizes == {"cpu": 1}
+
+
 def test_head_that_cannot_be_reached_or_knows_another_key_is_silent(talk: Talk) -> None:
     with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
         talk.ask(key=b"x" * 32)

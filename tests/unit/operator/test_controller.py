@@ -1,7 +1,7 @@
 """What the loop looks at again, and when: answers that tell nothing new are not decided about."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -50,8 +50,10 @@ class Api:
     async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
         raise NotFound(404, {"message": f"{kind} {namespace}/{name}"}, request="GET")
 
-    async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> tuple[list[dict[str, Any]], str]:
-        return [item for (stored, _), item in self.stored.items() if stored == kind], "1"
+    async def list(
+        self, kind: str, *, namespace: str = "", selector: str = ""
+    ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
+        yield [item for (stored, _), item in self.stored.items() if stored == kind], "1"
 
 
 class Head:
