@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import asdict
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -33,6 +34,7 @@ from cormorant_cli.crd import crd_yaml
 
 CRD_TARGET_KB = 64
 PODS_PER_NODE = 250
+SERVICES_PER_JOB = 2
 
 
 def main() -> int:
@@ -126,6 +128,15 @@ def _trouble(args: argparse.Namespace) -> str:
         return (
             f"{pods} pods need {needed} nodes with the label type=fake, of {PODS_PER_NODE} pods each, and there are "
             f"{nodes}; add nodes, ask for fewer --jobs, or use --play-kubelet for a few"
+        )
+    # Kubernetes of before 1.33 does not tell.
+    ask = ["kubectl", "get", "servicecidrs", "-o", "jsonpath={.items[*].spec.cidrs[*]}"]
+    shown = subprocess.run(ask, check=False, capture_output=True, text=True, timeout=60)
+    addresses = sum(ip_network(cidr).num_addresses for cidr in shown.stdout.split())
+    if not shown.returncode and addresses < (needed := SERVICES_PER_JOB * max(args.jobs, args.live_jobs) + 16):
+        return (
+            f"{max(args.jobs, args.live_jobs)} jobs need {needed} Service addresses and the cluster has {addresses}; "
+            "create a ServiceCIDR beside the ones that kubectl get servicecidrs shows, or ask for fewer --jobs"
         )
     return ""
 
