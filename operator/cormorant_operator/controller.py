@@ -227,7 +227,7 @@ class Controller:
     async def _poll(self, uid: str) -> None:
         job, head = self.cache.job(uid), _live_head(self.cache.pods(uid))
         memory = self._memories.get(uid)
-        if not isinstance(job, Job) or memory is None or head is None or not head.is_ready:
+        if not isinstance(job, Job) or memory is None or head is None or not head.is_asked:
             return
         before = (memory.answer, memory.is_silent)
         try:

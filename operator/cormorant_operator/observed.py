@@ -86,6 +86,11 @@ class Pod:
         return self.is_live and self.ready_since is not None
 
     @property
+    def is_asked(self) -> bool:
+        """Whether a head is spoken to: it works, or it was told to drain, and may be unready meanwhile."""
+        return bool(self.ip) and (self.is_ready or (self.is_live and self.draining_since is not None))
+
+    @property
     def is_failure(self) -> bool:
         """Whether its end counts: by itself, and by no disruption or order of ours."""
         if self.stalled_since is not None:

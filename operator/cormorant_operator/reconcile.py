@@ -168,7 +168,7 @@ def _plan(
     is_worth = at == view.now
     later = [due for due in (at, moving_until(view)) if due is not None and due > view.now]
     head = view.live_head
-    is_asked = head is not None and head.is_ready and bool(head.ip)
+    is_asked = head is not None and head.is_asked
     pace = view.site.hurried_poll_s if is_hurried or course.suspension == "draining" else view.site.poll_s
     return Plan(
         actions=tuple(actions),

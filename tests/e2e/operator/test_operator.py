@@ -173,6 +173,12 @@ def test_suspend_gives_every_node_back_and_resume_is_a_new_epoch(running: Scene)
     running.edit('{"spec": {"suspend": true}}')
     running.until(lambda: running.heads.by_job["pong"].phase == "Draining", "the head drains")
     assert running.condition("Suspended") == "False/Suspending"
+    # Whatever its probe says meanwhile: it has its time, and is asked.
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    running.namespace.say("pong-head-1", {"conditions": [unready]})
+    running.heads.by_job["pong"].frames = 4321
+    running.until(lambda: running.status()["frames"]["collected"] == 4321, "the last frames are in the status")
+    assert len(running.namespace.names("pods")) == 3
     running.namespace.finish("pong-head-1", container="head", exit_code=143)
     running.until(lambda: running.condition("Suspended") == "True/Suspended", "it is suspended")
     assert running.namespace.names("pods") == []

@@ -285,7 +285,7 @@ def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
     assert endless.nobody.get("/readyz").json == {"ready": True, "checks": []}
     assert [check["name"] for check in endless.nobody.get("/readyz?verbose").json["checks"]] == [
         "workers",
-        "not-draining",
+        "not-closing",
         "fleet",
     ]
     assert endless.nobody.get("/version").json["api"] == "v1"
@@ -401,10 +401,17 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         assert served.operator.post("/v1/drain").json["draining"]
         refused = served.writer.put("/v1/models/policy/weights", weights_file(1))
         assert (refused.status, refused.kind) == (503, "draining")
-        assert served.nobody.get("/readyz").status == 503
+        # A Service that left it out would cut learners off from what is left to take.
+        assert served.nobody.get("/readyz").status == 200
         while (reply := take(served)).status != 410:
             if reply.status == 200:
                 checker.take(decode(memoryview(reply.body)).tensordict())
         status = served.reader.get("/v1/status").json
         assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
         assert served.server.wait(lambda: False) == "drained"
+        served.server.head.close()
+        assert served.nobody.get("/readyz?verbose").json["checks"][1] == {
+            "name": "not-closing",
+            "ok": False,
+            "detail": "",
+        }

@@ -268,6 +268,10 @@ class World:
         if pod.role == "head":
             self.say(pod)
 
+    def unready(self, name: str) -> None:
+        """Its readiness probe fails; the container runs on."""
+        self._change(name, ready_since=None)
+
     def start_all(self) -> None:
         for pod in list(self.pods.values()):
             if pod.is_live and not pod.is_ready:
