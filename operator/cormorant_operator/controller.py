@@ -110,6 +110,9 @@ class Controller:
         # Not watched: whoever changes one is corrected at the next full look.
         if self._site.has_network_policies:
             await self._list("NetworkPolicy")
+        # Neither watched nor listed: that the Secret is there is believed for so long.
+        for memory in self._memories.values():
+            memory.has_tokens = False
         for uid in self.cache.jobs():
             self.jobs_due.add(uid)
 

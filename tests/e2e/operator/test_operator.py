@@ -207,6 +207,16 @@ def test_what_others_change_is_restored(running: Scene) -> None:
     )
 
 
+def test_secret_that_somebody_deleted_is_there_before_the_next_head_waits_for_it(running: Scene) -> None:
+    before = running.namespace.get("secret", "pong-tokens")
+    running.namespace("delete", "secret", "pong-tokens")
+    running.namespace.finish("pong-head-1", container="head", exit_code=1)
+    running.until(lambda: "pong-head-2" in running.uids(), "the next head is there")
+    after = running.namespace.get("secret", "pong-tokens")
+    assert (after["data"], after["metadata"]["uid"] == before["metadata"]["uid"]) == (before["data"], False)
+    running.until_ready()
+
+
 def test_network_policy_is_applied_once_and_restored_at_the_next_full_look(scene: Scene) -> None:
     namespace = scene.namespace
     network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")
