@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import Settings
 from cormorant_client.batch import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
@@ -391,6 +393,14 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
     with serve(job, directory=folder, workers=1, epoch=3, floor_frames=1000) as served:
         assert served.reader.get("/v1/status").json["frames"]["collected"] >= 1000
         assert served.reader.get("/v1/workers").json["workers"][0]["attempt"] == 2 * (10 + 1)
+
+
+def test_weights_that_come_before_the_first_worker_are_to_be_sent_again(folder: Path) -> None:
+    with HeadServer(make_job(num_envs=2, policy="versioned"), Settings(port=0, directory=folder)) as server:
+        early = Served(server)
+        reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
+        assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "no-workers", "2")
+        assert (early.nobody.get("/livez").status, early.nobody.get("/readyz").status) == (200, 503)
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
