@@ -129,7 +129,7 @@ class Head:
         self._housekeeper.start()
 
     def drain(self) -> None:
-        """Start nothing more: readiness is false, uploads are refused, what is under way lands."""
+        """Start nothing more: uploads are refused, what is under way lands. Requests are answered as before."""
         if self.is_draining:
             return
         self.is_draining = True

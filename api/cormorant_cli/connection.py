@@ -173,7 +173,8 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
         if token:
             return token
     raise CommandFailed(
-        f"Secret {name} of namespace {namespace} has no token for {role}; delete it, and the operator makes it again"
+        f"Secret {name} of namespace {namespace} has no token for {role}; delete it, and the operator makes it again "
+        "within six minutes"
     )
 
 

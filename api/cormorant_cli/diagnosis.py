@@ -285,7 +285,7 @@ def _of_belongings(facts: JobFacts) -> Iterator[Finding]:
         if missing:
             yield _problem(
                 f"the Secret {tokens_secret(name)} lacks the tokens {', '.join(missing)}; delete it, and the operator "
-                "makes it again"
+                "makes it again within six minutes"
             )
 
 

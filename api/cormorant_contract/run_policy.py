@@ -17,7 +17,8 @@ class RunPolicy(Contract):
     """Failures of the worker in one slot after which the job fails."""
 
     startup_deadline_seconds: Count32 = 1800
-    """A job that has collected nothing after this time fails. 0 means no deadline."""
+    """A job that has collected nothing after this time fails; so does one that collected, and then is not ready for so
+    long though its pods have room. 0 means no deadline."""
 
     progress_deadline_seconds: Count32 = 600
     """Time without a new frame after which the job counts as stalled. 0 means never. Waiting for a learner and pause

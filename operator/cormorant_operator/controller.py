@@ -110,6 +110,9 @@ class Controller:
         # Not watched: whoever changes one is corrected at the next full look.
         if self._site.has_network_policies:
             await self._list("NetworkPolicy")
+        # Neither watched nor listed: that the Secret is there is believed for so long.
+        for memory in self._memories.values():
+            memory.has_tokens = False
         for uid in self.cache.jobs():
             self.jobs_due.add(uid)
 
@@ -229,7 +232,7 @@ class Controller:
     async def _poll(self, uid: str) -> None:
         job, head = self.cache.job(uid), _live_head(self.cache.pods(uid))
         memory = self._memories.get(uid)
-        if not isinstance(job, Job) or memory is None or head is None or not head.is_ready:
+        if not isinstance(job, Job) or memory is None or head is None or not head.is_asked:
             return
         before = (memory.answer, memory.is_silent)
         try:

@@ -45,6 +45,8 @@ class Pod:
     """All failures of the slot before this pod."""
     phase: PodPhase = "Pending"
     is_scheduled: bool = False
+    scheduled_since: datetime | None = None
+    """When it was given its node."""
     ready_since: datetime | None = None
     deletion_deadline: datetime | None = None
     """Set from the moment that it is deleted: when its grace is over."""
@@ -84,6 +86,11 @@ class Pod:
     def is_ready(self) -> bool:
         """Whether it works."""
         return self.is_live and self.ready_since is not None
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a head is spoken to: it works, or it was told to drain, and may be unready meanwhile."""
+        return bool(self.ip) and (self.is_ready or (self.is_live and self.draining_since is not None))
 
     @property
     def is_failure(self) -> bool:
@@ -162,7 +169,7 @@ class Observed:
     children: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Digests of the job's Services and ConfigMaps, by kind and name."""
     has_tokens: bool = False
-    """This operator has seen to the Secret."""
+    """This operator has seen to the Secret since its last full look."""
     answer: HeadAnswer | None = None
     """The last answer of the newest head."""
     is_silent: bool = False

@@ -9,7 +9,7 @@ from cormorant_operator import progress
 from cormorant_operator.backoff import failures_after
 from cormorant_operator.entrypoints import EXIT_REFUSED, last_words
 from cormorant_operator.observed import Pod
-from cormorant_operator.obstacles import is_late, late_at
+from cormorant_operator.obstacles import acceptance_trouble, is_late, late_at, scheduling_trouble
 from cormorant_operator.view import View
 
 
@@ -32,6 +32,7 @@ def outcome_dues(view: View) -> Iterator[datetime]:
     for deadline in (
         progress.stall_deadline(view),
         progress.startup_deadline(view),
+        progress.readiness_deadline(view),
         progress.drain_deadline(view),
     ):
         if deadline is not None:
@@ -110,6 +111,15 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
             kind="Failed",
             reason="StartupDeadlineExceeded",
             message=f"nothing was collected within startupDeadlineSeconds {policy.startup_deadline_seconds}",
+        )
+    unready = progress.readiness_deadline(view)
+    if unready is not None and unready.is_over(view.now):
+        trouble = acceptance_trouble(view) or scheduling_trouble(view)
+        words = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
+        yield Outcome(
+            kind="Failed",
+            reason="StartupDeadlineExceeded",
+            message=f"it was not ready again within startupDeadlineSeconds {policy.startup_deadline_seconds}{words}",
         )
     late = [pod for pod in view.observed.pods if is_late(view, pod)]
     if policy.on_unschedulable == "Fail" and late:

@@ -46,6 +46,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         restarts=_count(notes.get(names.RESTARTS)),
         phase=_phase(raw, disruption),
         is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
+        scheduled_since=_since(conditions.get("PodScheduled", {})),
         ready_since=_since(conditions.get("Ready", {})),
         deletion_deadline=_deletion_deadline(metadata),
         is_disrupted=disruption.get("status") == "True",

@@ -17,6 +17,8 @@ GPU = "nvidia.com/gpu"
 _USER = 65532
 _NODE_LOST_S = 30
 """After a node is lost its pods are given up so soon; Kubernetes' own default is five minutes."""
+_KUBERNETES_GRACE_S = 30
+"""Of a pod that says nothing: an overlay may take our grace out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
     head, secret = job.spec.head, names.tokens_secret(job.name)
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-    command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=site.head_grace_s // 2)
+    grace_s = _grace_s(head.template, site.head_grace_s)
+    command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=grace_s // 2)
     container = {
         "command": command,
         "env": entrypoints.head_env(job=job.name, secret=secret, epoch=epoch),
@@ -93,7 +96,7 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
             labels={names.EPOCH: str(epoch)},
             resources=head.resources,
             overlay=head.template,
-            grace_s=site.head_grace_s,
+            grace_s=grace_s,
             container=container,
             volumes=volumes,
         ),
@@ -112,6 +115,7 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
         index: the slot's index.
         attempt: pods that filled the slot before.
     """
+    grace_s = _grace_s(group.template, site.worker_grace_s)
     env = entrypoints.worker_env(
         job=job.name,
         secret=names.tokens_secret(job.name),
@@ -119,7 +123,7 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
         group=group.name,
         index=index,
         attempt=attempt,
-        grace_s=site.worker_grace_s,
+        grace_s=grace_s,
     )
     return _pod(
         job,
@@ -130,7 +134,7 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
             labels={names.GROUP: group.name, names.INDEX: str(index), names.ATTEMPT: str(attempt)},
             resources=_with_gpu(group),
             overlay=group.template,
-            grace_s=site.worker_grace_s,
+            grace_s=grace_s,
             container={
                 "command": entrypoints.worker_command(),
                 "env": env,
@@ -159,7 +163,7 @@ class _Parts:
 
 
 def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
-    volumes, mounts = _scratch(parts.resources)
+    volumes, mounts = _scratch(_resources(parts))
     code = job.spec.code
     if code is not None:
         volumes.append({"name": "code", "configMap": {"name": code.config_map}})
@@ -231,6 +235,30 @@ def _sealed(template: dict[str, Any], job: Job, parts: _Parts, birth: Birth) -> 
         },
         "spec": {**spec, "restartPolicy": "Never"},
     }
+
+
+def _grace_s(overlay: Mapping[str, Any], default_s: int) -> int:
+    """From SIGTERM to SIGKILL: processes are told what the kubelet will do, whoever said it."""
+    given = _part(overlay, "spec").get("terminationGracePeriodSeconds", default_s)
+    if given is None:
+        return _KUBERNETES_GRACE_S
+    # What is no time is refused by the API server, in better words.
+    return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else default_s
+
+
+def _resources(parts: _Parts) -> Mapping[str, Any]:
+    """What our container asks for in the end: an overlay may say more of it than the group."""
+    containers = _part(parts.overlay, "spec").get("containers")
+    for container in containers if isinstance(containers, list) else ():
+        if isinstance(container, Mapping) and container.get("name") == parts.role:
+            return merge(parts.resources, _part(container, "resources"))
+    return parts.resources
+
+
+def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """An object of an overlay, of which nobody knows yet whether it is one."""
+    value = document.get(key)
+    return value if isinstance(value, Mapping) else {}
 
 
 def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:

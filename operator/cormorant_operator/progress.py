@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from cormorant_contract.status import FramesStatus, WeightsStatus
 from cormorant_operator.entrypoints import settled_frames
 from cormorant_operator.job import find, is_true, since
+from cormorant_operator.obstacles import is_waiting_for_room
 from cormorant_operator.view import View
 
 _MOMENT_POLLS = 4
@@ -165,6 +166,29 @@ def startup_deadline(view: View) -> Deadline | None:
         return None
     started = max(status.start_time, _unpaused_at(view) or status.start_time)
     return Deadline(at=started + timedelta(seconds=limit))
+
+
+def readiness_deadline(view: View) -> Deadline | None:
+    """When a job that has collected before, and is not ready any more, fails; None: it is, or may take for ever.
+
+    Each new pod has the whole time from its node on, and so has a job after a pause. What waits for a node keeps its
+    place, as `onUnschedulable` says; what the API server cannot make, by a quota or a fault, is asked for again.
+    """
+    limit, status, head = view.policy.startup_deadline_seconds, view.job.status, view.live_head
+    last = frames_status(view).last_progress_time
+    if not limit or status.start_time is None or last is None:
+        return None
+    if view.has_enough or is_all_collected(view) or pause_reason(view) or is_waiting_for_room(view):
+        return None
+    # Without a head one is about to come, unless its template is refused; one that drains is on its way out.
+    if head is None:
+        if not view.is_refused(view.templates.head):
+            return None
+    elif head.draining_since is not None:
+        return None
+    came = [pod.scheduled_since or pod.created for pod in view.observed.pods if pod.is_live and not pod.is_ready]
+    starts = (since(status, "Ready", "False") or view.now, last, status.start_time, _unpaused_at(view), *came)
+    return Deadline(at=max(start for start in starts if start is not None) + timedelta(seconds=limit))
 
 
 def drain_deadline(view: View) -> Deadline | None:

@@ -20,6 +20,7 @@ from cormorant_operator.plan import (
     Action,
     ApplyChild,
     CheckTemplate,
+    CreatePod,
     CreateTokens,
     DeleteChild,
     DeletePod,
@@ -96,11 +97,7 @@ def _run(view: View) -> Plan:
 
 def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     """Services, NetworkPolicy, ConfigMap and Secret, as far as they are not as they should be."""
-    secret = names.tokens_secret(view.job.name)
-    is_missed = any(
-        pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.observed.pods
-    )
-    if (not view.observed.has_tokens or is_missed) and view.refused_until("Secret") is None:
+    if _may_lack_tokens(view, head) and view.refused_until("Secret") is None:
         yield CreateTokens(is_first=view.epoch == 0)
     wanted: list[Manifest] = [config_map(view.job, digest=view.templates.config)]
     if view.site.has_network_policies:
@@ -117,6 +114,19 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
         for kind, name in sorted(view.observed.children):
             if kind == "ConfigMap" and name != current:
                 yield DeleteChild(kind="ConfigMap", name=name)
+
+
+def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
+    """Whether the Secret may be gone: nobody may read it, and to create one that exists does no harm."""
+    if not view.observed.has_tokens:
+        return True
+    # A head mounts it: without it the pod waits for its volume, and no condition of it says so.
+    if view.epoch and any(isinstance(action, CreatePod) for action in head.actions):
+        return True
+    secret = names.tokens_secret(view.job.name)
+    return any(
+        pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.observed.pods
+    )
 
 
 def _checks(view: View) -> Iterator[Action]:
@@ -168,7 +178,7 @@ def _plan(
     is_worth = at == view.now
     later = [due for due in (at, moving_until(view)) if due is not None and due > view.now]
     head = view.live_head
-    is_asked = head is not None and head.is_ready and bool(head.ip)
+    is_asked = head is not None and head.is_asked
     pace = view.site.hurried_poll_s if is_hurried or course.suspension == "draining" else view.site.poll_s
     return Plan(
         actions=tuple(actions),

@@ -39,8 +39,8 @@ def plan_suspension(view: View) -> Suspension:
         return Suspension(state=state, actions=(*orders, *remains))
     if head.draining_since is None and not is_wanted:
         return Suspension(state="no")
-    if not head.is_ready:
-        # It holds nothing that could be drained.
+    if head.draining_since is None and not head.is_ready:
+        # It holds nothing that could be drained. One that drains has its time, whatever its probe says.
         return Suspension(state="deleting", actions=_delete_all(view))
     if head.draining_since is None:
         mark = MarkPod(pod=head, annotation=names.DRAINING, at=view.now)

@@ -147,6 +147,11 @@ class View:
         verdict = self.verdict(template)
         return verdict.error == "" if verdict is not None else any(p.template == template for p in self.observed.pods)
 
+    def is_refused(self, template: str) -> bool:
+        """Whether a dry run said that the API server takes no pods of a template."""
+        verdict = self.verdict(template)
+        return verdict is not None and bool(verdict.error)
+
     def verdict(self, template: str) -> Verdict | None:
         """What a dry run said, as long as that may still hold."""
         verdict = self.observed.verdicts.get(template)

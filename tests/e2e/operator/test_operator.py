@@ -173,6 +173,12 @@ def test_suspend_gives_every_node_back_and_resume_is_a_new_epoch(running: Scene)
     running.edit('{"spec": {"suspend": true}}')
     running.until(lambda: running.heads.by_job["pong"].phase == "Draining", "the head drains")
     assert running.condition("Suspended") == "False/Suspending"
+    # Whatever its probe says meanwhile: it has its time, and is asked.
+    unready = {"type": "Ready", "status": "False", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+    running.namespace.say("pong-head-1", {"conditions": [unready]})
+    running.heads.by_job["pong"].frames = 4321
+    running.until(lambda: running.status()["frames"]["collected"] == 4321, "the last frames are in the status")
+    assert len(running.namespace.names("pods")) == 3
     running.namespace.finish("pong-head-1", container="head", exit_code=143)
     running.until(lambda: running.condition("Suspended") == "True/Suspended", "it is suspended")
     assert running.namespace.names("pods") == []
@@ -199,6 +205,16 @@ def test_what_others_change_is_restored(running: Scene) -> None:
         lambda: namespace.get("service", "pong-head")["spec"]["selector"]["cormorant.dev/epoch"] == "1",
         "the selector is back",
     )
+
+
+def test_secret_that_somebody_deleted_is_there_before_the_next_head_waits_for_it(running: Scene) -> None:
+    before = running.namespace.get("secret", "pong-tokens")
+    running.namespace("delete", "secret", "pong-tokens")
+    running.namespace.finish("pong-head-1", container="head", exit_code=1)
+    running.until(lambda: "pong-head-2" in running.uids(), "the next head is there")
+    after = running.namespace.get("secret", "pong-tokens")
+    assert (after["data"], after["metadata"]["uid"] == before["metadata"]["uid"]) == (before["data"], False)
+    running.until_ready()
 
 
 def test_network_policy_is_applied_once_and_restored_at_the_next_full_look(scene: Scene) -> None:

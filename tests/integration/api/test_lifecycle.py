@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import Settings
 from cormorant_client.batch import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
@@ -285,7 +287,7 @@ def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
     assert endless.nobody.get("/readyz").json == {"ready": True, "checks": []}
     assert [check["name"] for check in endless.nobody.get("/readyz?verbose").json["checks"]] == [
         "workers",
-        "not-draining",
+        "not-closing",
         "fleet",
     ]
     assert endless.nobody.get("/version").json["api"] == "v1"
@@ -393,6 +395,14 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
         assert served.reader.get("/v1/workers").json["workers"][0]["attempt"] == 2 * (10 + 1)
 
 
+def test_weights_that_come_before_the_first_worker_are_to_be_sent_again(folder: Path) -> None:
+    with HeadServer(make_job(num_envs=2, policy="versioned"), Settings(port=0, directory=folder)) as server:
+        early = Served(server)
+        reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
+        assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "no-workers", "2")
+        assert (early.nobody.get("/livez").status, early.nobody.get("/readyz").status) == (200, 503)
+
+
 def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8))
     checker = make_checker(2, lengths=(3, 8))
@@ -401,10 +411,17 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         assert served.operator.post("/v1/drain").json["draining"]
         refused = served.writer.put("/v1/models/policy/weights", weights_file(1))
         assert (refused.status, refused.kind) == (503, "draining")
-        assert served.nobody.get("/readyz").status == 503
+        # A Service that left it out would cut learners off from what is left to take.
+        assert served.nobody.get("/readyz").status == 200
         while (reply := take(served)).status != 410:
             if reply.status == 200:
                 checker.take(decode(memoryview(reply.body)).tensordict())
         status = served.reader.get("/v1/status").json
         assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
         assert served.server.wait(lambda: False) == "drained"
+        served.server.head.close()
+        assert served.nobody.get("/readyz?verbose").json["checks"][1] == {
+            "name": "not-closing",
+            "ok": False,
+            "detail": "",
+        }

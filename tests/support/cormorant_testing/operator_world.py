@@ -254,12 +254,17 @@ class World:
             if pod.deletion_deadline is not None and pod.phase != "Unknown" and self.now >= pod.deletion_deadline:
                 del self.pods[pod.name]
 
+    def place(self, name: str) -> None:
+        """A node is found."""
+        self._change(name, is_scheduled=True, scheduled_since=self.now, obstacle=Obstacle.NONE, obstacle_message="")
+
     def start(self, name: str) -> None:
         """A node is found, the image is there, the probes answer."""
         pod = self._change(
             name,
             phase="Running",
             is_scheduled=True,
+            scheduled_since=self.pods[name].scheduled_since or self.now,
             ready_since=self.now,
             obstacle=Obstacle.NONE,
             obstacle_message="",
@@ -267,6 +272,10 @@ class World:
         )
         if pod.role == "head":
             self.say(pod)
+
+    def unready(self, name: str) -> None:
+        """Its readiness probe fails; the container runs on."""
+        self._change(name, ready_since=None)
 
     def start_all(self) -> None:
         for pod in list(self.pods.values()):

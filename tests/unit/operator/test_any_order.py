@@ -57,6 +57,11 @@ class AnyOrder(RuleBasedStateMachine):
         if waiting:
             self.world.start(waiting[pick % len(waiting)].name)
 
+    @rule(pick=PICK)
+    def pod_turns_unready(self, pick: int) -> None:
+        if name := self._pick(pick):
+            self.world.unready(name)
+
     @rule(pick=PICK, code=st.sampled_from([1, 2, 137, 143]))
     def container_dies(self, pick: int, code: int) -> None:
         if name := self._pick(pick):

@@ -182,6 +182,16 @@ def test_head_that_does_not_take_what_it_is_told_is_told_again_but_not_at_once()
     play(acts)
 
 
+def test_secret_that_somebody_deleted_is_there_again_after_the_next_full_look() -> None:
+    async def acts(scene: Scene) -> None:
+        before = scene.api.stored.pop(("Secret", "pong-tokens"))
+        await scene.controller.resync()
+        await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
+        assert scene.api.stored["Secret", "pong-tokens"]["stringData"] == before["stringData"]
+
+    play(acts)
+
+
 def test_job_that_is_over_is_not_asked_any_more() -> None:
     async def acts(scene: Scene) -> None:
         pod = scene.api.stored["Pod", "pong-head-1"]

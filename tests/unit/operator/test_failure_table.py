@@ -209,7 +209,7 @@ def test_job_that_had_collected_and_lost_all_of_it_has_started_all_the_same() ->
     world.job = replace(world.job, status=world.job.status.model_copy(update={"frames": FramesStatus(
         collected=500, last_progress_time=world.now)}))  # fmt: skip
     world.answer = None
-    world.settle()
+    world.run()
     world.tick(61)
     world.settle()
     assert (world.job.status.frames.collected, world.condition("Failed")) == (0, "")

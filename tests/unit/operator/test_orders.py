@@ -122,6 +122,42 @@ def test_suspend_does_not_wait_for_learners_for_ever() -> None:
     assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
 
 
+def test_head_that_turns_unready_while_it_drains_has_its_time_and_is_asked() -> None:
+    world = running(runPolicy={"drainSeconds": 100})
+    world.edit(suspend=True)
+    world.settle()
+    world.unready("pong-head-1")
+    world.tick(99)
+    world.settle()
+    plan = world.plan()
+    assert (len(world.pods), plan.poll_s) == (3, world.site.hurried_poll_s)
+    assert all(not pod.is_terminating for pod in world.pods.values())
+    world.say(world.head, frames=1700, settled=1600)
+    world.settle()
+    assert (world.job.status.frames.collected, world.job.status.frames.settled) == (1700, 1600)
+    world.tick(1)
+    world.settle()
+    assert all(pod.is_terminating for pod in world.pods.values())
+
+
+def test_unready_head_that_was_not_told_to_drain_yet_is_told() -> None:
+    world = running()
+    world.edit(suspend=True)
+    world.step(crash_after=1)
+    world.restart_operator()
+    world.unready("pong-head-1")
+    assert world.step().poll_s == world.site.hurried_poll_s
+    world.say(world.head)
+    assert len(of_kind(world.step().actions, DrainHead)) == 1
+
+
+def test_suspended_head_that_is_not_ready_has_nothing_to_drain() -> None:
+    world = running()
+    world.unready("pong-head-1")
+    world.edit(suspend=True)
+    assert {action.pod.name for action in of_kind(world.step().actions, DeletePod)} == set(world.pods)
+
+
 def test_resuming_in_the_middle_does_not_call_the_drain_back() -> None:
     world = running()
     world.edit(suspend=True)

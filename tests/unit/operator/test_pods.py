@@ -2,6 +2,7 @@
 
 import base64
 import json
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -59,6 +60,34 @@ def test_shared_memory_is_half_of_the_memory_limit() -> None:
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory", "sizeLimit": str(2 << 30)}
     volumes = {v["name"]: v for v in worker()["spec"]["volumes"]}
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
+
+
+def test_shared_memory_is_half_of_the_memory_limit_that_a_template_sets() -> None:
+    def shm(**container: Any) -> dict[str, Any]:
+        template = {"spec": {"containers": [{"name": "sidecar"}, {"name": "worker", **container}]}}
+        pod = worker(resources={"limits": {"memory": "4Gi"}}, template=template)
+        volumes = {v["name"]: v["emptyDir"] for v in pod["spec"]["volumes"]}
+        return dict(volumes["shm"])
+
+    assert shm(resources={"limits": {"memory": "8Gi"}}) == {"medium": "Memory", "sizeLimit": str(4 << 30)}
+    assert shm(resources={"limits": {"memory": None}}) == {"medium": "Memory"}
+    assert shm(resources={"limits": {"cpu": "2"}}) == shm() == {"medium": "Memory", "sizeLimit": str(2 << 30)}
+    ours = head(
+        head={"template": {"spec": {"containers": [{"name": "head", "resources": {"limits": {"memory": 64}}}]}}}
+    )
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "32"}} in ours["spec"]["volumes"]
+
+
+@pytest.mark.parametrize(("given", "told"), [(300, 300), (0, 0), (None, 30), ("soon", 60), (True, 60), (-5, 60)])
+def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told: int) -> None:
+    template = {"spec": {"terminationGracePeriodSeconds": given}}
+    pod = worker(template=template)
+    env = {item["name"]: item.get("value") for item in main_container(pod)["env"]}
+    assert env["CORMORANT_GRACE_SECONDS"] == str(told)
+    # What is no time goes to the API server, which refuses it.
+    assert pod["spec"].get("terminationGracePeriodSeconds") == given
+    command = main_container(head(head={"template": template}))["command"]
+    assert command[command.index("--drain-seconds") + 1] == str(told // 2)
 
 
 @pytest.mark.parametrize(
@@ -239,7 +268,10 @@ def test_rendered_pod_is_read_back() -> None:
     raw["metadata"] |= {"uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z", "resourceVersion": "5"}
     raw["status"] = {
         "phase": "Failed",
-        "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "False"}],
+        "conditions": [
+            {"type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-01T00:00:05Z"},
+            {"type": "Ready", "status": "False"},
+        ],
         "containerStatuses": [
             {"name": "sidecar", "state": {"terminated": {"exitCode": 9}}},
             {
@@ -259,6 +291,7 @@ def test_rendered_pod_is_read_back() -> None:
     assert pod is not None
     assert (pod.group, pod.index, pod.attempt, pod.template) == ("cpu", 3, 1, "abc")
     assert (pod.failures, pod.restarts, pod.base_image) == (2, 5, "example/cormorant:1")
+    assert pod.scheduled_since == datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
     assert (pod.phase, pod.exit_code, pod.reason, pod.ran_s) == ("Failed", 137, "OOMKilled", 60.0)
     assert pod.is_failure
 

@@ -1,9 +1,12 @@
 """No room, a silent head, and others who change what is ours: the rest of the table."""
 
+from datetime import timedelta
+
 from cormorant_operator.children import digest_of, services
 from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
 from cormorant_operator.plan import (
     ApplyChild,
+    CheckTemplate,
     CreatePod,
     CreateTokens,
     DeletePod,
@@ -131,6 +134,150 @@ def test_image_that_cannot_be_pulled_is_said_and_ends_at_the_startup_deadline() 
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
 
 
+def without_its_head(**policy: object) -> World:
+    """It has collected; its head was evicted, and the next one's image cannot be pulled."""
+    world = running(runPolicy={"startupDeadlineSeconds": 900, **policy})
+    world.evict("pong-head-1")
+    world.settle()
+    world.block("pong-head-2", Obstacle.IMAGE_PULL, "image x: not found")
+    world.settle()
+    return world
+
+
+def test_head_that_cannot_start_again_ends_at_the_startup_deadline() -> None:
+    world = without_its_head()
+    world.tick(899)
+    world.settle()
+    assert world.condition("Failed") == ""
+    assert world.plan().due == world.now + timedelta(seconds=1)
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+    assert world.message("Failed") == (
+        "it was not ready again within startupDeadlineSeconds 900: pong-head-2: image x: not found"
+    )
+
+
+def test_every_new_head_has_the_whole_startup_deadline() -> None:
+    world = without_its_head()
+    world.tick(899)
+    world.settle()
+    world.vanish("pong-head-2")
+    world.settle()
+    world.tick(899)
+    world.settle()
+    assert (world.head.name, world.condition("Failed")) == ("pong-head-3", "")
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
+def test_workers_that_cannot_start_again_end_at_the_startup_deadline_once_nothing_is_collected() -> None:
+    world = running(workerGroups=[{"name": "cpu", "minReplicas": 2}], runPolicy={"startupDeadlineSeconds": 900})
+    world.delete(world.live()[0].name)
+    world.settle()
+    world.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
+    for frames in range(2000, 7000, 1000):
+        world.tick(600)
+        world.collect(frames)
+        world.settle()
+    assert (world.condition("Ready"), world.condition("Failed")) == ("False/TooFewWorkers", "")
+    world.tick(900)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
+def test_workers_that_wait_for_room_are_waited_for() -> None:
+    world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900, "onStall": "Fail"})
+    world.delete(world.live()[0].name)
+    world.settle()
+    name = world.live()[0].name
+    world.block(name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
+    world.tick(5000)
+    world.settle()
+    world.place(name)
+    world.settle()
+    world.tick(899)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
+def test_pause_and_suspension_hold_the_startup_deadline_of_a_new_head() -> None:
+    world = without_its_head()
+    world.edit(paused=True)
+    world.tick(5000)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.edit(paused=False)
+    world.settle()
+    world.tick(899)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.edit(suspend=True)
+    world.settle()
+    world.tick(5000)
+    world.settle()
+    world.edit(suspend=False)
+    world.settle()
+    world.tick(899)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
+def test_head_that_waits_for_room_is_waited_for() -> None:
+    world = without_its_head()
+    world.block("pong-head-2", Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
+    world.tick(5000)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.place("pong-head-2")
+    world.settle()
+    world.tick(899)
+    world.settle()
+    assert world.condition("Failed") == "", "it has had a node for as long as that and no longer"
+    world.quota = 0
+    world.vanish("pong-head-2")
+    for _ in range(40):
+        world.tick(60)
+        world.settle()
+    assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/QuotaExceeded", "")
+    world.quota = None
+    world.tick(60)
+    world.run()
+    assert world.condition("Ready") == "True/EnoughWorkers"
+
+
+def test_job_whose_head_died_while_its_template_is_refused_ends_at_the_startup_deadline() -> None:
+    world = running(runPolicy={"startupDeadlineSeconds": 900})
+    world.bad_image = "example/broken:1"
+    world.edit(image="example/broken:1")
+    world.settle()
+    world.evict("pong-head-1")
+    world.settle()
+    assert (world.condition("Accepted"), world.condition("Ready")) == ("False/InvalidPodTemplate", "False/HeadNotReady")
+    # The operator was away meanwhile: it asks once more before it gives up.
+    world.restart_operator()
+    world.tick(900)
+    checks = len(of_kind(world.done, CheckTemplate))
+    world.settle()
+    assert len(of_kind(world.done, CheckTemplate)) > checks
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+    assert "image example/broken:1 is not allowed here" in world.message("Failed")
+
+
+def test_head_without_a_startup_deadline_is_waited_for() -> None:
+    world = without_its_head(startupDeadlineSeconds=0)
+    world.tick(50_000)
+    world.settle()
+    assert world.condition("Failed") == ""
+
+
 def test_namespace_that_is_terminating_is_left_quietly() -> None:
     world = World()
     world.refusals["head"] = Refusal(
@@ -166,6 +313,20 @@ def test_secret_that_pods_miss_is_made_again() -> None:
     world.settle()
     world.block(world.live()[0].name, Obstacle.CONTAINER_CONFIG, 'secret "pong-tokens" not found')
     assert of_kind(world.step().actions, CreateTokens) == [CreateTokens(is_first=False)]
+
+
+def test_secret_is_seen_to_before_a_head_is_made_that_would_wait_for_it() -> None:
+    world = running()
+    world.finish("pong-head-1")
+    orders = [type(action) for action in world.step().actions]
+    assert orders.index(CreateTokens) < orders.index(CreatePod)
+    assert of_kind(world.done, CreateTokens)[-1] == CreateTokens(is_first=False)
+    world.settle()
+    assert of_kind(world.plan().actions, CreateTokens) == []
+
+
+def test_secret_of_a_new_job_is_made_once() -> None:
+    assert of_kind(running().done, CreateTokens) == [CreateTokens(is_first=True)]
 
 
 def test_silent_control_plane_is_unknown_then_stalled_then_restarted() -> None:
