@@ -23,10 +23,11 @@ from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.front import load_job
 from cormorant_worker.parts import Parts
 from cormorant_worker.policy import MAIN_MODEL
+from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.makers import Calls, Maker
 from cormorant_worker.torchrl.policy import as_policy, read_weights
 from cormorant_worker.torchrl.seeds import next_seed
-from cormorant_worker.torchrl.settings import Settings, broadcast, devices_of, exploration_of, limit
+from cormorant_worker.torchrl.settings import Settings, broadcast, exploration_of, limit
 
 Mode = Literal["sync", "async"]
 Batch: TypeAlias = TensorDictBase | None
@@ -103,9 +104,7 @@ class FleetCollector:
 
     def _storing_devices(self, count: int) -> tuple[str, ...]:
         settings = self._settings
-        stored = devices_of(settings.storing_device, "storing_device", count, is_remote=True)
-        general = devices_of(settings.device, "device", count, is_remote=True)
-        return tuple(one or other or "cpu" for one, other in zip(stored, general, strict=True))
+        return storing_devices(settings.storing_device, settings.device, count)
 
     def _all_parts(self) -> list[Parts]:
         settings, count = self._settings, self._plan.num_collectors

@@ -1,6 +1,7 @@
 """Arguments that only RayCollector has, read and checked before anything starts."""
 
 import difflib
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -101,6 +102,12 @@ def count_collectors(create_env_fn: Any, num_collectors: int | None) -> int:
             f"create_env_fn has {len(create_env_fn)} entries and num_collectors is {num_collectors}; give one of them"
         )
     return len(create_env_fn)
+
+
+def is_connected() -> bool:
+    """True where this process belongs to a Ray cluster already. Who does has imported Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
 
 
 def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]]) -> RayOptions:

@@ -143,15 +143,16 @@ class RayCollector(FleetCollector):
             "pre_collect_hook": pre_collect_hook, "post_collect_hook": post_collect_hook, **more,
         }  # fmt: skip
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
-        settings = read_settings(given, num_collectors=count, is_remote=True)
+        self._remote = arguments.remote_options(remote_configs, count)
+        self._ray_options = arguments.ray_options(ray_init_config, self._remote)
+        is_remote = bool(self._ray_options.address) or arguments.is_connected()
+        settings = read_settings(given, num_collectors=count, is_remote=is_remote)
         arguments.check_interval(max_weight_update_interval, settings)
         if trajs_per_batch is not None and (trajs_per_batch < 1 or split_trajs):
             raise ValueError(
                 f"trajs_per_batch {trajs_per_batch} with split_trajs {split_trajs}: give 1 or more episodes; they "
                 "come split already"
             )
-        self._remote = arguments.remote_options(remote_configs, count)
-        self._ray_options = arguments.ray_options(ray_init_config, self._remote)
         self._updates_each = update_after_each_batch
         self._update_interval = max_weight_update_interval
         self._batches_since: Counter[str] = Counter()
@@ -194,6 +195,10 @@ class RayCollector(FleetCollector):
         settings = self._settings
         store = _StoreInBuffer(settings.replay_buffer, splits=settings.split_trajs, postproc=settings.postproc)
         return [replace(parts, on_batch=store) for parts in super()._all_parts()]
+
+    def _storing_devices(self, count: int) -> tuple[str, ...]:
+        # Where collectors fill the buffer themselves, no batch is handed out here.
+        return ("cpu",) * count if self._extends_in_workers else super()._storing_devices(count)
 
     @property
     def remote_collectors(self) -> list[Any]:

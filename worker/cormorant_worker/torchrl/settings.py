@@ -1,13 +1,12 @@
 """The keyword arguments of TorchRL's collectors, read and checked before anything starts."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import torch
-
 from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.torchrl.devices import devices_of
 
 _MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here."""
@@ -137,36 +136,6 @@ def exploration_of(given: Any) -> ExplorationType:
     except ValueError:
         known = ", ".join(ExplorationType)
         raise ValueError(f'exploration_type "{name}" is not known; use one of {known}') from None
-
-
-def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -> tuple[str, ...]:
-    """One device for each collector, "" where none was said.
-
-    Raises:
-        ValueError: a list of another length, or a device that does not exist.
-    """
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        several = [_device(one, name, is_remote=is_remote) for one in given]
-        if len(several) == 1:
-            return (several[0],) * num_collectors
-        if len(several) != num_collectors:
-            raise ValueError(f"{name} has {len(several)} devices for {num_collectors} collectors; give as many, or one")
-        return tuple(several)
-    return (_device(given, name, is_remote=is_remote),) * num_collectors
-
-
-def _device(given: Any, name: str, *, is_remote: bool) -> str:
-    if given is None:
-        return ""
-    try:
-        device = torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} {given!r} is no torch device: {str(error).splitlines()[0]}") from error
-    if device.type == "cuda" and not is_remote:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"{name} {device} does not exist: torch finds {count} CUDA devices; use another, or cpu")
-    return str(device)
 
 
 def broadcast(given: Any, name: str, count: int) -> list[Any]:

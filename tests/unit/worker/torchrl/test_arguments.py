@@ -1,6 +1,8 @@
 """Arguments of TorchRL's collectors: read and refused before anything starts."""
 
+import importlib
 import threading
+from importlib.util import find_spec
 from typing import Any
 
 import gymnasium
@@ -18,6 +20,8 @@ from cormorant_worker.torchrl.policy import OnTensorDicts, as_policy, read_weigh
 from cormorant_worker.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_worker.torchrl.seeds import next_seed
 from cormorant_worker.torchrl.settings import broadcast, exploration_of, read_settings
+
+needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
 
 def sizes(env_fns: Any, per: int | None = None, count: int | None = None) -> list[int]:
@@ -87,6 +91,9 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
         ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
         ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
         ({"device": "gpu"}, ValueError, "'gpu' is no torch device"),
+        ({"device": "mps"}, ValueError, "device mps cannot be used here: .*; use another, or cpu"),
+        ({"policy_device": "xpu:0"}, ValueError, "policy_device xpu:0 cannot be used here"),
+        ({"storing_device": ["cpu", "cuda:99"]}, ValueError, "storing_device cuda:99 does not exist"),
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
         ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
         ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
@@ -98,6 +105,13 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         read_settings(given, num_collectors=2)
+
+
+@pytest.mark.parametrize("module", ["plain_env", pytest.param("env", marks=needs_torchrl)])
+def test_an_environments_device_is_checked_before_anything_is_built(module: str) -> None:
+    made = importlib.import_module(f"cormorant_worker.torchrl.{module}").MultiThreadedEnv
+    with pytest.raises(ValueError, match="device cuda:99 does not exist"):
+        made(1, "CartPole-v1", device="cuda:99")
 
 
 def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:

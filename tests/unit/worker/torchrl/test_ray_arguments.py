@@ -47,6 +47,13 @@ class ListBuffer(list[Any]):
         ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
         ({"total_frames": -5}, ValueError, "total_frames -5"),
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
+        ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
+        ({"collector_kwargs": [{}, {"policy_device": "xpu"}]}, ValueError, "policy_device xpu cannot be used here"),
+        (
+            {"device": "cuda:99", "ray_init_config": {"address": "10.0.0.1:6379"}},
+            ValueError,
+            "storing_device .left out, so that of device. cuda:99 does not exist",
+        ),
         ({"sync": True, "storing_device": ["cpu", "meta"]}, ValueError, "differs between collectors"),
         ({"framez": 1}, TypeError, "collectors have no argument framez"),
     ],
