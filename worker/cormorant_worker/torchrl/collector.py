@@ -303,6 +303,11 @@ class FleetCollector:
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
         known = {int(worker.name.rpartition("-")[2]): worker.name for worker in self.fleet.stats().workers}
+        if is_list and not worker_ids:
+            raise ValueError(
+                f"worker_ids is empty: there are {sorted(known)}; name some, or leave worker_ids out for all of them; "
+                "nothing was published"
+            )
         found: list[int] = []
         for one in worker_ids if is_list else [worker_ids]:
             if isinstance(one, int) and not isinstance(one, bool):

@@ -62,6 +62,8 @@ def test_a_sync_collector_gives_every_frame_once_in_order_with_the_weights_of_th
             collector.update_policy_weights_(policy, weights=numbered(3))
         with pytest.raises(ValueError, match="worker_ids 7 is no collector"):
             collector.update_policy_weights_(worker_ids=7)
+        with pytest.raises(ValueError, match=r"worker_ids is empty: there are \[0, 1\]"):
+            collector.update_policy_weights_(worker_ids=[])
         with pytest.raises(WeightsMismatch):
             collector.update_policy_weights_(weights_dict={"policy": numbered(9), "critic": numbered(9)})
         assert collector.stats()["policy_version"] == 4
