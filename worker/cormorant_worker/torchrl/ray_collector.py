@@ -1,7 +1,7 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +14,7 @@ from cormorant_worker.block import Block
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Receipt
-from cormorant_worker.errors import FleetClosed
+from cormorant_worker.errors import FleetClosed, StateError
 from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
 from cormorant_worker.torchrl.attributes import execute
@@ -296,7 +296,9 @@ class RayCollector(FleetCollector):
             batch: TensorDictBase = loan.tensordict(copy=True)
             loan.copied()
             self._frames += loan.num_frames
-            self._waiting += self._pool.add(self._place(batch, loan))
+            rows = batch.shape[0] // len(loan.parts)
+            envs = [(part.worker, row) for part in loan.parts for row in range(rows)]
+            self._waiting += self._pool.add(self._place(batch, loan), envs)
         episodes = self._waiting.popleft()
         self._iterations += 1
         postproc = self._settings.postproc
@@ -411,6 +413,37 @@ class RayCollector(FleetCollector):
         """
         return execute(self, attr_path, *args, **kwargs)
 
+    # -- seeds, state ------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
+        following = super().set_seed(seed, static_seed)
+        self._forget_episodes()
+        return following
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """As of `FleetCollector`.
+
+        Raises:
+            StateError: with `trajs_per_batch`: frames of episodes that go on are counted, and no state holds them.
+        """
+        if self._pool is not None:
+            raise StateError(
+                "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
+                "would be missing; iterate without trajs_per_batch, or save the policy and begin anew"
+            )
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
+        super().load_state_dict(state_dict, strict)
+        self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        self._waiting.clear()
+        if self._pool is not None:
+            self._pool.clear()
+
     # -- running free, the end ---------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -455,6 +488,8 @@ class RayCollector(FleetCollector):
         known = self.fleet.stats()
         alive = sum(worker.pid != 0 for worker in known.workers)
         own = {"workers": self.num_collectors, "workers_alive": alive, "worker_frames": known.frames}
+        if self._pool is not None:
+            own["episodes_given_up"] = self._pool.given_up
         return {**super().stats(), **own}
 
     def shutdown(

@@ -10,6 +10,7 @@ import torch
 from cormorant_testing.check import Checker, attempt_of
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.errors import StateError
 from cormorant_worker.torchrl import RayCollector
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
@@ -217,6 +218,8 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
         CountingEnv, frames_per_batch=7, total_frames=70, create_env_kwargs={"lengths": (2, 5)}, trajs_per_batch=3,
         replay_buffer=kept, **FREE,
     )  # fmt: skip
+    with pytest.raises(StateError, match="a collector with trajs_per_batch has no state"):
+        collector.state_dict()
     collector.start()
     with collector.pause(timeout=60):
         before = len(kept)
@@ -230,3 +233,13 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
     # Twenty whole episodes of 2 and 5 steps by turns.
     assert len(kept) == 70
     assert [int(frame["observation"][2]) for frame in kept[:7]] == [0, 1, 0, 1, 2, 3, 4]
+
+
+def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
+    kwargs: dict[str, Any] = {"frames_per_batch": 7, "create_env_kwargs": {"lengths": (5,)}, **FREE}
+    with RayCollector(CountingEnv, sync=True, trajs_per_batch=1, **kwargs) as collector:
+        assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
+        collector.set_seed(3)
+        # Two frames of another episode were there.
+        assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
+        assert collector.stats()["episodes_given_up"] == 1
