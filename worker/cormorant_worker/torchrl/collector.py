@@ -228,7 +228,7 @@ class FleetCollector:
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
         if self._settings.set_truncated:
-            _truncate_last(batch)
+            truncate_last(batch)
         if self._settings.split_trajs:
             return split(batch)
         rows, steps = batch.shape
@@ -433,7 +433,8 @@ def split(batch: TensorDictBase) -> TensorDictBase:
     return found
 
 
-def _truncate_last(batch: TensorDictBase) -> None:
+def truncate_last(batch: TensorDictBase) -> None:
+    """Mark the last frame of each row `[B, T]` done, and truncated unless it terminated; in place."""
     following = batch["next"]
     rows, steps = batch.shape
     last = torch.full((rows,), steps - 1)

@@ -156,6 +156,26 @@ def check_interval(interval: int, settings: Settings) -> None:
         raise ValueError(f"replay_buffer is a {type(settings.replay_buffer).__name__}, which has no extend")
 
 
+def check_trajs_per_batch(count: int | None, settings: Settings) -> None:
+    """Refuse what `trajs_per_batch` cannot be.
+
+    Raises:
+        ValueError: no number of episodes, or settings that batches of whole episodes cannot have.
+    """
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
+        raise ValueError(
+            f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
+            "split already"
+        )
+    if settings.set_truncated:
+        raise ValueError(
+            "set_truncated with trajs_per_batch: whole episodes go over the ends of batches, where nothing is "
+            "truncated; leave one of them out"
+        )
+
+
 def refuse_schemes(schemes: Sequence[tuple[str, Any]]) -> None:
     """Weights have one way here.
 

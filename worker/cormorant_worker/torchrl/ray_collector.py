@@ -10,7 +10,6 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Block
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Receipt
@@ -18,12 +17,13 @@ from cormorant_worker.errors import FleetClosed, StateError
 from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
 from cormorant_worker.torchrl.attributes import execute
-from cormorant_worker.torchrl.collector import Batch, FleetCollector, Plan, on_cpu, split
+from cormorant_worker.torchrl.collector import Batch, FleetCollector, Plan, on_cpu
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Maker
 from cormorant_worker.torchrl.policy import as_policy
 from cormorant_worker.torchrl.settings import broadcast, read_settings
+from cormorant_worker.torchrl.storing import StoreInBuffer
 
 _STOP_S = 10.0
 
@@ -148,11 +148,7 @@ class RayCollector(FleetCollector):
         is_remote = bool(self._ray_options.address) or arguments.is_connected()
         settings = read_settings(given, num_collectors=count, is_remote=is_remote)
         arguments.check_interval(max_weight_update_interval, settings)
-        if trajs_per_batch is not None and (trajs_per_batch < 1 or split_trajs):
-            raise ValueError(
-                f"trajs_per_batch {trajs_per_batch} with split_trajs {split_trajs}: give 1 or more episodes; they "
-                "come split already"
-            )
+        arguments.check_trajs_per_batch(trajs_per_batch, settings)
         self._updates_each = update_after_each_batch
         self._update_interval = max_weight_update_interval
         self._batches_since: Counter[str] = Counter()
@@ -193,7 +189,7 @@ class RayCollector(FleetCollector):
         if not self._extends_in_workers:
             return super()._all_parts()
         settings = self._settings
-        store = _StoreInBuffer(settings.replay_buffer, splits=settings.split_trajs, postproc=settings.postproc)
+        store = StoreInBuffer(settings)
         return [replace(parts, on_batch=store) for parts in super()._all_parts()]
 
     def _storing_devices(self, count: int) -> tuple[str, ...]:
@@ -531,24 +527,6 @@ class RayCollector(FleetCollector):
     async def async_shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
         """As `shutdown`, for those who must not block their event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
-
-
-class _StoreInBuffer:
-    """Puts a worker's batches into a replay buffer, where the worker is."""
-
-    def __init__(self, buffer: Any, *, splits: bool, postproc: Callable[..., Any] | None) -> None:
-        self._buffer = buffer
-        self._splits = splits
-        self._postproc = postproc
-
-    def __call__(self, block: Block) -> None:
-        # Workers without a buffer never import tensordict.
-        from cormorant_worker.batch import frames_of, to_tensordict
-
-        batch: TensorDictBase = to_tensordict(block, copy=True)
-        if self._splits:
-            batch = split(batch)
-        self._buffer.extend(frames_of(batch if self._postproc is None else self._postproc(batch)))
 
 
 def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> tuple[tuple[Maker, ...], ...]:

@@ -156,7 +156,7 @@ def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
     seen: list[Any] = []
     buffer = Kept()
     with sync_sync_collector(
-        make, None, 2, 1, frames_per_batch=10, total_frames=30, replay_buffer=buffer, set_truncated=True,
+        make, {"lengths": 7}, 2, 1, frames_per_batch=10, total_frames=30, replay_buffer=buffer, set_truncated=True,
         pre_collect_hook=lambda: seen.append("before"), post_collect_hook=lambda batch: seen.append(batch.shape),
         postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
     ) as collector:  # fmt: skip
@@ -164,7 +164,21 @@ def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
     assert seen == ["before", (2, 5)] * 3 + ["before"]
     assert len(buffer) == 30
     assert all(frame["twice"] == 2 * frame["next", "reward"] for frame in buffer)
-    assert [bool(frame["next", "truncated"]) for frame in buffer[:5]] == [False] * 4 + [True] * 0 + [False]
+    # Batches of five steps, episodes of seven.
+    for flag, at in (("truncated", {4}), ("done", {4}), ("terminated", set())):
+        assert {n for n, frame in enumerate(buffer[:5]) if frame["next", flag]} == at
+    assert {n for n, frame in enumerate(buffer[10:15]) if frame["next", "truncated"]} == {4}
+    assert {n for n, frame in enumerate(buffer[10:15]) if frame["next", "terminated"]} == {1}
+
+
+@pytest.mark.slow
+def test_the_last_frame_is_truncated_unless_it_terminated() -> None:
+    arguments: dict[str, Any] = {"frames_per_batch": 5, "total_frames": 10, "set_truncated": True}
+    with sync_async_collector(make, {"lengths": 5}, 1, 1, **arguments) as collector:
+        for batch in collector:
+            assert batch["next", "done"].flatten().tolist() == [False] * 4 + [True]
+            assert batch["next", "terminated"].flatten().tolist() == [False] * 4 + [True]
+            assert not batch["next", "truncated"].any()
 
 
 @pytest.mark.slow

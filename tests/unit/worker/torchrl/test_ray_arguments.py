@@ -6,12 +6,16 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
+from cormorant_worker.block import Block
 from cormorant_worker.exploration import ExplorationType
 from cormorant_worker.torchrl import RayCollector
 from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.ray_arguments import count_collectors, own_settings, ray_options, remote_options
+from cormorant_worker.torchrl.settings import read_settings
+from cormorant_worker.torchrl.storing import StoreInBuffer
 
 
 class ListBuffer(list[Any]):
@@ -39,6 +43,7 @@ class ListBuffer(list[Any]):
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
         ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
+        ({"trajs_per_batch": 2, "set_truncated": True}, ValueError, "set_truncated with trajs_per_batch"),
         (
             {"trajs_per_batch": 2, "replay_buffer": ListBuffer(), "buffer_in_workers": True},
             ValueError,
@@ -162,3 +167,21 @@ def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
     assert pool.given_up == 2
     (found,) = pool.add(frames([[8, 8]], [[no, yes]]), ["a"])
     assert found["n"].tolist() == [[1, 2]]
+
+
+def test_what_collectors_store_themselves_is_truncated_split_and_processed() -> None:
+    collector = make_collector(num_envs=2, lengths=(3,))
+    block = Block(collector.layout(5))
+    collector.fill(block, 10)
+    buffer = ListBuffer()
+    given: dict[str, Any] = {"replay_buffer": buffer, "frames_per_batch": 10, "set_truncated": True}
+    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    assert [int(frame["next", "terminated"]) for frame in buffer] == [0, 0, 1, 0, 0] * 2
+    assert [int(frame["next", "truncated"]) for frame in buffer] == [0, 0, 0, 0, 1] * 2
+    assert [int(frame["next", "done"]) for frame in buffer] == [0, 0, 1, 0, 1] * 2
+    buffer.clear()
+    shapes: list[Any] = []
+    given |= {"split_trajs": True, "postproc": lambda batch: shapes.append(batch.shape) or batch}
+    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    assert shapes == [(4, 3)]
+    assert len(buffer) == 10
