@@ -79,6 +79,8 @@ class FleetCollector:
                 f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
             )
         made = self._all_parts()
+        self._usual = made[-1]
+        """What a collector that joins later has."""
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
         self._parts = [parts.to_bytes() for parts in made]

@@ -74,6 +74,21 @@ def own_settings(
     return result, tuple(_config_fields(one, num_collectors) for one in each)
 
 
+def check_added(collector_kwargs: Any) -> None:
+    """Refuse what collectors that join others cannot have of their own: their batches go the others' way.
+
+    Raises:
+        TypeError: an argument that holds for all collectors, or that there is none of.
+    """
+    known = (*_OWN, *_DEVICES)
+    for one in collector_kwargs if isinstance(collector_kwargs, list | tuple) else [collector_kwargs]:
+        if unknown := sorted(set(one or {}) - set(known)):
+            raise TypeError(
+                f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
+                f"own; they take {', '.join(known)}"
+            )
+
+
 def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any]:
     settings = read_settings({name: own[name] for name in _OWN if name in own}, num_collectors=num_collectors)
     fields = {

@@ -18,6 +18,7 @@ from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
 from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.collector import Batch, FleetCollector, Plan, on_cpu
+from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Maker
@@ -145,8 +146,9 @@ class RayCollector(FleetCollector):
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
         self._remote = arguments.remote_options(remote_configs, count)
         self._ray_options = arguments.ray_options(ray_init_config, self._remote)
-        is_remote = bool(self._ray_options.address) or arguments.is_connected()
-        settings = read_settings(given, num_collectors=count, is_remote=is_remote)
+        self._has_other_devices = bool(self._ray_options.address) or arguments.is_connected()
+        """Collectors may act on other machines."""
+        settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
         arguments.check_interval(max_weight_update_interval, settings)
         arguments.check_trajs_per_batch(trajs_per_batch, settings)
         self._updates_each = update_after_each_batch
@@ -236,7 +238,7 @@ class RayCollector(FleetCollector):
             create_env_fn: a maker for each new collector.
             num_envs: environments of each, as many as the others have.
             policy: theirs; None: the collector's own.
-            collector_kwargs: as for the collector.
+            collector_kwargs: as for the collector; devices, limits and exploration alone.
             remote_configs: as for the collector.
 
         Raises:
@@ -248,13 +250,17 @@ class RayCollector(FleetCollector):
         have = len(self._plan.makers[0])
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
+        arguments.check_added(collector_kwargs)
         taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={})
         remote = arguments.remote_options(remote_configs, count)
         makers = _makers(given, None, have, count)
         acting = self._policy if policy is None else as_policy(policy)
-        devices = broadcast(taken.get("device"), "device", count)
-        usual = super()._all_parts()[-1]
-        before = self.num_collectors
+        devices, general = (
+            devices_of(taken.get(name), name, count, is_remote=self._has_other_devices)
+            for name in ("policy_device", "device")
+        )
+        stored = self._stored_of_added(taken, count)
+        usual, before = self._usual, self.num_collectors
         added = [
             replace(
                 usual,
@@ -262,7 +268,7 @@ class RayCollector(FleetCollector):
                 policy=None if usual.policy_factory is not None and policy is None else on_cpu(acting),
                 policy_factory=usual.policy_factory if policy is None else None,
                 settings=overrides[i],
-                device=str(devices[i]) if devices[i] else usual.device,
+                device=devices[i] or general[i] or usual.device,
             )
             for i in range(count)
         ]
@@ -270,10 +276,21 @@ class RayCollector(FleetCollector):
         self._remote += [{}] * (before - len(self._remote)) + remote
         self._parts += data
         self._devices += [parts.device for parts in added]
-        self._storing += (self._storing[-1],) * count
+        self._storing += stored
         own = self._plan.overrides or ({},) * before
         self._plan = replace(self._plan, makers=(*self._plan.makers, *makers), overrides=(*own, *overrides))
         self.fleet.resize(self.num_collectors)
+
+    def _stored_of_added(self, taken: Mapping[str, Any], count: int) -> tuple[str, ...]:
+        if self._extends_in_workers or not (taken.get("storing_device") or taken.get("device")):
+            return (self._storing[-1],) * count
+        stored = storing_devices(taken.get("storing_device"), taken.get("device"), count)
+        if self._plan.mode == "sync" and {*stored, *self._storing} != {self._storing[0]}:
+            raise ValueError(
+                f"storing_device {list(stored)} of the new collectors and {self._storing[0]} of the others differ, and "
+                "their batches are stacked; leave it out"
+            )
+        return stored
 
     # -- batches -----------------------------------------------------------------------------------------------
 

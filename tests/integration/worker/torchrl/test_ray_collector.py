@@ -114,6 +114,13 @@ def test_collectors_run_for_ever_take_weights_alone_die_come_back_and_grow() -> 
 
     with pytest.raises(ValueError, match="num_envs 3"):
         collector.add_collectors([CountingEnv], 3)
+    with pytest.raises(TypeError, match="collector_kwargs have postproc, split_trajs, which collectors that are added"):
+        collector.add_collectors([CountingEnv], 1, None, {"split_trajs": True, "postproc": print})
+    with pytest.raises(ValueError, match="storing_device cuda:99 does not exist"):
+        collector.add_collectors([CountingEnv], 1, None, {"storing_device": "cuda:99"})
+    with pytest.raises(ValueError, match="policy_device 'gpu' is no torch device"):
+        collector.add_collectors([CountingEnv], 1, None, {"policy_device": "gpu"})
+    assert collector.num_collectors == 2
     collector.add_collectors([lambda: CountingEnv(**COUNTING)], 1, None, {"max_frames_per_traj": 0}, {"num_cpus": 0})
     until_acts(2, 2)
     assert (collector.num_collectors, collector.stats()["workers_alive"]) == (3, 3)
@@ -243,3 +250,16 @@ def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
         # Two frames of another episode were there.
         assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
         assert collector.stats()["episodes_given_up"] == 1
+
+
+def test_batches_are_handed_out_where_each_collectors_are_stored() -> None:
+    kwargs: dict[str, Any] = {"frames_per_batch": 4, "create_env_kwargs": COUNTING, "storing_device": "meta"}
+    with RayCollector(CountingEnv, **kwargs, **FREE) as collector:
+        assert collector.next().device.type == "meta"
+        collector.add_collectors(
+            [lambda: CountingEnv(**COUNTING)], None, None, {"storing_device": "cpu"}, {"num_cpus": 0}
+        )
+        deadline = time.monotonic() + 120
+        while (batch := collector.next()).device.type == "meta":
+            assert time.monotonic() < deadline
+        assert collectors_of(batch) == {1}
