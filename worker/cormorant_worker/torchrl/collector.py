@@ -25,7 +25,7 @@ from cormorant_worker.parts import Parts
 from cormorant_worker.policy import MAIN_MODEL
 from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.makers import Calls, Maker
-from cormorant_worker.torchrl.policy import as_policy, read_weights
+from cormorant_worker.torchrl.policy import as_policy, check_has_weights, read_weights
 from cormorant_worker.torchrl.seeds import next_seed
 from cormorant_worker.torchrl.settings import Settings, broadcast, exploration_of, limit
 
@@ -71,6 +71,8 @@ class FleetCollector:
         self._settings = plan.settings
         if plan.policy is not None and plan.settings.policy_factory is not None:
             raise TypeError("policy and policy_factory exclude each other; give one of them")
+        if plan.settings.update_at_each_batch:
+            check_has_weights(plan.policy, "update_at_each_batch")
         self._given_policy = plan.policy
         self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
         self._storing = self._storing_devices(plan.num_collectors)
@@ -295,7 +297,8 @@ class FleetCollector:
                 raise WeightsError(
                     "there are no weights to publish: the collector was made without a policy; give some"
                 )
-            weights_dict = {model_id or MAIN_MODEL: source}
+            is_whole = source is self._given_policy and isinstance(source, Mapping)
+            weights_dict = source if is_whole else {model_id or MAIN_MODEL: source}
         found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
         return self._publish(found, worker_ids)
 

@@ -22,7 +22,7 @@ from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Maker
-from cormorant_worker.torchrl.policy import as_policy
+from cormorant_worker.torchrl.policy import as_policy, check_has_weights
 from cormorant_worker.torchrl.settings import broadcast, read_settings
 from cormorant_worker.torchrl.storing import StoreInBuffer
 
@@ -150,6 +150,10 @@ class RayCollector(FleetCollector):
         """Collectors may act on other machines."""
         settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
         arguments.check_interval(max_weight_update_interval, settings)
+        if update_after_each_batch and weight_updater is None:
+            check_has_weights(policy, "update_after_each_batch")
+        if max_weight_update_interval >= 0 and weight_updater is None:
+            check_has_weights(policy, f"max_weight_update_interval {max_weight_update_interval}")
         arguments.check_trajs_per_batch(trajs_per_batch, settings)
         self._updates_each = update_after_each_batch
         self._update_interval = max_weight_update_interval

@@ -256,7 +256,7 @@ def test_the_config_helpers_are_asynchronous_and_seeded_as_the_config_says() -> 
 def test_weights_are_published_before_each_batch_and_the_threshold_reaches_the_fleet() -> None:
     policy = Versioned()
     with sync_sync_collector(
-        make, {"action": "box"}, 1, 2, policy=policy, frames_per_batch=8, total_frames=24, update_at_each_batch=True,
+        make, {"action": "box"}, 1, 2, policy={"policy": policy}, frames_per_batch=8, total_frames=24, update_at_each_batch=True,
         preemptive_threshold=0.5, **INLINE,
     ) as collector:  # fmt: skip
         assert collector.fleet.job.spec.collection.preemptive_threshold == 0.5

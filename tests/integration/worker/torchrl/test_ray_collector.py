@@ -211,7 +211,10 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
         CountingEnv, num_collectors=2, frames_per_batch=20, total_frames=200, replay_buffer=buffer,
         buffer_in_workers=True, weight_updater=updater, policy=Versioned(), create_env_kwargs={"action": "box"}, **FREE,
     ) as collector:  # fmt: skip
-        assert list(collector) == [None] * 10
+        assert [collector.next() for _ in range(4)] == [None] * 4
+        # Who joins stores, too.
+        collector.add_collectors([lambda: CountingEnv(action="box")], None, None, None, {"num_cpus": 0})
+        assert list(collector) == [None] * 6
         collector.update_policy_weights_(numbered(3), worker_ids=1)
         collector.init_updater(7)
     stored = ray.get(buffer.store.take.remote())
@@ -253,13 +256,13 @@ def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
 
 
 def test_batches_are_handed_out_where_each_collectors_are_stored() -> None:
-    kwargs: dict[str, Any] = {"frames_per_batch": 4, "create_env_kwargs": COUNTING, "storing_device": "meta"}
-    with RayCollector(CountingEnv, **kwargs, **FREE) as collector:
+    given: dict[str, Any] = {"frames_per_batch": 4, "create_env_kwargs": COUNTING, "storing_device": "meta"}
+    with RayCollector(CountingEnv, num_collectors=1, device=["cpu"], **given, **FREE) as collector:
         assert collector.next().device.type == "meta"
-        collector.add_collectors(
-            [lambda: CountingEnv(**COUNTING)], None, None, {"storing_device": "cpu"}, {"num_cpus": 0}
-        )
+        for device in ("meta", "cpu"):
+            kwargs = {"storing_device": device}
+            collector.add_collectors([lambda: CountingEnv(**COUNTING)], None, None, kwargs, {"num_cpus": 0})
         deadline = time.monotonic() + 120
         while (batch := collector.next()).device.type == "meta":
             assert time.monotonic() < deadline
-        assert collectors_of(batch) == {1}
+        assert collectors_of(batch) == {2}

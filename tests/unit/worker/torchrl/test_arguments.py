@@ -196,6 +196,12 @@ def test_a_policy_and_a_factory_of_one_exclude_each_other() -> None:
         sync_sync_collector(CountingEnv, None, 1, 1, policy=nn.Linear(4, 5), policy_factory=lambda: nn.Linear(4, 5))
 
 
+@pytest.mark.parametrize("given", [{}, {"policy_factory": lambda: nn.Linear(4, 5)}, {"policy": lambda td: td}])
+def test_weights_that_are_not_there_are_not_published_before_each_batch(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="update_at_each_batch publishes the policy's weights, and "):
+        sync_sync_collector(CountingEnv, None, 1, 1, update_at_each_batch=True, **given)
+
+
 def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:
     from cormorant_worker.errors import ManifestError
 

@@ -39,6 +39,13 @@ class ListBuffer(list[Any]):
         ({"policy_factory": [lambda: None] * 3}, ValueError, "policy_factory has 3 entries for 2 collectors"),
         ({"create_env_kwargs": [{}]}, ValueError, "create_env_kwargs has 1 entries for 2 collectors"),
         ({"max_weight_update_interval": -3}, ValueError, "max_weight_update_interval -3"),
+        ({"update_after_each_batch": True}, ValueError, "update_after_each_batch publishes .* there is no policy"),
+        (
+            {"max_weight_update_interval": 3, "policy": lambda observation: observation},
+            ValueError,
+            "max_weight_update_interval 3 publishes .* the policy is a function, which has none",
+        ),
+        ({"update_at_each_batch": True}, ValueError, "update_at_each_batch publishes .* there is no policy"),
         ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes was given"),
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
