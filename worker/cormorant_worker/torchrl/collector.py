@@ -163,6 +163,11 @@ class FleetCollector:
             }
         )
 
+    @property
+    def policy(self) -> Any:
+        """The policy as it was given, whose weights are published where none are named."""
+        return self._given_policy
+
     # -- batches -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
@@ -183,12 +188,18 @@ class FleetCollector:
         """Batches in all.
 
         Raises:
-            RuntimeError: there is no end.
+            RuntimeError: there is no end, or nobody can know.
         """
         total = limit(self._settings.total_frames)
         if not total:
             raise RuntimeError("the collector has no length: total_frames is -1, for ever; give total_frames")
-        return -(-total // self._settings.frames_per_batch)  # noqa: PLE0303  # both are at least 1
+        if (self._settings.preemptive_threshold or 1) < 1:
+            raise RuntimeError("the collector has no length: with preemptive_threshold batches may be shorter")
+        # Whole steps of all environments, as the fleet collects them.
+        share = self._plan.num_collectors if self._plan.mode == "sync" else 1
+        num_envs = self.fleet.layout.num_envs
+        steps = -(-self._settings.frames_per_batch // (share * num_envs))
+        return -(-total // (steps * share * num_envs))  # noqa: PLE0303  # both are at least 1
 
     def _collect(self) -> tuple[Batch] | None:
         loan = self._begin()

@@ -1,6 +1,7 @@
 """Arguments that only RayCollector has, read and checked before anything starts."""
 
 import difflib
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -129,11 +130,11 @@ def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]])
     """How to connect, and what each actor asks for.
 
     Args:
-        init: arguments of `ray.init`.
+        init: arguments of `ray.init`. Without an address RAY_ADDRESS counts, unless the process is connected.
         remote: arguments of `ray.remote`, for each collector. The list may grow.
     """
     arguments = dict(init or {})
-    address = arguments.pop("address", None) or ""
+    address = arguments.pop("address", None) or ("" if is_connected() else os.environ.get("RAY_ADDRESS", ""))
     return RayOptions(
         address="" if address == "local" else address,
         runtime_env=arguments.pop("runtime_env", None) or {},
@@ -169,6 +170,22 @@ def check_interval(interval: int, settings: Settings) -> None:
         raise ValueError(f"max_weight_update_interval {interval!r} is no number of batches; give 0 or more, or -1")
     if settings.replay_buffer is not None and not hasattr(settings.replay_buffer, "extend"):
         raise ValueError(f"replay_buffer is a {type(settings.replay_buffer).__name__}, which has no extend")
+
+
+def read_updater(given: Any) -> Any:
+    """A `weight_updater`: the object itself, or what a callable makes.
+
+    Raises:
+        TypeError: it has no push_weights.
+    """
+    is_maker = callable(given) and (isinstance(given, type) or not hasattr(given, "push_weights"))
+    updater = given() if is_maker else given
+    if updater is not None and not callable(getattr(updater, "push_weights", None)):
+        raise TypeError(
+            f"weight_updater is a {type(updater).__name__}, which has no push_weights(policy_or_weights=, "
+            "worker_ids=); give an object that has it, or a callable that makes one"
+        )
+    return updater
 
 
 def check_trajs_per_batch(count: int | None, settings: Settings) -> None:

@@ -16,6 +16,7 @@ from cormorant_worker.engine.protocol import Receipt
 from cormorant_worker.errors import FleetClosed, StateError
 from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
+from cormorant_worker.torchrl import receivers
 from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.collector import Batch, FleetCollector, Plan, on_cpu
 from cormorant_worker.torchrl.devices import devices_of, storing_devices
@@ -23,6 +24,7 @@ from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Maker
 from cormorant_worker.torchrl.policy import as_policy, check_has_weights
+from cormorant_worker.torchrl.receivers import NotSet
 from cormorant_worker.torchrl.settings import broadcast, read_settings
 from cormorant_worker.torchrl.storing import StoreInBuffer
 
@@ -63,8 +65,9 @@ class RayCollector(FleetCollector):
         collector_kwargs: settings for all collectors, or a list of each one's own. It is not changed.
         num_workers_per_collector: environments of each collector.
         sync: wait for all collectors.
-        ray_init_config: arguments of `ray.init`. A process that is connected stays so; else a cluster of this machine
-            is started, and ends with the collector.
+        ray_init_config: arguments of `ray.init`. A process that is connected stays so; else `address`, else the
+            environment's RAY_ADDRESS says where; else a cluster of this machine is started, and ends with the
+            collector.
         remote_configs: arguments of `ray.remote` for each actor, or for all.
         num_collectors: actors; with a list of makers there are as many as it has.
         update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
@@ -74,7 +77,8 @@ class RayCollector(FleetCollector):
         replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
             collectors themselves, others where this object is.
         buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
-        weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing.
+        weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing, or what
+            makes it. `register_collector(collector)` is called if it is there.
         weight_sync_schemes: refused: weights have one way here.
         weight_recv_schemes: see `register_scheme_receiver`.
         use_env_creator: means nothing: makers travel as they are.
@@ -170,9 +174,9 @@ class RayCollector(FleetCollector):
         )
         if self._extends_in_workers and (trajs_per_batch is not None or post_collect_hook is not None):
             raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
-        self.weight_updater = weight_updater() if isinstance(weight_updater, type) else weight_updater
+        self.weight_updater = arguments.read_updater(weight_updater)
         """What takes the place of publishing; None: nothing does."""
-        self._receivers: dict[str, Any] = {}
+        self._receiver_schemes: dict[str, Any] = {}
         self._running: FreeRunning | None = None
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
@@ -180,8 +184,14 @@ class RayCollector(FleetCollector):
             mode="sync" if sync else "async", makers=makers, policy=policy, settings=settings, overrides=overrides
         )
         super().__init__(plan)
-        if weight_recv_schemes:
-            self.register_scheme_receiver(weight_recv_schemes)
+        try:
+            if hasattr(self.weight_updater, "register_collector"):
+                self.weight_updater.register_collector(self)
+            if weight_recv_schemes:
+                self.register_scheme_receiver(weight_recv_schemes)
+        except BaseException:
+            self.shutdown()
+            raise
 
     # -- what to run -------------------------------------------------------------------------------------------
 
@@ -220,7 +230,7 @@ class RayCollector(FleetCollector):
             RuntimeError: nobody has.
         """
         if self._worker_idx is None:
-            raise RuntimeError("worker_idx has not been set: this collector is no part of another one")
+            raise NotSet("worker_idx has not been set: this collector is no part of another one")
         return self._worker_idx
 
     @worker_idx.setter
@@ -298,6 +308,16 @@ class RayCollector(FleetCollector):
 
     # -- batches -----------------------------------------------------------------------------------------------
 
+    def __len__(self) -> int:
+        """As of `FleetCollector`; with `trajs_per_batch` nobody knows.
+
+        Raises:
+            RuntimeError: there is no end, or nobody can know.
+        """
+        if self._pool is not None:
+            raise RuntimeError("the collector has no length: with trajs_per_batch it depends on how episodes end")
+        return super().__len__()
+
     def _collect(self) -> tuple[Batch] | None:
         if self._pool is None:
             return super()._collect()
@@ -355,7 +375,12 @@ class RayCollector(FleetCollector):
     ) -> Receipt:
         """Publish weights, or have the `weight_updater` push them; arguments and errors as of `FleetCollector`."""
         if self.weight_updater is not None:
-            source = next((one for one in (policy_or_weights, weights, policy, weights_dict) if one is not None), None)
+            if model_id is not None or weights_dict is not None:
+                raise ValueError(
+                    "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
+                    "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
+                )
+            source = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
             source = self._given_policy if source is None else source
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
             return self.fleet.receipt(self.fleet.stats().version)
@@ -382,22 +407,25 @@ class RayCollector(FleetCollector):
         """Take weights from a parent: whatever has a `receive()` that returns weights of the model it stands under.
 
         Args:
-            weight_recv_schemes: by model. `init_on_receiver(model_id=, context=)` and `connect()` are called if there.
-            synchronize_weights: receive at once, and publish what came.
+            weight_recv_schemes: by model. `init_on_receiver(model_id=, context=)` is called if it is there: TorchRL's
+                read `policy` and `worker_idx` of this object then.
+            synchronize_weights: call `connect()` if it is there, and publish what came with it or with `receive()`.
 
         Raises:
             TypeError: something that cannot receive.
         """
+        receivers.check_receivers(weight_recv_schemes)
         for model_id, scheme in weight_recv_schemes.items():
-            if not callable(getattr(scheme, "receive", None)):
-                raise TypeError(f'the scheme of "{model_id}" is a {type(scheme).__name__}, which has no receive()')
-        for model_id, scheme in weight_recv_schemes.items():
-            if hasattr(scheme, "init_on_receiver"):
-                scheme.init_on_receiver(model_id=model_id, context=self)
-            if hasattr(scheme, "connect"):
-                scheme.connect()
-            self._receivers[model_id] = scheme
-        if synchronize_weights:
+            receivers.begin(model_id, scheme, self)
+            self._receiver_schemes[model_id] = scheme
+        if not synchronize_weights:
+            return
+        version = self.fleet.stats().version
+        connected = [receivers.connect(scheme) for scheme in weight_recv_schemes.values()]
+        if any(connected):
+            if self.fleet.stats().version == version:
+                self.update_policy_weights_()
+        else:
             self.receive_weights()
 
     def receive_weights(self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None) -> None:
@@ -408,21 +436,27 @@ class RayCollector(FleetCollector):
             ValueError: weights were given, and schemes are registered.
         """
         is_given = any(one is not None for one in (policy_or_weights, weights, policy))
-        if is_given and self._receivers:
+        if is_given and self._receiver_schemes:
             raise ValueError(
-                f"weights were given, and those of {', '.join(self._receivers)} come from registered schemes; call "
-                "receive_weights() without arguments"
+                f"weights were given, and those of {', '.join(self._receiver_schemes)} come from registered schemes; "
+                "call receive_weights() without arguments"
             )
-        if not self._receivers:
+        if not self._receiver_schemes:
             self.update_policy_weights_(policy_or_weights, weights=weights, policy=policy)
             return
-        received = {model_id: scheme.receive() for model_id, scheme in self._receivers.items()}
-        if found := {model_id: one for model_id, one in received.items() if one is not None}:
+        found: dict[str, Any] = {}
+        for model_id, scheme in self._receiver_schemes.items():
+            version = self.fleet.stats().version
+            received = scheme.receive()
+            # TorchRL's call `update_policy_weights_` themselves.
+            if received is not None and self.fleet.stats().version == version:
+                found[model_id] = received
+        if found:
             self.update_policy_weights_(weights_dict=found)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of something that belongs to this collector, or read an attribute: `"fleet.stats"`,
-        `"_receivers['policy'].receive"`.
+        `"_receiver_schemes['policy'].receive"`.
 
         Raises:
             AttributeError: the path leads nowhere.
@@ -509,13 +543,13 @@ class RayCollector(FleetCollector):
             own["episodes_given_up"] = self._pool.given_up
         return {**super().stats(), **own}
 
-    def shutdown(
+    def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them
         self,
         timeout: float | None = None,
+        shutdown_ray: bool = False,
+        *,
         close_env: bool = True,
         raise_on_error: bool = True,
-        *,
-        shutdown_ray: bool = False,
     ) -> None:
         """End the thread and the collectors, environments in order. May be called twice.
 
@@ -535,7 +569,8 @@ class RayCollector(FleetCollector):
                 pass
             except Exception as found:  # noqa: BLE001  # told after everything was closed
                 error = found
-        super().shutdown(timeout, close_env)
+        receivers.end(self._receiver_schemes)
+        super().shutdown(timeout, close_env=close_env)
         if running is not None:
             running.stop(_STOP_S)
         if shutdown_ray:
@@ -545,7 +580,7 @@ class RayCollector(FleetCollector):
         if error is not None and raise_on_error:
             raise error
 
-    async def async_shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
+    async def async_shutdown(self, shutdown_ray: bool = False, *, timeout: float | None = None) -> None:
         """As `shutdown`, for those who must not block their event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
 

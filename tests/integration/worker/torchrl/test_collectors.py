@@ -96,6 +96,22 @@ def test_environments_of_one_fleet_may_differ_and_batches_lose_dimensions_of_one
 
 
 @pytest.mark.slow
+def test_the_length_is_the_number_of_batches_that_come() -> None:
+    arguments: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 160, **INLINE}
+    with sync_async_collector(make, None, 8, 1, **arguments) as collector:
+        assert len(collector) == 10
+        assert [batch.numel() for batch in collector] == [16] * 10
+    with sync_sync_collector(make, None, 3, 2, **arguments) as collector:
+        assert len(collector) == 14
+        assert len(list(collector)) == 14
+    with (
+        sync_sync_collector(make, None, 1, 2, preemptive_threshold=0.5, **arguments) as collector,
+        pytest.raises(RuntimeError, match="no length: with preemptive_threshold"),
+    ):
+        len(collector)
+
+
+@pytest.mark.slow
 def test_limits_resets_and_random_frames_are_as_asked() -> None:
     checker = Checker(job_seed=0, num_envs=2, options={"lengths": 50}, action="box", max_frames=4, resets=True)
     with sync_sync_collector(
@@ -256,8 +272,8 @@ def test_the_config_helpers_are_asynchronous_and_seeded_as_the_config_says() -> 
 def test_weights_are_published_before_each_batch_and_the_threshold_reaches_the_fleet() -> None:
     policy = Versioned()
     with sync_sync_collector(
-        make, {"action": "box"}, 1, 2, policy={"policy": policy}, frames_per_batch=8, total_frames=24, update_at_each_batch=True,
-        preemptive_threshold=0.5, **INLINE,
+        make, {"action": "box"}, 1, 2, policy={"policy": policy}, frames_per_batch=8, total_frames=24,
+        update_at_each_batch=True, preemptive_threshold=0.5, **INLINE,
     ) as collector:  # fmt: skip
         assert collector.fleet.job.spec.collection.preemptive_threshold == 0.5
         seen = []
@@ -330,6 +346,7 @@ def pool() -> Any:
 def test_a_batched_environment_fills_a_collector(maker: Any) -> None:
     with sync_async_collector(maker, None, 1, 1, frames_per_batch=100, total_frames=200) as collector:
         batches: list[TensorDict] = list(collector)  # type: ignore[arg-type]
+        assert len(collector) == 2
     # 100 are no whole steps of 3 environments.
     assert [tuple(batch.shape) for batch in batches] == [(3, 34), (3, 33)]
     whole = torch.cat(batches, dim=1)
@@ -338,3 +355,15 @@ def test_a_batched_environment_fills_a_collector(maker: Any) -> None:
     ids = whole["collector", "traj_ids"]
     assert torch.equal(ids[:, 1:] != ids[:, :-1], done[:, :-1])
     assert (whole["observation"][:, 1:][done[:, :-1]].abs() <= 0.05).all()
+
+
+@pytest.mark.slow
+def test_environments_of_one_instance_are_several_and_a_seed_begins_them_anew() -> None:
+    with sync_sync_collector(CountingEnv(lengths=3), None, 2, 1, frames_per_batch=12, **INLINE) as collector:
+        for _ in range(2):
+            batch = collector.next()
+            seeds, steps = batch["observation"][..., 0], batch["observation"][..., 2]
+            assert (seeds[:, :1] == seeds).all()
+            assert seeds[0, 0] != seeds[1, 0]
+            assert steps.tolist() == [[0, 1, 2, 0, 1, 2]] * 2
+            collector.set_seed(5)

@@ -5,6 +5,7 @@ import threading
 from importlib.util import find_spec
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.errors import WeightsError
 from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.parts import Parts, read_parts
 from cormorant_worker.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
 from cormorant_worker.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_worker.torchrl.recipes import make_collector_onpolicy, share_out
@@ -112,6 +114,16 @@ def test_an_environments_device_is_checked_before_anything_is_built(module: str)
     made = importlib.import_module(f"cormorant_worker.torchrl.{module}").MultiThreadedEnv
     with pytest.raises(ValueError, match="device cuda:99 does not exist"):
         made(1, "CartPole-v1", device="cuda:99")
+
+
+def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
+    makers = share_out(CountingEnv(lengths=2), None, 2, 1)[0]
+    sent = read_parts(Parts(envs=makers).to_bytes()).envs
+    # Once more, as for an environment's own process.
+    again = cloudpickle.loads(cloudpickle.dumps(sent[0]))
+    made = [sent[0](), sent[1](), sent[0](), again()]
+    assert len({id(env) for env in made}) == 4
+    assert [env._lengths for env in made] == [(2,)] * 4
 
 
 def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:

@@ -13,7 +13,14 @@ from cormorant_worker.exploration import ExplorationType
 from cormorant_worker.torchrl import RayCollector
 from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.episodes import EpisodePool
-from cormorant_worker.torchrl.ray_arguments import count_collectors, own_settings, ray_options, remote_options
+from cormorant_worker.torchrl.ray_arguments import (
+    count_collectors,
+    own_settings,
+    ray_options,
+    read_updater,
+    remote_options,
+)
+from cormorant_worker.torchrl.receivers import NotSet
 from cormorant_worker.torchrl.settings import read_settings
 from cormorant_worker.torchrl.storing import StoreInBuffer
 
@@ -47,6 +54,8 @@ class ListBuffer(list[Any]):
         ),
         ({"update_at_each_batch": True}, ValueError, "update_at_each_batch publishes .* there is no policy"),
         ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes was given"),
+        ({"weight_updater": 3}, TypeError, "weight_updater is a int, which has no push_weights"),
+        ({"weight_updater": dict}, TypeError, "weight_updater is a dict, which has no push_weights"),
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
         ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
@@ -97,7 +106,8 @@ def test_each_collectors_own_settings_are_read_and_the_callers_mapping_is_not_ch
     assert given == {"storing_device": ["cpu", "cpu"], "split_trajs": True}
 
 
-def test_rays_own_arguments_find_their_places() -> None:
+def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     init = {"address": "auto", "runtime_env": {"env_vars": {"A": "1"}}, "object_store_memory": 10**8, "namespace": "n"}
     remote = remote_options({"num_cpus": 2, "memory": 5}, 2)
     options = ray_options(init, remote)
@@ -106,6 +116,16 @@ def test_rays_own_arguments_find_their_places() -> None:
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2
     assert ray_options(None, []).address == ray_options({"address": "local"}, []).address == ""
+
+
+def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cormorant_worker.torchrl.ray_arguments.is_connected", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert ray_options(None, []).address == "10.0.0.1:6379"
+    assert ray_options({"address": "auto"}, []).address == "auto"
+    assert ray_options({"address": "local"}, []).address == ""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert ray_options(None, []).address == ""
 
 
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
@@ -192,3 +212,28 @@ def test_what_collectors_store_themselves_is_truncated_split_and_processed() -> 
     StoreInBuffer(read_settings(given, num_collectors=1))(block)
     assert shapes == [(4, 3)]
     assert len(buffer) == 10
+
+
+def test_an_updater_is_taken_or_made() -> None:
+    class Updater:
+        def push_weights(self, **_: Any) -> None: ...
+
+        def __call__(self) -> None:
+            raise AssertionError("it is one already")
+
+    one = Updater()
+    assert read_updater(None) is None
+    assert read_updater(one) is one
+    assert isinstance(read_updater(Updater), Updater)
+    assert read_updater(lambda: one) is one
+
+
+def test_what_nobody_set_is_absent_and_a_runtime_error() -> None:
+    class Holder:
+        @property
+        def worker_idx(self) -> int:
+            raise NotSet("worker_idx has not been set")
+
+    assert getattr(Holder(), "worker_idx", None) is None
+    with pytest.raises(RuntimeError, match="has not been set"):
+        _ = Holder().worker_idx
