@@ -48,4 +48,3 @@ def test_a_scheme_of_torchrls_delivers_to_our_collector() -> None:
         # The number in each action is that of the weights.
         assert (batch["action"][..., 0] == 2).all()
         assert collector.stats()["policy_version"] == 2
-    sender.shutdown()

@@ -159,6 +159,7 @@ class FleetCollector:
                     "collection": collection,
                     "output": {"queue": {"capacityBatches": 1}},
                     "replicas": plan.num_collectors,
+                    "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
                 },
             }
         )
@@ -399,6 +400,7 @@ class FleetCollector:
             "frames": self._frames,
             "batches": self._iterations,
             "total_frames": limit(self._settings.total_frames) or -1,
+            "completed": 0 < limit(self._settings.total_frames) <= self._frames,
             "requested_frames_per_batch": self._settings.frames_per_batch,
             "policy_version": found.version,
             "workers": len(found.workers),

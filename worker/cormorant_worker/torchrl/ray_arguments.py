@@ -3,11 +3,12 @@
 import difflib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from cormorant_worker.engine.ray.options import RayOptions
-from cormorant_worker.torchrl.settings import Settings, broadcast, exploration_of, limit, read_settings
+from cormorant_worker.policy import MAIN_MODEL
+from cormorant_worker.torchrl.settings import MEANINGLESS, Settings, broadcast, exploration_of, limit, read_settings
 
 _CLASSES = (
     "AsyncCollector", "Collector", "FleetCollector", "MultiAsyncCollector", "MultiSyncCollector",
@@ -57,6 +58,7 @@ def own_settings(
     each = [dict(one or {}) for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)]
     known = (*_OWN, *_DEVICES, "split_trajs", "postproc", "set_truncated", "trust_policy")
     for one in each:
+        _drop_meaningless(one)
         if unknown := sorted(set(one) - set(known)):
             near = difflib.get_close_matches(unknown[0], known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -75,6 +77,13 @@ def own_settings(
     return result, tuple(_config_fields(one, num_collectors) for one in each)
 
 
+def _drop_meaningless(own: dict[str, Any]) -> None:
+    for name in MEANINGLESS:
+        own.pop(name, None)
+    if str(own.get("env_device", "cpu")) in ("cpu", "None"):
+        own.pop("env_device", None)
+
+
 def check_added(collector_kwargs: Any) -> None:
     """Refuse what collectors that join others cannot have of their own: their batches go the others' way.
 
@@ -83,7 +92,9 @@ def check_added(collector_kwargs: Any) -> None:
     """
     known = (*_OWN, *_DEVICES)
     for one in collector_kwargs if isinstance(collector_kwargs, list | tuple) else [collector_kwargs]:
-        if unknown := sorted(set(one or {}) - set(known)):
+        given = dict(one or {})
+        _drop_meaningless(given)
+        if unknown := sorted(set(given) - set(known)):
             raise TypeError(
                 f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
                 f"own; they take {', '.join(known)}"
@@ -208,15 +219,15 @@ def check_trajs_per_batch(count: int | None, settings: Settings) -> None:
         )
 
 
-def refuse_schemes(schemes: Sequence[tuple[str, Any]]) -> None:
-    """Weights have one way here.
+def check_schemes(weight_sync_schemes: Mapping[str, Any] | None) -> None:
+    """Weights have one way here: TorchRL's own for the policy of a RayCollector stands for it.
 
     Raises:
-        ValueError: a scheme of TorchRL's for sending them.
+        ValueError: another scheme of TorchRL's for sending them.
     """
-    for name, value in schemes:
-        if value is not None:
-            raise ValueError(
-                f"{name} was given: weights reach collectors as the fleet publishes them, with a version and a "
-                "receipt; leave it out, and call update_policy_weights_"
-            )
+    found = {name: type(scheme).__name__ for name, scheme in (weight_sync_schemes or {}).items()}
+    if found not in ({}, {MAIN_MODEL: "RayWeightSyncScheme"}):
+        raise ValueError(
+            f"weight_sync_schemes {found} was given: weights reach collectors as the fleet publishes them, with a "
+            "version and a receipt; leave it out, and call update_policy_weights_"
+        )

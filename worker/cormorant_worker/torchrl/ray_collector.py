@@ -79,7 +79,7 @@ class RayCollector(FleetCollector):
         buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
         weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing, or what
             makes it. `register_collector(collector)` is called if it is there.
-        weight_sync_schemes: refused: weights have one way here.
+        weight_sync_schemes: weights have one way here; a RayWeightSyncScheme for the policy means it.
         weight_recv_schemes: see `register_scheme_receiver`.
         use_env_creator: means nothing: makers travel as they are.
         no_cuda_sync: means nothing here.
@@ -138,7 +138,7 @@ class RayCollector(FleetCollector):
         del use_env_creator, no_cuda_sync
         count = arguments.count_collectors(create_env_fn, num_collectors)
         arguments.check_class(collector_class)
-        arguments.refuse_schemes([("weight_sync_schemes", weight_sync_schemes)])
+        arguments.check_schemes(weight_sync_schemes)
         given: dict[str, Any] = {
             "policy_factory": policy_factory, "trust_policy": trust_policy, "frames_per_batch": frames_per_batch,
             "total_frames": total_frames, "device": device, "storing_device": storing_device, "env_device": env_device,
@@ -534,7 +534,7 @@ class RayCollector(FleetCollector):
                 self.fleet.resume()
 
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
-        """Counts, and what each collector does."""
+        """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
         del workers, timeout  # what the fleet knows already, nobody is asked
         known = self.fleet.stats()
         alive = sum(worker.pid != 0 for worker in known.workers)

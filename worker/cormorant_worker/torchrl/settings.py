@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from cormorant_contract.base import INT32_MAX
 from cormorant_worker.exploration import ExplorationType
 from cormorant_worker.torchrl.devices import devices_of
 
-_MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
+MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here."""
 
 Hook = Callable[..., Any]
@@ -65,6 +66,8 @@ class Settings:
     """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
+    max_restarts: int = 10
+    """Ours: deaths of the collector in one place that are made good; one more ends everything."""
     startup_timeout_s: float = 300.0
     """Ours: from starting a collector to its first observation."""
 
@@ -82,7 +85,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         ValueError: a value that cannot be; with the value.
     """
     known = [field.name for field in fields(Settings)]
-    meant = {name: value for name, value in given.items() if name not in _MEANINGLESS}
+    meant = {name: value for name, value in given.items() if name not in MEANINGLESS}
     if unknown := sorted(set(meant) - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -113,6 +116,8 @@ def _check_numbers(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and not _is_count(value):
             raise ValueError(f"{name} {value!r} is no number of frames; give 1 or more, or -1 for none")
+    if not _is_count(settings.max_restarts) or not 0 <= settings.max_restarts <= INT32_MAX:
+        raise ValueError(f"max_restarts {settings.max_restarts!r} is no number of restarts; give 0 to {INT32_MAX}")
     threshold = settings.preemptive_threshold
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one above 0, at most 1")

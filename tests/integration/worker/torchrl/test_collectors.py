@@ -49,6 +49,7 @@ def test_a_sync_collector_gives_every_frame_once_in_order_with_the_weights_of_th
             assert (batch["collector", "policy_version"] == n).all()
             shapes.append(tuple(batch.shape))
             checker.take(rows(batch))
+            assert collector.stats()["completed"] is (n == 3)
             with torch.no_grad():
                 policy.number.fill_(n + 1)
             assert (batch["collector", "policy_version"] == n).all()
@@ -58,6 +59,7 @@ def test_a_sync_collector_gives_every_frame_once_in_order_with_the_weights_of_th
         assert checker.frames == 72
         stats = collector.stats()
         assert (stats["frames"], stats["batches"], stats["workers"], stats["worker_1/frames"]) == (72, 4, 2, 36)
+        assert stats["completed"] is True
         with pytest.raises(ValueError, match="weights were given more than once"):
             collector.update_policy_weights_(policy, weights=numbered(3))
         with pytest.raises(ValueError, match="worker_ids 7 is no collector"):
@@ -367,3 +369,14 @@ def test_environments_of_one_instance_are_several_and_a_seed_begins_them_anew() 
             assert seeds[0, 0] != seeds[1, 0]
             assert steps.tolist() == [[0, 1, 2, 0, 1, 2]] * 2
             collector.set_seed(5)
+
+
+@pytest.mark.slow
+def test_collectors_are_replaced_as_often_as_asked() -> None:
+    dies: dict[str, Any] = {"lengths": 9, "failures": [{"step": 1}]}
+    with (
+        sync_async_collector(make, dies, 1, 1, frames_per_batch=8, max_restarts=1, **INLINE) as collector,
+        pytest.raises(WorkerFailed, match=r"restarted 1 times already .*max_restarts of TorchRL"),
+    ):
+        list(collector)
+    assert collector.fleet.stats().restarts == 1

@@ -100,6 +100,7 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
         ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
         ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
         ({"preemptive_threshold": 0.0}, ValueError, "preemptive_threshold 0.0"),
+        ({"max_restarts": -1}, ValueError, "max_restarts -1 is no number of restarts"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
     ],

@@ -14,6 +14,7 @@ from cormorant_worker.torchrl import RayCollector
 from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.ray_arguments import (
+    check_schemes,
     count_collectors,
     own_settings,
     ray_options,
@@ -53,7 +54,7 @@ class ListBuffer(list[Any]):
             "max_weight_update_interval 3 publishes .* the policy is a function, which has none",
         ),
         ({"update_at_each_batch": True}, ValueError, "update_at_each_batch publishes .* there is no policy"),
-        ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes was given"),
+        ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes .*object.* was given"),
         ({"weight_updater": 3}, TypeError, "weight_updater is a int, which has no push_weights"),
         ({"weight_updater": dict}, TypeError, "weight_updater is a dict, which has no push_weights"),
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
@@ -104,6 +105,24 @@ def test_each_collectors_own_settings_are_read_and_the_callers_mapping_is_not_ch
     assert mine == copied
     given, _ = own_settings({"storing_device": "cpu", "split_trajs": True}, num_collectors=2, given={})
     assert given == {"storing_device": ["cpu", "cpu"], "split_trajs": True}
+
+
+def test_what_means_nothing_for_a_collector_means_nothing_for_one_of_several() -> None:
+    mine = {"use_buffers": False, "no_cuda_sync": True, "env_device": torch.device("cpu"), "device": "cpu"}
+    given, fields = own_settings(mine, num_collectors=1, given={})
+    assert (given, fields) == ({"device": ["cpu"]}, ({},))
+    with pytest.raises(TypeError, match="collector_kwargs have no env_device"):
+        own_settings({"env_device": "meta"}, num_collectors=1, given={})
+
+
+def test_torchrls_own_scheme_for_the_policy_is_taken_and_no_other() -> None:
+    class RayWeightSyncScheme: ...
+
+    check_schemes(None)
+    check_schemes({"policy": RayWeightSyncScheme()})
+    for given in ({"critic": RayWeightSyncScheme()}, {"policy": RayWeightSyncScheme(), "critic": object()}):
+        with pytest.raises(ValueError, match=r"weight_sync_schemes .* leave it out"):
+            check_schemes(given)
 
 
 def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
