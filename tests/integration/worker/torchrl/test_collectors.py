@@ -21,6 +21,7 @@ from cormorant_worker.torchrl import (
     sync_async_collector,
     sync_sync_collector,
 )
+from cormorant_worker.torchrl.seeds import next_seed
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
@@ -155,7 +156,8 @@ def test_a_state_goes_on_bit_by_bit() -> None:
 @pytest.mark.slow
 def test_seeds_begin_anew_and_reproduce() -> None:
     with sync_sync_collector(make, None, 2, 2, frames_per_batch=12, **INLINE) as collector:
-        assert collector.set_seed(0) == 3308582127 or isinstance(collector.set_seed(0), int)
+        # As TorchRL's chain has it after four environments.
+        assert collector.set_seed(0) == next_seed(0, 4)
         first = collector.next()
         assert collector.set_seed(0, static_seed=True) == 0
         again = collector.next()
@@ -380,3 +382,25 @@ def test_collectors_are_replaced_as_often_as_asked() -> None:
     ):
         list(collector)
     assert collector.fleet.stats().restarts == 1
+
+
+@pytest.mark.slow
+def test_weights_reach_the_collectors_that_are_named_and_no_others() -> None:
+    arguments: dict[str, Any] = {"policy": Versioned(), "frames_per_batch": 8, **INLINE}
+    with sync_sync_collector(make, {"action": "box"}, 1, 2, **arguments) as collector:
+        collector.next()
+        collector.update_policy_weights_(numbered(1), worker_ids=[1])
+        batch = collector.next()
+        assert batch["collector", "policy_version"].tolist() == [[0] * 4, [1] * 4]
+        assert batch["action"][..., 0].tolist() == [[0] * 4, [1] * 4]
+
+
+@pytest.mark.slow
+def test_each_collectors_batches_come_on_its_storing_device() -> None:
+    arguments: dict[str, Any] = {"frames_per_batch": 4, "device": ["cpu", "cpu"], "policy_device": "cpu", **INLINE}
+    with sync_async_collector(make, None, 1, 2, storing_device=["cpu", "meta"], **arguments) as collector:
+        found = {collector.next()["observation"].device.type for _ in range(20)}
+        assert found == {"cpu", "meta"}
+    with sync_sync_collector(make, None, 1, 2, storing_device="meta", **arguments) as collector:
+        batch = collector.next()
+        assert (batch["observation"].device.type, batch.shape) == ("meta", (2, 2))

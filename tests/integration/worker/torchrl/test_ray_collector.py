@@ -262,10 +262,11 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
     with pytest.raises(StateError, match="a collector with trajs_per_batch has no state"):
         collector.state_dict()
     collector.start()
-    with collector.pause(timeout=60):
+    with pytest.raises(KeyError, match="of the user"), collector.pause(timeout=60):
         before = len(kept)
         time.sleep(0.3)
         assert len(kept) == before
+        raise KeyError("of the user")
     deadline = time.monotonic() + 60
     while collector.is_running():
         assert time.monotonic() < deadline
@@ -319,3 +320,58 @@ for end in (lambda c: asyncio.run(c.async_shutdown(True)), lambda c: c.shutdown(
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_collector_gets_weights_after_batches_of_its_own() -> None:
+    policy = Versioned()
+    given: dict[str, Any] = {"num_collectors": 2, "frames_per_batch": 10, "create_env_kwargs": COUNTING}
+    came: list[tuple[int, set[int]]] = []
+    with RayCollector(
+        CountingEnv, policy, total_frames=300, update_after_each_batch=True, **given, **FREE
+    ) as collector:
+        for batch in collector:
+            (number,) = collectors_of(batch)
+            came.append((number, set(batch["collector", "policy_version"].unique().tolist())))
+            assert torch.equal(batch["action"][..., 0].long(), batch["collector", "policy_version"])
+            with torch.no_grad():
+                policy.number.fill_(len(came))
+    for number in (0, 1):
+        # The n-th batch brings version n to the collector that it came from.
+        given_to = {0} | {n for n, (collected, _) in enumerate(came, 1) if collected == number}
+        acted = set().union(*(versions for collected, versions in came if collected == number))
+        assert acted <= given_to
+        assert len(acted) > 2
+
+    policy = Versioned()
+    with RayCollector(
+        CountingEnv, policy, total_frames=300, max_weight_update_interval=3, **given, **FREE
+    ) as collector:
+        counts, version = {0: 0, 1: 0}, 0
+        for batch in collector:
+            assert collector.stats()["policy_version"] == version
+            (number,) = collectors_of(batch)
+            counts[number] += 1
+            version += counts[number] % 3 == 0
+            with torch.no_grad():
+                policy.number.fill_(version)
+    assert min(counts.values()) >= 3
+
+
+def test_actors_have_factories_of_their_own_and_trajectories_come_split() -> None:
+    class Constant(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, observation: Any) -> Any:
+            return torch.full((len(observation),), self.number)
+
+    with RayCollector(
+        CountingEnv, num_collectors=2, sync=True, frames_per_batch=20, create_env_kwargs=[{"lengths": 5}, {"lengths": 2}],
+        policy_factory=[lambda: Constant(1), lambda: Constant(4)], split_trajs=True, **FREE,
+    ) as collector:  # fmt: skip
+        batch = collector.next()
+        mask = batch["collector", "mask"]
+        assert batch.shape == (7, 5)
+        assert mask.sum(-1).tolist() == [5, 5, 2, 2, 2, 2, 2]
+        assert batch["action"][mask].tolist() == [1] * 10 + [4] * 10
