@@ -33,6 +33,10 @@ Mode = Literal["sync", "async"]
 Batch: TypeAlias = TensorDictBase | None
 
 
+class NoLength(RuntimeError, TypeError):
+    """Nobody knows how many batches there will be. As a TypeError, `list(collector)` goes on without the number."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a fleet collector runs."""
@@ -189,13 +193,13 @@ class FleetCollector:
         """Batches in all.
 
         Raises:
-            RuntimeError: there is no end, or nobody can know.
+            NoLength: a RuntimeError: there is no end, or nobody can know.
         """
         total = limit(self._settings.total_frames)
         if not total:
-            raise RuntimeError("the collector has no length: total_frames is -1, for ever; give total_frames")
+            raise NoLength("the collector has no length: total_frames is -1, for ever; give total_frames")
         if (self._settings.preemptive_threshold or 1) < 1:
-            raise RuntimeError("the collector has no length: with preemptive_threshold batches may be shorter")
+            raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
         # Whole steps of all environments, as the fleet collects them.
         share = self._plan.num_collectors if self._plan.mode == "sync" else 1
         num_envs = self.fleet.layout.num_envs

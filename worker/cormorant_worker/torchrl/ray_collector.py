@@ -18,7 +18,7 @@ from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
 from cormorant_worker.torchrl import receivers
 from cormorant_worker.torchrl.attributes import execute
-from cormorant_worker.torchrl.collector import Batch, FleetCollector, Plan, on_cpu
+from cormorant_worker.torchrl.collector import Batch, FleetCollector, NoLength, Plan, on_cpu
 from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.free_running import FreeRunning
@@ -309,13 +309,9 @@ class RayCollector(FleetCollector):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """As of `FleetCollector`; with `trajs_per_batch` nobody knows.
-
-        Raises:
-            RuntimeError: there is no end, or nobody can know.
-        """
+        """As of `FleetCollector`; with `trajs_per_batch` nobody knows."""
         if self._pool is not None:
-            raise RuntimeError("the collector has no length: with trajs_per_batch it depends on how episodes end")
+            raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
         return super().__len__()
 
     def _collect(self) -> tuple[Batch] | None:
