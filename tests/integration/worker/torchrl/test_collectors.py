@@ -380,7 +380,6 @@ def test_collectors_are_replaced_as_often_as_asked() -> None:
         pytest.raises(WorkerFailed, match=r"restarted 1 times already .*max_restarts of TorchRL"),
     ):
         list(collector)
-    assert collector.fleet.stats().restarts == 1
 
 
 @pytest.mark.slow
