@@ -81,7 +81,8 @@ def test_an_async_collector_gives_each_collectors_batch_as_it_comes() -> None:
         for batch in collector:
             shapes.append(tuple(batch.shape))
             checker.take(batch)
-    assert set(shapes[:-1]) == {(3, 10)}
+    # The short one is asked for last, and may be ready before another collector's.
+    assert sorted(shapes) == [(3, 7)] + [(3, 10)] * 6
     assert checker.frames == 201
 
 
