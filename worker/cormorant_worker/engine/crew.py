@@ -525,7 +525,7 @@ class Crew:
         if restarts > limit:
             self.error = WorkerFailed(
                 f"worker {member.name} {reason}; it was restarted {limit} times already "
-                "(spec.runPolicy.maxRestartsPerSlot)"
+                "(spec.runPolicy.maxRestartsPerSlot; in a script max_restarts)"
             )
             return
         backoff = 0.0 if restarts == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (restarts - 1))

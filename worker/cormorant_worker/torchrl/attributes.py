@@ -1,4 +1,4 @@
-"""Paths of attributes, as TorchRL's `cascade_execute` takes them: `fleet.stats`, `_receivers['policy'].receive`."""
+"""Paths of attributes, as TorchRL's `cascade_execute` takes them: `fleet.stats`, `schemes['policy'].receive`."""
 
 import re
 from typing import Any

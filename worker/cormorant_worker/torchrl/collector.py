@@ -23,13 +23,18 @@ from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.front import load_job
 from cormorant_worker.parts import Parts
 from cormorant_worker.policy import MAIN_MODEL
+from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.makers import Calls, Maker
-from cormorant_worker.torchrl.policy import as_policy, read_weights
+from cormorant_worker.torchrl.policy import as_policy, check_has_weights, read_weights
 from cormorant_worker.torchrl.seeds import next_seed
-from cormorant_worker.torchrl.settings import Settings, broadcast, devices_of, exploration_of, limit
+from cormorant_worker.torchrl.settings import Settings, broadcast, exploration_of, limit
 
 Mode = Literal["sync", "async"]
 Batch: TypeAlias = TensorDictBase | None
+
+
+class NoLength(RuntimeError, TypeError):
+    """Nobody knows how many batches there will be. As a TypeError, `list(collector)` goes on without the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +75,8 @@ class FleetCollector:
         self._settings = plan.settings
         if plan.policy is not None and plan.settings.policy_factory is not None:
             raise TypeError("policy and policy_factory exclude each other; give one of them")
+        if plan.settings.update_at_each_batch:
+            check_has_weights(plan.policy, "update_at_each_batch")
         self._given_policy = plan.policy
         self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
         self._storing = self._storing_devices(plan.num_collectors)
@@ -78,6 +85,8 @@ class FleetCollector:
                 f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
             )
         made = self._all_parts()
+        self._usual = made[-1]
+        """What a collector that joins later has."""
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
         self._parts = [parts.to_bytes() for parts in made]
@@ -103,9 +112,7 @@ class FleetCollector:
 
     def _storing_devices(self, count: int) -> tuple[str, ...]:
         settings = self._settings
-        stored = devices_of(settings.storing_device, "storing_device", count, is_remote=True)
-        general = devices_of(settings.device, "device", count, is_remote=True)
-        return tuple(one or other or "cpu" for one, other in zip(stored, general, strict=True))
+        return storing_devices(settings.storing_device, settings.device, count)
 
     def _all_parts(self) -> list[Parts]:
         settings, count = self._settings, self._plan.num_collectors
@@ -156,9 +163,15 @@ class FleetCollector:
                     "collection": collection,
                     "output": {"queue": {"capacityBatches": 1}},
                     "replicas": plan.num_collectors,
+                    "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
                 },
             }
         )
+
+    @property
+    def policy(self) -> Any:
+        """The policy as it was given, whose weights are published where none are named."""
+        return self._given_policy
 
     # -- batches -----------------------------------------------------------------------------------------------
 
@@ -180,12 +193,18 @@ class FleetCollector:
         """Batches in all.
 
         Raises:
-            RuntimeError: there is no end.
+            NoLength: a RuntimeError: there is no end, or nobody can know.
         """
         total = limit(self._settings.total_frames)
         if not total:
-            raise RuntimeError("the collector has no length: total_frames is -1, for ever; give total_frames")
-        return -(-total // self._settings.frames_per_batch)  # noqa: PLE0303  # both are at least 1
+            raise NoLength("the collector has no length: total_frames is -1, for ever; give total_frames")
+        if (self._settings.preemptive_threshold or 1) < 1:
+            raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
+        # Whole steps of all environments, as the fleet collects them.
+        share = self._plan.num_collectors if self._plan.mode == "sync" else 1
+        num_envs = self.fleet.layout.num_envs
+        steps = -(-self._settings.frames_per_batch // (share * num_envs))
+        return -(-total // (steps * share * num_envs))  # noqa: PLE0303  # both are at least 1
 
     def _collect(self) -> tuple[Batch] | None:
         loan = self._begin()
@@ -229,7 +248,7 @@ class FleetCollector:
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
         if self._settings.set_truncated:
-            _truncate_last(batch)
+            truncate_last(batch)
         if self._settings.split_trajs:
             return split(batch)
         rows, steps = batch.shape
@@ -294,7 +313,8 @@ class FleetCollector:
                 raise WeightsError(
                     "there are no weights to publish: the collector was made without a policy; give some"
                 )
-            weights_dict = {model_id or MAIN_MODEL: source}
+            is_whole = source is self._given_policy and isinstance(source, Mapping)
+            weights_dict = source if is_whole else {model_id or MAIN_MODEL: source}
         found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
         return self._publish(found, worker_ids)
 
@@ -304,6 +324,11 @@ class FleetCollector:
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
         known = {int(worker.name.rpartition("-")[2]): worker.name for worker in self.fleet.stats().workers}
+        if is_list and not worker_ids:
+            raise ValueError(
+                f"worker_ids is empty: there are {sorted(known)}; name some, or leave worker_ids out for all of them; "
+                "nothing was published"
+            )
         found: list[int] = []
         for one in worker_ids if is_list else [worker_ids]:
             if isinstance(one, int) and not isinstance(one, bool):
@@ -379,6 +404,7 @@ class FleetCollector:
             "frames": self._frames,
             "batches": self._iterations,
             "total_frames": limit(self._settings.total_frames) or -1,
+            "completed": 0 < limit(self._settings.total_frames) <= self._frames,
             "requested_frames_per_batch": self._settings.frames_per_batch,
             "policy_version": found.version,
             "workers": len(found.workers),
@@ -429,7 +455,8 @@ def split(batch: TensorDictBase) -> TensorDictBase:
     return found
 
 
-def _truncate_last(batch: TensorDictBase) -> None:
+def truncate_last(batch: TensorDictBase) -> None:
+    """Mark the last frame of each row `[B, T]` done, and truncated unless it terminated; in place."""
     following = batch["next"]
     rows, steps = batch.shape
     last = torch.full((rows,), steps - 1)

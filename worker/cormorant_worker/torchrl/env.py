@@ -9,6 +9,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from cormorant_worker.spaces import put_nested
+from cormorant_worker.torchrl.devices import check_device
 from cormorant_worker.torchrl.pool import Pool, builder_of_pool, builder_of_task
 from cormorant_worker.torchrl.specs import spec_of
 
@@ -26,7 +27,7 @@ class MultiThreadedEnvWrapper(EnvBase):
 
     Raises:
         EnvBuildError: it is no pool, or one that hands out a part of its environments at a time.
-        ValueError: a frame_skip below 1.
+        ValueError: a frame_skip below 1, or a device that does not exist.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class MultiThreadedEnvWrapper(EnvBase):
     def _begin(
         self, build: Any, frame_skip: int | None, is_categorical: bool, device: Any, is_done_allowed: bool
     ) -> None:
-        device = None if device is None else torch.device(device)
+        device = None if device is None else torch.device(check_device(device, "device"))
         pool = Pool(build, frame_skip=frame_skip, categorical_action_encoding=is_categorical, device=device)
         batch_size = torch.Size([pool.num_envs])
         super().__init__(device=device, batch_size=batch_size, allow_done_after_reset=is_done_allowed)
@@ -107,7 +108,7 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
     Raises:
         UnknownEnv: EnvPool has no such task; with near matches.
         EnvBuildError: an argument is not known or does not fit.
-        ValueError: a frame_skip below 1.
+        ValueError: a frame_skip below 1, or a device that does not exist.
     """
 
     def __init__(

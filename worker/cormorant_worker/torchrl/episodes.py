@@ -1,7 +1,7 @@
 """Whole episodes out of batches: TorchRL's `trajs_per_batch`."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from itertools import pairwise
 
 import torch
@@ -9,33 +9,55 @@ from tensordict import TensorDictBase
 
 
 class EpisodePool:
-    """Keeps the open trajectories, and gives N ended ones at a time."""
+    """Keeps the open trajectory of each environment, and gives N ended ones at a time."""
 
     def __init__(self, num_episodes: int) -> None:
         self._num_episodes = num_episodes
-        self._open: dict[int, list[TensorDictBase]] = {}
+        self._open: dict[Hashable, tuple[int, list[TensorDictBase]]] = {}
+        """By environment: its trajectory's id, and the pieces so far."""
         self._ended: deque[TensorDictBase] = deque()
+        self.given_up = 0
+        """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
 
-    def add(self, batch: TensorDictBase) -> Iterator[TensorDictBase]:
-        """Take a batch `[R, T]`. Yields `[N, longest]`, padded with zeros and masked, as often as there are N."""
+    def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> Iterator[TensorDictBase]:
+        """Take a batch `[R, T]`. Yields `[N, longest]`, padded with zeros and masked, as often as there are N.
+
+        Args:
+            batch: its rows go on where those of the same environments' last batch ended.
+            envs: by row: which environment it is.
+        """
         has_mask = ("collector", "mask") in batch.keys(True)
-        for row in batch.unbind(0):
+        for env, row in zip(envs, batch.unbind(0), strict=True):
             filled = row[row["collector", "mask"]].exclude(("collector", "mask")) if has_mask else row
             if not len(filled):
                 continue
             ids = filled["collector", "traj_ids"]
             cuts = [0, *(torch.nonzero(ids[1:] != ids[:-1]).flatten() + 1).tolist(), len(ids)]
             for first, stop in pairwise(cuts):
-                piece = filled[first:stop]
-                number = int(ids[first])
-                self._open.setdefault(number, []).append(piece)
-                if bool(piece["next", "done"][-1].any()):
-                    self._ended.append(torch.cat(self._open.pop(number)))
+                self._append(env, int(ids[first]), filled[first:stop])
         while len(self._ended) >= self._num_episodes:
             yield self._padded(self._num_episodes)
 
+    def _append(self, env: Hashable, number: int, piece: TensorDictBase) -> None:
+        known, pieces = self._open.pop(env, (number, []))
+        if known != number:
+            self.given_up += 1
+            pieces = []
+        pieces.append(piece)
+        if bool(piece["next", "done"][-1].any()):
+            self._ended.append(torch.cat(pieces))
+        else:
+            self._open[env] = number, pieces
+
+    def clear(self) -> None:
+        """Forget everything: what comes next goes on with nothing that is here."""
+        self.given_up += len(self._open)
+        self._open.clear()
+        self._ended.clear()
+
     def rest(self) -> TensorDictBase | None:
         """Those that have ended and are fewer than N; None where there are none. Open ones are given up."""
+        self.given_up += len(self._open)
         self._open.clear()
         return self._padded(len(self._ended)) if self._ended else None
 

@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import cloudpickle
 import gymnasium
 
 from cormorant_worker.errors import EnvBuildError
@@ -31,8 +32,15 @@ class Maker:
                 f"{maker!r} ({type(maker).__name__}) makes no environment; give a callable that returns one"
             )
 
+    def __getstate__(self) -> dict[str, Any]:
+        # Bytes, so that each call unpickles an environment of its own.
+        maker = cloudpickle.dumps(self.maker) if self._is_env and not isinstance(self.maker, bytes) else self.maker
+        return {**self.__dict__, "maker": maker}
+
     def __call__(self) -> Any:
-        """A gymnasium.Env, or several environments as a `VectorSource`."""
+        """A gymnasium.Env, or several environments as a `VectorSource`. Of an environment that was sent: a copy."""
+        if isinstance(self.maker, bytes):
+            return adapt(cloudpickle.loads(self.maker))
         return adapt(self.maker if self._is_env else self.maker(**self._kwargs))
 
 

@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
+from cormorant_worker.torchrl.devices import check_device
 from cormorant_worker.torchrl.pool import Pool, builder_of_pool, builder_of_task
 
 Policy = Callable[[TensorDict], TensorDict]
@@ -30,7 +31,7 @@ class MultiThreadedEnvWrapper:
         self._begin(builder_of_pool(env), frame_skip, categorical_action_encoding, device)
 
     def _begin(self, build: Any, frame_skip: int | None, is_categorical: bool, device: Any) -> None:
-        self.device = None if device is None else torch.device(device)
+        self.device = None if device is None else torch.device(check_device(device, "device"))
         self.pool = Pool(build, frame_skip=frame_skip, categorical_action_encoding=is_categorical, device=self.device)
         self.num_workers = self.pool.num_envs
         self.batch_size = torch.Size([self.num_workers])

@@ -55,6 +55,24 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     return policy
 
 
+def check_has_weights(policy: Any, wish: str) -> None:
+    """Refuse to publish by itself where there is nothing to publish.
+
+    Args:
+        policy: as it was given.
+        wish: the argument that asks for it, with its value.
+
+    Raises:
+        ValueError: no policy, or one without weights.
+    """
+    if as_policy(policy) is None or not isinstance(policy, nn.Module | Mapping):
+        what = "there is no policy" if policy is None else f"the policy is a {type(policy).__name__}, which has none"
+        raise ValueError(
+            f"{wish} publishes the policy's weights, and {what}; give a module as the policy, or leave it out and call "
+            "update_policy_weights_ with weights"
+        )
+
+
 def _takes_tensordict(policy: Callable[..., Any]) -> bool:
     called = policy.forward if isinstance(policy, nn.Module) else policy
     try:

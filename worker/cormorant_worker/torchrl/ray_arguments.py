@@ -1,11 +1,14 @@
 """Arguments that only RayCollector has, read and checked before anything starts."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+import os
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 from cormorant_worker.engine.ray.options import RayOptions
-from cormorant_worker.torchrl.settings import Settings, broadcast, exploration_of, limit, read_settings
+from cormorant_worker.policy import MAIN_MODEL
+from cormorant_worker.torchrl.settings import MEANINGLESS, Settings, broadcast, exploration_of, limit, read_settings
 
 _CLASSES = (
     "AsyncCollector", "Collector", "FleetCollector", "MultiAsyncCollector", "MultiSyncCollector",
@@ -55,6 +58,7 @@ def own_settings(
     each = [dict(one or {}) for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)]
     known = (*_OWN, *_DEVICES, "split_trajs", "postproc", "set_truncated", "trust_policy")
     for one in each:
+        _drop_meaningless(one)
         if unknown := sorted(set(one) - set(known)):
             near = difflib.get_close_matches(unknown[0], known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -71,6 +75,30 @@ def own_settings(
         if values:
             result[name] = values[0]
     return result, tuple(_config_fields(one, num_collectors) for one in each)
+
+
+def _drop_meaningless(own: dict[str, Any]) -> None:
+    for name in MEANINGLESS:
+        own.pop(name, None)
+    if str(own.get("env_device", "cpu")) in ("cpu", "None"):
+        own.pop("env_device", None)
+
+
+def check_added(collector_kwargs: Any) -> None:
+    """Refuse what collectors that join others cannot have of their own: their batches go the others' way.
+
+    Raises:
+        TypeError: an argument that holds for all collectors, or that there is none of.
+    """
+    known = (*_OWN, *_DEVICES)
+    for one in collector_kwargs if isinstance(collector_kwargs, list | tuple) else [collector_kwargs]:
+        given = dict(one or {})
+        _drop_meaningless(given)
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(
+                f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
+                f"own; they take {', '.join(known)}"
+            )
 
 
 def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any]:
@@ -103,15 +131,21 @@ def count_collectors(create_env_fn: Any, num_collectors: int | None) -> int:
     return len(create_env_fn)
 
 
+def is_connected() -> bool:
+    """True where this process belongs to a Ray cluster already. Who does has imported Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
 def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]]) -> RayOptions:
     """How to connect, and what each actor asks for.
 
     Args:
-        init: arguments of `ray.init`.
+        init: arguments of `ray.init`. Without an address RAY_ADDRESS counts, unless the process is connected.
         remote: arguments of `ray.remote`, for each collector. The list may grow.
     """
     arguments = dict(init or {})
-    address = arguments.pop("address", None) or ""
+    address = arguments.pop("address", None) or ("" if is_connected() else os.environ.get("RAY_ADDRESS", ""))
     return RayOptions(
         address="" if address == "local" else address,
         runtime_env=arguments.pop("runtime_env", None) or {},
@@ -149,15 +183,51 @@ def check_interval(interval: int, settings: Settings) -> None:
         raise ValueError(f"replay_buffer is a {type(settings.replay_buffer).__name__}, which has no extend")
 
 
-def refuse_schemes(schemes: Sequence[tuple[str, Any]]) -> None:
-    """Weights have one way here.
+def read_updater(given: Any) -> Any:
+    """A `weight_updater`: the object itself, or what a callable makes.
 
     Raises:
-        ValueError: a scheme of TorchRL's for sending them.
+        TypeError: it has no push_weights.
     """
-    for name, value in schemes:
-        if value is not None:
-            raise ValueError(
-                f"{name} was given: weights reach collectors as the fleet publishes them, with a version and a "
-                "receipt; leave it out, and call update_policy_weights_"
-            )
+    is_maker = callable(given) and (isinstance(given, type) or not hasattr(given, "push_weights"))
+    updater = given() if is_maker else given
+    if updater is not None and not callable(getattr(updater, "push_weights", None)):
+        raise TypeError(
+            f"weight_updater is a {type(updater).__name__}, which has no push_weights(policy_or_weights=, "
+            "worker_ids=); give an object that has it, or a callable that makes one"
+        )
+    return updater
+
+
+def check_trajs_per_batch(count: int | None, settings: Settings) -> None:
+    """Refuse what `trajs_per_batch` cannot be.
+
+    Raises:
+        ValueError: no number of episodes, or settings that batches of whole episodes cannot have.
+    """
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
+        raise ValueError(
+            f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
+            "split already"
+        )
+    if settings.set_truncated:
+        raise ValueError(
+            "set_truncated with trajs_per_batch: whole episodes go over the ends of batches, where nothing is "
+            "truncated; leave one of them out"
+        )
+
+
+def check_schemes(weight_sync_schemes: Mapping[str, Any] | None) -> None:
+    """Weights have one way here: TorchRL's own for the policy of a RayCollector stands for it.
+
+    Raises:
+        ValueError: another scheme of TorchRL's for sending them.
+    """
+    found = {name: type(scheme).__name__ for name, scheme in (weight_sync_schemes or {}).items()}
+    if found not in ({}, {MAIN_MODEL: "RayWeightSyncScheme"}):
+        raise ValueError(
+            f"weight_sync_schemes {found} was given: weights reach collectors as the fleet publishes them, with a "
+            "version and a receipt; leave it out, and call update_policy_weights_"
+        )

@@ -1,7 +1,7 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -10,20 +10,23 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Block
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Receipt
-from cormorant_worker.errors import FleetClosed
+from cormorant_worker.errors import FleetClosed, StateError
 from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
+from cormorant_worker.torchrl import receivers
 from cormorant_worker.torchrl.attributes import execute
-from cormorant_worker.torchrl.collector import Batch, FleetCollector, Plan, on_cpu, split
+from cormorant_worker.torchrl.collector import Batch, FleetCollector, NoLength, Plan, on_cpu
+from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.episodes import EpisodePool
 from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Maker
-from cormorant_worker.torchrl.policy import as_policy
+from cormorant_worker.torchrl.policy import as_policy, check_has_weights
+from cormorant_worker.torchrl.receivers import NotSet
 from cormorant_worker.torchrl.settings import broadcast, read_settings
+from cormorant_worker.torchrl.storing import StoreInBuffer
 
 _STOP_S = 10.0
 
@@ -62,8 +65,9 @@ class RayCollector(FleetCollector):
         collector_kwargs: settings for all collectors, or a list of each one's own. It is not changed.
         num_workers_per_collector: environments of each collector.
         sync: wait for all collectors.
-        ray_init_config: arguments of `ray.init`. A process that is connected stays so; else a cluster of this machine
-            is started, and ends with the collector.
+        ray_init_config: arguments of `ray.init`. A process that is connected stays so; else `address`, else the
+            environment's RAY_ADDRESS says where; else a cluster of this machine is started, and ends with the
+            collector.
         remote_configs: arguments of `ray.remote` for each actor, or for all.
         num_collectors: actors; with a list of makers there are as many as it has.
         update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
@@ -73,8 +77,9 @@ class RayCollector(FleetCollector):
         replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
             collectors themselves, others where this object is.
         buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
-        weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing.
-        weight_sync_schemes: refused: weights have one way here.
+        weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing, or what
+            makes it. `register_collector(collector)` is called if it is there.
+        weight_sync_schemes: weights have one way here; a RayWeightSyncScheme for the policy means it.
         weight_recv_schemes: see `register_scheme_receiver`.
         use_env_creator: means nothing: makers travel as they are.
         no_cuda_sync: means nothing here.
@@ -133,7 +138,7 @@ class RayCollector(FleetCollector):
         del use_env_creator, no_cuda_sync
         count = arguments.count_collectors(create_env_fn, num_collectors)
         arguments.check_class(collector_class)
-        arguments.refuse_schemes([("weight_sync_schemes", weight_sync_schemes)])
+        arguments.check_schemes(weight_sync_schemes)
         given: dict[str, Any] = {
             "policy_factory": policy_factory, "trust_policy": trust_policy, "frames_per_batch": frames_per_batch,
             "total_frames": total_frames, "device": device, "storing_device": storing_device, "env_device": env_device,
@@ -143,15 +148,17 @@ class RayCollector(FleetCollector):
             "pre_collect_hook": pre_collect_hook, "post_collect_hook": post_collect_hook, **more,
         }  # fmt: skip
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
-        settings = read_settings(given, num_collectors=count, is_remote=True)
-        arguments.check_interval(max_weight_update_interval, settings)
-        if trajs_per_batch is not None and (trajs_per_batch < 1 or split_trajs):
-            raise ValueError(
-                f"trajs_per_batch {trajs_per_batch} with split_trajs {split_trajs}: give 1 or more episodes; they "
-                "come split already"
-            )
         self._remote = arguments.remote_options(remote_configs, count)
         self._ray_options = arguments.ray_options(ray_init_config, self._remote)
+        self._has_other_devices = bool(self._ray_options.address) or arguments.is_connected()
+        """Collectors may act on other machines."""
+        settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
+        arguments.check_interval(max_weight_update_interval, settings)
+        if update_after_each_batch and weight_updater is None:
+            check_has_weights(policy, "update_after_each_batch")
+        if max_weight_update_interval >= 0 and weight_updater is None:
+            check_has_weights(policy, f"max_weight_update_interval {max_weight_update_interval}")
+        arguments.check_trajs_per_batch(trajs_per_batch, settings)
         self._updates_each = update_after_each_batch
         self._update_interval = max_weight_update_interval
         self._batches_since: Counter[str] = Counter()
@@ -167,9 +174,9 @@ class RayCollector(FleetCollector):
         )
         if self._extends_in_workers and (trajs_per_batch is not None or post_collect_hook is not None):
             raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
-        self.weight_updater = weight_updater() if isinstance(weight_updater, type) else weight_updater
+        self.weight_updater = arguments.read_updater(weight_updater)
         """What takes the place of publishing; None: nothing does."""
-        self._receivers: dict[str, Any] = {}
+        self._receiver_schemes: dict[str, Any] = {}
         self._running: FreeRunning | None = None
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
@@ -177,8 +184,14 @@ class RayCollector(FleetCollector):
             mode="sync" if sync else "async", makers=makers, policy=policy, settings=settings, overrides=overrides
         )
         super().__init__(plan)
-        if weight_recv_schemes:
-            self.register_scheme_receiver(weight_recv_schemes)
+        try:
+            if hasattr(self.weight_updater, "register_collector"):
+                self.weight_updater.register_collector(self)
+            if weight_recv_schemes:
+                self.register_scheme_receiver(weight_recv_schemes)
+        except BaseException:
+            self.shutdown()
+            raise
 
     # -- what to run -------------------------------------------------------------------------------------------
 
@@ -192,8 +205,12 @@ class RayCollector(FleetCollector):
         if not self._extends_in_workers:
             return super()._all_parts()
         settings = self._settings
-        store = _StoreInBuffer(settings.replay_buffer, splits=settings.split_trajs, postproc=settings.postproc)
+        store = StoreInBuffer(settings)
         return [replace(parts, on_batch=store) for parts in super()._all_parts()]
+
+    def _storing_devices(self, count: int) -> tuple[str, ...]:
+        # Where collectors fill the buffer themselves, no batch is handed out here.
+        return ("cpu",) * count if self._extends_in_workers else super()._storing_devices(count)
 
     @property
     def remote_collectors(self) -> list[Any]:
@@ -213,7 +230,7 @@ class RayCollector(FleetCollector):
             RuntimeError: nobody has.
         """
         if self._worker_idx is None:
-            raise RuntimeError("worker_idx has not been set: this collector is no part of another one")
+            raise NotSet("worker_idx has not been set: this collector is no part of another one")
         return self._worker_idx
 
     @worker_idx.setter
@@ -235,7 +252,7 @@ class RayCollector(FleetCollector):
             create_env_fn: a maker for each new collector.
             num_envs: environments of each, as many as the others have.
             policy: theirs; None: the collector's own.
-            collector_kwargs: as for the collector.
+            collector_kwargs: as for the collector; devices, limits and exploration alone.
             remote_configs: as for the collector.
 
         Raises:
@@ -247,13 +264,17 @@ class RayCollector(FleetCollector):
         have = len(self._plan.makers[0])
         if num_envs is not None and num_envs != have:
             raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
+        arguments.check_added(collector_kwargs)
         taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={})
         remote = arguments.remote_options(remote_configs, count)
         makers = _makers(given, None, have, count)
         acting = self._policy if policy is None else as_policy(policy)
-        devices = broadcast(taken.get("device"), "device", count)
-        usual = super()._all_parts()[-1]
-        before = self.num_collectors
+        devices, general = (
+            devices_of(taken.get(name), name, count, is_remote=self._has_other_devices)
+            for name in ("policy_device", "device")
+        )
+        stored = self._stored_of_added(taken, count)
+        usual, before = self._usual, self.num_collectors
         added = [
             replace(
                 usual,
@@ -261,7 +282,7 @@ class RayCollector(FleetCollector):
                 policy=None if usual.policy_factory is not None and policy is None else on_cpu(acting),
                 policy_factory=usual.policy_factory if policy is None else None,
                 settings=overrides[i],
-                device=str(devices[i]) if devices[i] else usual.device,
+                device=devices[i] or general[i] or usual.device,
             )
             for i in range(count)
         ]
@@ -269,12 +290,29 @@ class RayCollector(FleetCollector):
         self._remote += [{}] * (before - len(self._remote)) + remote
         self._parts += data
         self._devices += [parts.device for parts in added]
-        self._storing += (self._storing[-1],) * count
+        self._storing += stored
         own = self._plan.overrides or ({},) * before
         self._plan = replace(self._plan, makers=(*self._plan.makers, *makers), overrides=(*own, *overrides))
         self.fleet.resize(self.num_collectors)
 
+    def _stored_of_added(self, taken: Mapping[str, Any], count: int) -> tuple[str, ...]:
+        if self._extends_in_workers or not (taken.get("storing_device") or taken.get("device")):
+            return (self._storing[-1],) * count
+        stored = storing_devices(taken.get("storing_device"), taken.get("device"), count)
+        if self._plan.mode == "sync" and {*stored, *self._storing} != {self._storing[0]}:
+            raise ValueError(
+                f"storing_device {list(stored)} of the new collectors and {self._storing[0]} of the others differ, and "
+                "their batches are stacked; leave it out"
+            )
+        return stored
+
     # -- batches -----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """As of `FleetCollector`; with `trajs_per_batch` nobody knows."""
+        if self._pool is not None:
+            raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
+        return super().__len__()
 
     def _collect(self) -> tuple[Batch] | None:
         if self._pool is None:
@@ -291,7 +329,9 @@ class RayCollector(FleetCollector):
             batch: TensorDictBase = loan.tensordict(copy=True)
             loan.copied()
             self._frames += loan.num_frames
-            self._waiting += self._pool.add(self._place(batch, loan))
+            rows = batch.shape[0] // len(loan.parts)
+            envs = [(part.worker, row) for part in loan.parts for row in range(rows)]
+            self._waiting += self._pool.add(self._place(batch, loan), envs)
         episodes = self._waiting.popleft()
         self._iterations += 1
         postproc = self._settings.postproc
@@ -331,7 +371,12 @@ class RayCollector(FleetCollector):
     ) -> Receipt:
         """Publish weights, or have the `weight_updater` push them; arguments and errors as of `FleetCollector`."""
         if self.weight_updater is not None:
-            source = next((one for one in (policy_or_weights, weights, policy, weights_dict) if one is not None), None)
+            if model_id is not None or weights_dict is not None:
+                raise ValueError(
+                    "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
+                    "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
+                )
+            source = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
             source = self._given_policy if source is None else source
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
             return self.fleet.receipt(self.fleet.stats().version)
@@ -358,22 +403,25 @@ class RayCollector(FleetCollector):
         """Take weights from a parent: whatever has a `receive()` that returns weights of the model it stands under.
 
         Args:
-            weight_recv_schemes: by model. `init_on_receiver(model_id=, context=)` and `connect()` are called if there.
-            synchronize_weights: receive at once, and publish what came.
+            weight_recv_schemes: by model. `init_on_receiver(model_id=, context=)` is called if it is there: TorchRL's
+                read `policy` and `worker_idx` of this object then.
+            synchronize_weights: call `connect()` if it is there, and publish what came with it or with `receive()`.
 
         Raises:
             TypeError: something that cannot receive.
         """
+        receivers.check_receivers(weight_recv_schemes)
         for model_id, scheme in weight_recv_schemes.items():
-            if not callable(getattr(scheme, "receive", None)):
-                raise TypeError(f'the scheme of "{model_id}" is a {type(scheme).__name__}, which has no receive()')
-        for model_id, scheme in weight_recv_schemes.items():
-            if hasattr(scheme, "init_on_receiver"):
-                scheme.init_on_receiver(model_id=model_id, context=self)
-            if hasattr(scheme, "connect"):
-                scheme.connect()
-            self._receivers[model_id] = scheme
-        if synchronize_weights:
+            receivers.begin(model_id, scheme, self)
+            self._receiver_schemes[model_id] = scheme
+        if not synchronize_weights:
+            return
+        version = self.fleet.stats().version
+        connected = [receivers.connect(scheme) for scheme in weight_recv_schemes.values()]
+        if any(connected):
+            if self.fleet.stats().version == version:
+                self.update_policy_weights_()
+        else:
             self.receive_weights()
 
     def receive_weights(self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None) -> None:
@@ -384,27 +432,64 @@ class RayCollector(FleetCollector):
             ValueError: weights were given, and schemes are registered.
         """
         is_given = any(one is not None for one in (policy_or_weights, weights, policy))
-        if is_given and self._receivers:
+        if is_given and self._receiver_schemes:
             raise ValueError(
-                f"weights were given, and those of {', '.join(self._receivers)} come from registered schemes; call "
-                "receive_weights() without arguments"
+                f"weights were given, and those of {', '.join(self._receiver_schemes)} come from registered schemes; "
+                "call receive_weights() without arguments"
             )
-        if not self._receivers:
+        if not self._receiver_schemes:
             self.update_policy_weights_(policy_or_weights, weights=weights, policy=policy)
             return
-        received = {model_id: scheme.receive() for model_id, scheme in self._receivers.items()}
-        if found := {model_id: one for model_id, one in received.items() if one is not None}:
+        found: dict[str, Any] = {}
+        for model_id, scheme in self._receiver_schemes.items():
+            version = self.fleet.stats().version
+            received = scheme.receive()
+            # TorchRL's call `update_policy_weights_` themselves.
+            if received is not None and self.fleet.stats().version == version:
+                found[model_id] = received
+        if found:
             self.update_policy_weights_(weights_dict=found)
 
     def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
         """Call a method of something that belongs to this collector, or read an attribute: `"fleet.stats"`,
-        `"_receivers['policy'].receive"`.
+        `"_receiver_schemes['policy'].receive"`.
 
         Raises:
             AttributeError: the path leads nowhere.
             ValueError: arguments for what cannot be called.
         """
         return execute(self, attr_path, *args, **kwargs)
+
+    # -- seeds, state ------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
+        following = super().set_seed(seed, static_seed)
+        self._forget_episodes()
+        return following
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """As of `FleetCollector`.
+
+        Raises:
+            StateError: with `trajs_per_batch`: frames of episodes that go on are counted, and no state holds them.
+        """
+        if self._pool is not None:
+            raise StateError(
+                "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
+                "would be missing; iterate without trajs_per_batch, or save the policy and begin anew"
+            )
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
+        super().load_state_dict(state_dict, strict)
+        self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        self._waiting.clear()
+        if self._pool is not None:
+            self._pool.clear()
 
     # -- running free, the end ---------------------------------------------------------------------------------
 
@@ -445,20 +530,22 @@ class RayCollector(FleetCollector):
                 self.fleet.resume()
 
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
-        """Counts, and what each collector does."""
+        """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
         del workers, timeout  # what the fleet knows already, nobody is asked
         known = self.fleet.stats()
         alive = sum(worker.pid != 0 for worker in known.workers)
         own = {"workers": self.num_collectors, "workers_alive": alive, "worker_frames": known.frames}
+        if self._pool is not None:
+            own["episodes_given_up"] = self._pool.given_up
         return {**super().stats(), **own}
 
-    def shutdown(
+    def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them
         self,
         timeout: float | None = None,
+        shutdown_ray: bool = False,
+        *,
         close_env: bool = True,
         raise_on_error: bool = True,
-        *,
-        shutdown_ray: bool = False,
     ) -> None:
         """End the thread and the collectors, environments in order. May be called twice.
 
@@ -478,7 +565,8 @@ class RayCollector(FleetCollector):
                 pass
             except Exception as found:  # noqa: BLE001  # told after everything was closed
                 error = found
-        super().shutdown(timeout, close_env)
+        receivers.end(self._receiver_schemes)
+        super().shutdown(timeout, close_env=close_env)
         if running is not None:
             running.stop(_STOP_S)
         if shutdown_ray:
@@ -488,27 +576,9 @@ class RayCollector(FleetCollector):
         if error is not None and raise_on_error:
             raise error
 
-    async def async_shutdown(self, timeout: float | None = None, shutdown_ray: bool = False) -> None:
+    async def async_shutdown(self, shutdown_ray: bool = False, *, timeout: float | None = None) -> None:
         """As `shutdown`, for those who must not block their event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
-
-
-class _StoreInBuffer:
-    """Puts a worker's batches into a replay buffer, where the worker is."""
-
-    def __init__(self, buffer: Any, *, splits: bool, postproc: Callable[..., Any] | None) -> None:
-        self._buffer = buffer
-        self._splits = splits
-        self._postproc = postproc
-
-    def __call__(self, block: Block) -> None:
-        # Workers without a buffer never import tensordict.
-        from cormorant_worker.batch import frames_of, to_tensordict
-
-        batch: TensorDictBase = to_tensordict(block, copy=True)
-        if self._splits:
-            batch = split(batch)
-        self._buffer.extend(frames_of(batch if self._postproc is None else self._postproc(batch)))
 
 
 def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> tuple[tuple[Maker, ...], ...]:

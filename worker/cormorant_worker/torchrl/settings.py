@@ -1,16 +1,15 @@
 """The keyword arguments of TorchRL's collectors, read and checked before anything starts."""
 
 import difflib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import torch
-
-from cormorant_contract.base import COUNT_MAX
+from cormorant_contract.base import COUNT_MAX, INT32_MAX
 from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.torchrl.devices import devices_of
 
-_MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
+MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here."""
 
 Hook = Callable[..., Any]
@@ -67,6 +66,8 @@ class Settings:
     """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
+    max_restarts: int = 10
+    """Ours: deaths of the collector in one place that are made good; one more ends everything."""
     startup_timeout_s: float = 300.0
     """Ours: from starting a collector to its first observation."""
 
@@ -84,7 +85,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         ValueError: a value that cannot be; with the value.
     """
     known = [field.name for field in fields(Settings)]
-    meant = {name: value for name, value in given.items() if name not in _MEANINGLESS}
+    meant = {name: value for name, value in given.items() if name not in MEANINGLESS}
     if unknown := sorted(set(meant) - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -115,6 +116,8 @@ def _check_numbers(settings: Settings) -> None:
         value = getattr(settings, name)
         if value is not None and not _is_count(value):
             raise ValueError(f"{name} {value!r} is no number of frames; give 1 or more, or -1 for none")
+    if not _is_count(settings.max_restarts) or not 0 <= settings.max_restarts <= INT32_MAX:
+        raise ValueError(f"max_restarts {settings.max_restarts!r} is no number of restarts; give 0 to {INT32_MAX}")
     threshold = settings.preemptive_threshold
     if threshold is not None and not 0 < threshold <= 1:
         raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one above 0, at most 1")
@@ -138,36 +141,6 @@ def exploration_of(given: Any) -> ExplorationType:
     except ValueError:
         known = ", ".join(ExplorationType)
         raise ValueError(f'exploration_type "{name}" is not known; use one of {known}') from None
-
-
-def devices_of(given: Any, name: str, num_collectors: int, *, is_remote: bool) -> tuple[str, ...]:
-    """One device for each collector, "" where none was said.
-
-    Raises:
-        ValueError: a list of another length, or a device that does not exist.
-    """
-    if isinstance(given, Sequence) and not isinstance(given, str):
-        several = [_device(one, name, is_remote=is_remote) for one in given]
-        if len(several) == 1:
-            return (several[0],) * num_collectors
-        if len(several) != num_collectors:
-            raise ValueError(f"{name} has {len(several)} devices for {num_collectors} collectors; give as many, or one")
-        return tuple(several)
-    return (_device(given, name, is_remote=is_remote),) * num_collectors
-
-
-def _device(given: Any, name: str, *, is_remote: bool) -> str:
-    if given is None:
-        return ""
-    try:
-        device = torch.device(given)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(f"{name} {given!r} is no torch device: {str(error).splitlines()[0]}") from error
-    if device.type == "cuda" and not is_remote:
-        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        if (device.index or 0) >= count:
-            raise ValueError(f"{name} {device} does not exist: torch finds {count} CUDA devices; use another, or cpu")
-    return str(device)
 
 
 def broadcast(given: Any, name: str, count: int) -> list[Any]:

@@ -1,15 +1,20 @@
 """RayCollector over real actors, value by value."""
 
 import asyncio
+import subprocess
+import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from cormorant_testing.check import Checker, attempt_of
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.errors import StateError
 from cormorant_worker.torchrl import RayCollector
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ray_cluster"), pytest.mark.timeout(600)]
@@ -31,18 +36,26 @@ def versions_of(batches: list[Any], collector: int) -> list[int]:
 class Scheme:
     """Receives what a parent sent."""
 
+    context: Any = None
+
     def __init__(self) -> None:
         self.inbox: list[Any] = []
         self.calls: list[str] = []
 
     def init_on_receiver(self, *, model_id: str, context: Any) -> None:
         self.calls.append(f"init {model_id} of {type(context).__name__}")
+        assert getattr(context, "worker_idx", None) is None
+        self.context = context
 
     def connect(self) -> None:
         self.calls.append("connect")
 
     def receive(self) -> Any:
-        return self.inbox.pop(0) if self.inbox else None
+        found = self.inbox.pop(0) if self.inbox else None
+        if isinstance(found, nn.Module):
+            # As TorchRL's schemes do.
+            self.context.update_policy_weights_(model_id="policy", policy_or_weights=found)
+        return found
 
 
 def test_collectors_run_for_ever_take_weights_alone_die_come_back_and_grow() -> None:
@@ -101,6 +114,16 @@ def test_collectors_run_for_ever_take_weights_alone_die_come_back_and_grow() -> 
         collector.receive_weights(numbered(3))
     collector.receive_weights()
     assert collector.stats()["policy_version"] == 2
+    assert collector.policy is policy
+    module = Versioned()
+    module.load_state_dict(numbered(3))
+    scheme.inbox = [module]
+    assert collector.cascade_execute("_receiver_schemes['policy'].receive") is module
+    module.load_state_dict(numbered(4))
+    scheme.inbox = [module]
+    collector.receive_weights()
+    # Once each: what the scheme published is not published again.
+    assert collector.stats()["policy_version"] == 4
 
     assert len(collector.remote_collectors) == 2
     ray.kill(collector.remote_collectors[0])
@@ -108,16 +131,23 @@ def test_collectors_run_for_ever_take_weights_alone_die_come_back_and_grow() -> 
     while (0, 0, 1) not in checker.attempts:
         assert time.monotonic() < deadline
         take(1)
-    until_acts(2, 0)
+    until_acts(4, 0)
     assert collector.stats()["restarts"] == 1
 
     with pytest.raises(ValueError, match="num_envs 3"):
         collector.add_collectors([CountingEnv], 3)
+    with pytest.raises(TypeError, match="collector_kwargs have postproc, split_trajs, which collectors that are added"):
+        collector.add_collectors([CountingEnv], 1, None, {"split_trajs": True, "postproc": print})
+    with pytest.raises(ValueError, match="storing_device cuda:99 does not exist"):
+        collector.add_collectors([CountingEnv], 1, None, {"storing_device": "cuda:99"})
+    with pytest.raises(ValueError, match="policy_device 'gpu' is no torch device"):
+        collector.add_collectors([CountingEnv], 1, None, {"policy_device": "gpu"})
+    assert collector.num_collectors == 2
     collector.add_collectors([lambda: CountingEnv(**COUNTING)], 1, None, {"max_frames_per_traj": 0}, {"num_cpus": 0})
-    until_acts(2, 2)
+    until_acts(4, 2)
     assert (collector.num_collectors, collector.stats()["workers_alive"]) == (3, 3)
 
-    assert collector.cascade_execute("fleet.stats").version == 2
+    assert collector.cascade_execute("fleet.stats").version == 4
     with pytest.raises(RuntimeError, match="worker_idx has not been set"):
         _ = collector.worker_idx
     collector.worker_idx = 4
@@ -168,6 +198,10 @@ class Pushes:
     def __init__(self) -> None:
         self.pushed: list[Any] = []
         self.known: tuple[Any, ...] = ()
+        self.collector: Any = None
+
+    def register_collector(self, collector: Any) -> None:
+        self.collector = collector
 
     def init(self, *args: Any) -> None:
         self.known = args
@@ -201,11 +235,18 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
     updater = Pushes()
     with RayCollector(
         CountingEnv, num_collectors=2, frames_per_batch=20, total_frames=200, replay_buffer=buffer,
-        buffer_in_workers=True, weight_updater=updater, policy=Versioned(), create_env_kwargs={"action": "box"}, **FREE,
+        buffer_in_workers=True, weight_updater=lambda: updater, policy=Versioned(),
+        create_env_kwargs={"action": "box"}, **FREE,
     ) as collector:  # fmt: skip
-        assert list(collector) == [None] * 10
+        assert [collector.next() for _ in range(4)] == [None] * 4
+        # Who joins stores, too.
+        collector.add_collectors([lambda: CountingEnv(action="box")], None, None, None, {"num_cpus": 0})
+        assert list(collector) == [None] * 6
         collector.update_policy_weights_(numbered(3), worker_ids=1)
         collector.init_updater(7)
+        assert updater.collector is collector
+        with pytest.raises(ValueError, match="model_id and weights_dict go nowhere with a weight_updater"):
+            collector.update_policy_weights_(weights_dict={"policy": numbered(4)})
     stored = ray.get(buffer.store.take.remote())
     # [seed, episode, step, echo]: no frame twice, each environment's from its first on.
     keys = {tuple(frame[:3]) for frame in stored}
@@ -217,11 +258,16 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
         CountingEnv, frames_per_batch=7, total_frames=70, create_env_kwargs={"lengths": (2, 5)}, trajs_per_batch=3,
         replay_buffer=kept, **FREE,
     )  # fmt: skip
+    with pytest.raises(RuntimeError, match="no length: with trajs_per_batch"):
+        len(collector)
+    with pytest.raises(StateError, match="a collector with trajs_per_batch has no state"):
+        collector.state_dict()
     collector.start()
-    with collector.pause(timeout=60):
+    with suppress(KeyError), collector.pause(timeout=60):
         before = len(kept)
         time.sleep(0.3)
         assert len(kept) == before
+        raise KeyError("the user's: it goes on all the same")
     deadline = time.monotonic() + 60
     while collector.is_running():
         assert time.monotonic() < deadline
@@ -230,3 +276,104 @@ def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in
     # Twenty whole episodes of 2 and 5 steps by turns.
     assert len(kept) == 70
     assert [int(frame["observation"][2]) for frame in kept[:7]] == [0, 1, 0, 1, 2, 3, 4]
+
+
+def test_a_seed_begins_episodes_anew_of_trajs_per_batch_too() -> None:
+    kwargs: dict[str, Any] = {"frames_per_batch": 7, "create_env_kwargs": {"lengths": (5,)}, **FREE}
+    with RayCollector(CountingEnv, sync=True, trajs_per_batch=1, **kwargs) as collector:
+        assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
+        collector.set_seed(3)
+        # Two frames of another episode were there.
+        assert collector.next()["observation"][0, :, 2].tolist() == [0, 1, 2, 3, 4]
+        assert collector.stats()["episodes_given_up"] == 1
+
+
+def test_batches_are_handed_out_where_each_collectors_are_stored() -> None:
+    given: dict[str, Any] = {"frames_per_batch": 4, "create_env_kwargs": COUNTING, "storing_device": "meta"}
+    with RayCollector(CountingEnv, num_collectors=1, device=["cpu"], **given, **FREE) as collector:
+        assert collector.next()["observation"].device.type == "meta"
+        for device in ("meta", "cpu"):
+            kwargs = {"storing_device": device}
+            collector.add_collectors([lambda: CountingEnv(**COUNTING)], None, None, kwargs, {"num_cpus": 0})
+        deadline = time.monotonic() + 120
+        while (batch := collector.next())["observation"].device.type == "meta":
+            assert time.monotonic() < deadline
+        assert collectors_of(batch) == {2}
+
+
+def test_ray_is_shut_down_where_that_is_asked_for() -> None:
+    # In a process of its own: the tests' cluster stays.
+    script = """
+import asyncio, ray
+from cormorant_testing.envs import CountingEnv
+from cormorant_worker.torchrl import RayCollector
+
+for end in (lambda c: asyncio.run(c.async_shutdown(True)), lambda c: c.shutdown(5.0, True)):
+    ray.init(address="local", num_cpus=0, include_dashboard=False, log_to_driver=False)
+    collector = RayCollector(
+        CountingEnv, frames_per_batch=4, remote_configs={"num_cpus": 0}, vectorization="inline"
+    )
+    assert collector.next().shape == (4,)
+    collector.shutdown(5.0, False)
+    assert ray.is_initialized()
+    end(collector)
+    assert not ray.is_initialized()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_each_collector_gets_weights_after_batches_of_its_own() -> None:
+    policy = Versioned()
+    given: dict[str, Any] = {"num_collectors": 2, "frames_per_batch": 10, "create_env_kwargs": COUNTING}
+    came: list[tuple[int, set[int]]] = []
+    with RayCollector(
+        CountingEnv, policy, total_frames=300, update_after_each_batch=True, **given, **FREE
+    ) as collector:
+        for batch in collector:
+            (number,) = collectors_of(batch)
+            came.append((number, set(batch["collector", "policy_version"].unique().tolist())))
+            assert torch.equal(batch["action"][..., 0].long(), batch["collector", "policy_version"])
+            with torch.no_grad():
+                policy.number.fill_(len(came))
+    for number in (0, 1):
+        # The n-th batch brings version n to the collector that it came from.
+        given_to = {0} | {n for n, (collected, _) in enumerate(came, 1) if collected == number}
+        acted = set().union(*(versions for collected, versions in came if collected == number))
+        assert acted <= given_to
+        assert len(acted) > 2
+
+    policy = Versioned()
+    with RayCollector(
+        CountingEnv, policy, total_frames=300, max_weight_update_interval=3, **given, **FREE
+    ) as collector:
+        counts, version = {0: 0, 1: 0}, 0
+        for batch in collector:
+            assert collector.stats()["policy_version"] == version
+            (number,) = collectors_of(batch)
+            counts[number] += 1
+            version += counts[number] % 3 == 0
+            with torch.no_grad():
+                policy.number.fill_(version)
+    assert min(counts.values()) >= 3
+
+
+def test_actors_have_factories_of_their_own_and_trajectories_come_split() -> None:
+    class Constant(nn.Module):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def forward(self, observation: Any) -> Any:
+            return torch.full((len(observation),), self.number)
+
+    with RayCollector(
+        CountingEnv, num_collectors=2, sync=True, frames_per_batch=20,
+        create_env_kwargs=[{"lengths": 5}, {"lengths": 2}],
+        policy_factory=[lambda: Constant(1), lambda: Constant(4)], split_trajs=True, **FREE,
+    ) as collector:  # fmt: skip
+        batch = collector.next()
+        mask = batch["collector", "mask"]
+        assert batch.shape == (7, 5)
+        assert mask.sum(-1).tolist() == [5, 5, 2, 2, 2, 2, 2]
+        assert batch["action"][mask].tolist() == [1] * 10 + [4] * 10

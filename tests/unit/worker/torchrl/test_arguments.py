@@ -1,9 +1,12 @@
 """Arguments of TorchRL's collectors: read and refused before anything starts."""
 
+import importlib
 import sys
 import threading
+from importlib.util import find_spec
 from typing import Any
 
+import cloudpickle
 import gymnasium
 import pytest
 import torch
@@ -14,11 +17,14 @@ from torch import nn
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.errors import WeightsError
 from cormorant_worker.exploration import ExplorationType
+from cormorant_worker.parts import Parts, read_parts
 from cormorant_worker.torchrl import OffPolicyCollectorConfig, OnPolicyCollectorConfig, sync_sync_collector
 from cormorant_worker.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_worker.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_worker.torchrl.seeds import next_seed
 from cormorant_worker.torchrl.settings import broadcast, exploration_of, limit, read_settings
+
+needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 
 
 def sizes(env_fns: Any, per: int | None = None, count: int | None = None) -> list[int]:
@@ -88,10 +94,14 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
         ({"exploration_type": "median"}, ValueError, '"median" is not known; use one of random, mode'),
         ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
         ({"device": "gpu"}, ValueError, "'gpu' is no torch device"),
+        ({"device": "mps"}, ValueError, "device mps cannot be used here: .*; use another, or cpu"),
+        ({"policy_device": "xpu:0"}, ValueError, "policy_device xpu:0 cannot be used here"),
+        ({"storing_device": ["cpu", "cuda:99"]}, ValueError, "storing_device cuda:99 does not exist"),
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
         ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
         ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
         ({"preemptive_threshold": 0.0}, ValueError, "preemptive_threshold 0.0"),
+        ({"max_restarts": -1}, ValueError, "max_restarts -1 is no number of restarts"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
     ],
@@ -99,6 +109,23 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         read_settings(given, num_collectors=2)
+
+
+@pytest.mark.parametrize("module", ["plain_env", pytest.param("env", marks=needs_torchrl)])
+def test_an_environments_device_is_checked_before_anything_is_built(module: str) -> None:
+    made = importlib.import_module(f"cormorant_worker.torchrl.{module}").MultiThreadedEnv
+    with pytest.raises(ValueError, match="device cuda:99 does not exist"):
+        made(1, "CartPole-v1", device="cuda:99")
+
+
+def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
+    makers = share_out(CountingEnv(lengths=2), None, 2, 1)[0]
+    sent = read_parts(Parts(envs=makers).to_bytes()).envs
+    # Once more, as for an environment's own process.
+    again = cloudpickle.loads(cloudpickle.dumps(sent[0]))
+    made = [sent[0](), sent[1](), sent[0](), again()]
+    assert len({id(env) for env in made}) == 4
+    assert [env._lengths for env in made] == [(2,)] * 4
 
 
 def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:
@@ -181,6 +208,12 @@ def test_weights_are_read_from_modules_tensordicts_and_state_dicts() -> None:
 def test_a_policy_and_a_factory_of_one_exclude_each_other() -> None:
     with pytest.raises(TypeError, match="policy and policy_factory exclude each other"):
         sync_sync_collector(CountingEnv, None, 1, 1, policy=nn.Linear(4, 5), policy_factory=lambda: nn.Linear(4, 5))
+
+
+@pytest.mark.parametrize("given", [{}, {"policy_factory": lambda: nn.Linear(4, 5)}, {"policy": lambda td: td}])
+def test_weights_that_are_not_there_are_not_published_before_each_batch(given: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="update_at_each_batch publishes the policy's weights, and "):
+        sync_sync_collector(CountingEnv, None, 1, 1, update_at_each_batch=True, **given)
 
 
 def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:

@@ -6,12 +6,24 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
+from cormorant_worker.block import Block
 from cormorant_worker.exploration import ExplorationType
 from cormorant_worker.torchrl import RayCollector
 from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.episodes import EpisodePool
-from cormorant_worker.torchrl.ray_arguments import count_collectors, own_settings, ray_options, remote_options
+from cormorant_worker.torchrl.ray_arguments import (
+    check_schemes,
+    count_collectors,
+    own_settings,
+    ray_options,
+    read_updater,
+    remote_options,
+)
+from cormorant_worker.torchrl.receivers import NotSet
+from cormorant_worker.torchrl.settings import read_settings
+from cormorant_worker.torchrl.storing import StoreInBuffer
 
 
 class ListBuffer(list[Any]):
@@ -35,10 +47,20 @@ class ListBuffer(list[Any]):
         ({"policy_factory": [lambda: None] * 3}, ValueError, "policy_factory has 3 entries for 2 collectors"),
         ({"create_env_kwargs": [{}]}, ValueError, "create_env_kwargs has 1 entries for 2 collectors"),
         ({"max_weight_update_interval": -3}, ValueError, "max_weight_update_interval -3"),
-        ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes was given"),
+        ({"update_after_each_batch": True}, ValueError, "update_after_each_batch publishes .* there is no policy"),
+        (
+            {"max_weight_update_interval": 3, "policy": lambda observation: observation},
+            ValueError,
+            "max_weight_update_interval 3 publishes .* the policy is a function, which has none",
+        ),
+        ({"update_at_each_batch": True}, ValueError, "update_at_each_batch publishes .* there is no policy"),
+        ({"weight_sync_schemes": {"policy": object()}}, ValueError, "weight_sync_schemes .*object.* was given"),
+        ({"weight_updater": 3}, TypeError, "weight_updater is a int, which has no push_weights"),
+        ({"weight_updater": dict}, TypeError, "weight_updater is a dict, which has no push_weights"),
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
         ({"trajs_per_batch": 0}, ValueError, "trajs_per_batch 0"),
         ({"trajs_per_batch": 2, "split_trajs": True}, ValueError, "come split already"),
+        ({"trajs_per_batch": 2, "set_truncated": True}, ValueError, "set_truncated with trajs_per_batch"),
         (
             {"trajs_per_batch": 2, "replay_buffer": ListBuffer(), "buffer_in_workers": True},
             ValueError,
@@ -47,6 +69,13 @@ class ListBuffer(list[Any]):
         ({"frames_per_batch": 0}, ValueError, "frames_per_batch 0"),
         ({"total_frames": -5}, ValueError, "total_frames -5"),
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
+        ({"device": "cuda:99"}, ValueError, "device cuda:99 does not exist"),
+        ({"collector_kwargs": [{}, {"policy_device": "xpu"}]}, ValueError, "policy_device xpu cannot be used here"),
+        (
+            {"device": "cuda:99", "ray_init_config": {"address": "10.0.0.1:6379"}},
+            ValueError,
+            "storing_device .left out, so that of device. cuda:99 does not exist",
+        ),
         ({"sync": True, "storing_device": ["cpu", "meta"]}, ValueError, "differs between collectors"),
         ({"framez": 1}, TypeError, "collectors have no argument framez"),
     ],
@@ -78,7 +107,26 @@ def test_each_collectors_own_settings_are_read_and_the_callers_mapping_is_not_ch
     assert given == {"storing_device": ["cpu", "cpu"], "split_trajs": True}
 
 
-def test_rays_own_arguments_find_their_places() -> None:
+def test_what_means_nothing_for_a_collector_means_nothing_for_one_of_several() -> None:
+    mine = {"use_buffers": False, "no_cuda_sync": True, "env_device": torch.device("cpu"), "device": "cpu"}
+    given, fields = own_settings(mine, num_collectors=1, given={})
+    assert (given, fields) == ({"device": ["cpu"]}, ({},))
+    with pytest.raises(TypeError, match="collector_kwargs have no env_device"):
+        own_settings({"env_device": "meta"}, num_collectors=1, given={})
+
+
+def test_torchrls_own_scheme_for_the_policy_is_taken_and_no_other() -> None:
+    class RayWeightSyncScheme: ...
+
+    check_schemes(None)
+    check_schemes({"policy": RayWeightSyncScheme()})
+    for given in ({"critic": RayWeightSyncScheme()}, {"policy": RayWeightSyncScheme(), "critic": object()}):
+        with pytest.raises(ValueError, match=r"weight_sync_schemes .* leave it out"):
+            check_schemes(given)
+
+
+def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     init = {"address": "auto", "runtime_env": {"env_vars": {"A": "1"}}, "object_store_memory": 10**8, "namespace": "n"}
     remote = remote_options({"num_cpus": 2, "memory": 5}, 2)
     options = ray_options(init, remote)
@@ -87,6 +135,16 @@ def test_rays_own_arguments_find_their_places() -> None:
     assert options.actors is remote
     assert remote == [{"num_cpus": 2, "memory": 5}] * 2
     assert ray_options(None, []).address == ray_options({"address": "local"}, []).address == ""
+
+
+def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cormorant_worker.torchrl.ray_arguments.is_connected", lambda: False)
+    monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
+    assert ray_options(None, []).address == "10.0.0.1:6379"
+    assert ray_options({"address": "auto"}, []).address == "auto"
+    assert ray_options({"address": "local"}, []).address == ""
+    monkeypatch.setenv("RAY_ADDRESS", "local")
+    assert ray_options(None, []).address == ""
 
 
 def test_paths_of_attributes_are_followed_called_and_refused() -> None:
@@ -129,8 +187,9 @@ def frames(ids: list[list[int]], ends: list[list[bool]], lengths: list[int] | No
 def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
     pool = EpisodePool(2)
     no, yes = False, True
-    assert list(pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]))) == []
-    (found,) = pool.add(frames([[6, 6, 7], [9, 0, 0]], [[no, yes, no], [yes, no, no]], lengths=[3, 1]))
+    envs = ["cpu-0", "cpu-1"]
+    assert list(pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]), envs)) == []
+    (found,) = pool.add(frames([[6, 6, 7], [9, 0, 0]], [[no, yes, no], [yes, no, no]], lengths=[3, 1]), envs)
     assert found["n"].tolist() == [[1, 2, 0], [3, 1, 2]]
     assert found["collector", "mask"].tolist() == [[True, True, False], [True, True, True]]
     assert found.names == [None, "time"]
@@ -138,3 +197,62 @@ def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
     assert rest is not None
     assert rest["n"].tolist() == [[4, 5, 6, 4]]
     assert pool.rest() is None
+    assert pool.given_up == 1
+
+
+def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
+    pool = EpisodePool(1)
+    no, yes = False, True
+    assert list(pool.add(frames([[5, 5], [6, 6]], [[no, no], [no, no]]), ["a", "b"])) == []
+    # Who took the place of "a" begins an episode of its own; "b" goes on.
+    found = list(pool.add(frames([[7, 7], [6, 6]], [[no, yes], [no, yes]]), ["a", "b"]))
+    assert [batch["n"].tolist() for batch in found] == [[[1, 2]], [[3, 4, 3, 4]]]
+    assert pool.given_up == 1
+    assert list(pool.add(frames([[8, 8]], [[no, no]]), ["a"])) == []
+    pool.clear()
+    assert pool.given_up == 2
+    (found,) = pool.add(frames([[8, 8]], [[no, yes]]), ["a"])
+    assert found["n"].tolist() == [[1, 2]]
+
+
+def test_what_collectors_store_themselves_is_truncated_split_and_processed() -> None:
+    collector = make_collector(num_envs=2, lengths=(3,))
+    block = Block(collector.layout(5))
+    collector.fill(block, 10)
+    buffer = ListBuffer()
+    given: dict[str, Any] = {"replay_buffer": buffer, "frames_per_batch": 10, "set_truncated": True}
+    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    assert [int(frame["next", "terminated"]) for frame in buffer] == [0, 0, 1, 0, 0] * 2
+    assert [int(frame["next", "truncated"]) for frame in buffer] == [0, 0, 0, 0, 1] * 2
+    assert [int(frame["next", "done"]) for frame in buffer] == [0, 0, 1, 0, 1] * 2
+    buffer.clear()
+    shapes: list[Any] = []
+    given |= {"split_trajs": True, "postproc": lambda batch: shapes.append(batch.shape) or batch}
+    StoreInBuffer(read_settings(given, num_collectors=1))(block)
+    assert shapes == [(4, 3)]
+    assert len(buffer) == 10
+
+
+def test_an_updater_is_taken_or_made() -> None:
+    class Updater:
+        def push_weights(self, **_: Any) -> None: ...
+
+        def __call__(self) -> None:
+            raise AssertionError("it is one already")
+
+    one = Updater()
+    assert read_updater(None) is None
+    assert read_updater(one) is one
+    assert isinstance(read_updater(Updater), Updater)
+    assert read_updater(lambda: one) is one
+
+
+def test_what_nobody_set_is_absent_and_a_runtime_error() -> None:
+    class Holder:
+        @property
+        def worker_idx(self) -> int:
+            raise NotSet("worker_idx has not been set")
+
+    assert getattr(Holder(), "worker_idx", None) is None
+    with pytest.raises(RuntimeError, match="has not been set"):
+        _ = Holder().worker_idx
