@@ -148,6 +148,8 @@ def test_a_buffer_that_is_too_small_or_too_narrow_is_refused() -> None:
     collector = Collector(discrete_policy(), counting(3), VectorReplayBuffer(30, 3))
     with pytest.raises(ValueError, match="holds 10 frames of each environment and n_step 33 over 3"):
         collector.collect(n_step=33)
+    with pytest.raises(ValueError, match=r"holds 10 frames of each environment and n_episode 31 over 3.*at least 11"):
+        collector.collect(n_episode=31)
 
 
 def test_recurrent_policies_carry_their_state_and_lose_it_at_ends() -> None:

@@ -99,7 +99,7 @@ class Collector:
         try:
             self._refuse_kind()
             if self._store is not None:
-                self._store.refuse(num_envs=self._envs.num_envs, num_steps=0)
+                self._store.refuse(num_envs=self._envs.num_envs)
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed("actions"))
             with evaluating(self.policy):
@@ -170,8 +170,8 @@ class Collector:
         refuse_reset_kwargs(self._envs, kwargs)
         if render is not None and not hasattr(self._envs, "render"):
             raise EnvError(f"{type(self._envs).__name__} cannot be rendered; leave render out")
-        if self._store is not None and n_step:
-            self._store.refuse(num_envs=self.env_num, num_steps=n_step)
+        if self._store is not None:
+            self._store.refuse(num_envs=self.env_num, num_steps=n_step or 0, num_episodes=n_episode or 0)
         if reset_before_collect:
             self.reset(reset_buffer=False, gym_reset_kwargs=kwargs)
         kwargs.pop("seed", None)

@@ -345,6 +345,7 @@ class TooSmall(LatestBatch):
         ({"n_step": 3, "render": -1.0}, "render -1.0 is no time to sleep"),
         ({"n_step": 12}, "the buffer holds 10 frames and n_step is 12"),
         ({"n_step": 4}, "n_step 4 is not a multiple of the 3 environments"),
+        ({"n_episode": 11}, "the buffer holds 10 frames and n_episode 11 has at least as many"),
     ],
 )
 def test_bad_requests_are_refused_before_anything_is_stepped(request_: dict[str, Any], words: str) -> None:
@@ -353,6 +354,18 @@ def test_bad_requests_are_refused_before_anything_is_stepped(request_: dict[str,
         collector.collect(**request_)
     collector.collect(n_step=3)
     assert not latest(collector)["observation"][:, :, 2].any()  # the very first frames
+
+
+def test_a_storage_of_two_dimensions_takes_whole_rows_and_no_episodes() -> None:
+    class Wide(TooSmall):
+        keeps_time = False
+
+    collector = make(3, buffer=Wide())
+    with pytest.raises(ValueError, match="two dimensions, and n_episode 3 makes rows of different lengths"):
+        collector.collect(n_episode=3)
+    collector.collect(n_step=9)
+    assert latest(collector).shape == (3, 3)
+    assert latest(collector)["observation"][0, :, 2].tolist() == [0, 1, 0]  # nothing was stepped before
 
 
 def test_what_is_no_environment_no_buffer_or_no_equal_is_refused() -> None:

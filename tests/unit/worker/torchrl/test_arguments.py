@@ -1,6 +1,7 @@
 """Arguments of TorchRL's collectors: read and refused before anything starts."""
 
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import gymnasium
@@ -18,6 +19,14 @@ from cormorant_worker.torchrl.policy import OnTensorDicts, as_policy, read_weigh
 from cormorant_worker.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_worker.torchrl.seeds import next_seed
 from cormorant_worker.torchrl.settings import broadcast, exploration_of, read_settings
+
+
+class Buffer(list[Any]):
+    """Has what is read of TorchRL's."""
+
+    def __init__(self, max_size: int, ndim: int = 1) -> None:
+        super().__init__()
+        self._storage = SimpleNamespace(max_size=max_size, ndim=ndim)
 
 
 def sizes(env_fns: Any, per: int | None = None, count: int | None = None) -> list[int]:
@@ -93,11 +102,19 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
         ({"preemptive_threshold": 0.0}, ValueError, "preemptive_threshold 0.0"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
+        ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
+        ({"replay_buffer": Buffer(199)}, ValueError, "holds 199 frames and frames_per_batch is 200"),
+        ({"replay_buffer": Buffer(1000, ndim=2)}, ValueError, "storage has two dimensions"),
     ],
 )
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         read_settings(given, num_collectors=2)
+
+
+def test_a_buffer_that_has_room_or_that_a_postproc_writes_to_is_taken() -> None:
+    for given in ({"replay_buffer": Buffer(200)}, {"replay_buffer": Buffer(9), "postproc": lambda batch: batch[:1]}):
+        assert read_settings(given, num_collectors=2).replay_buffer is given["replay_buffer"]
 
 
 def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:
