@@ -410,6 +410,34 @@ def test_what_is_no_environment_no_buffer_or_no_equal_is_refused() -> None:
         collector.collect(n_step=3)
 
 
+def test_attributes_are_those_of_what_was_given() -> None:
+    envs, buffer = [CountingEnv() for _ in range(3)], LatestBatch()
+    with Collector(step_mod_5, envs, buffer) as collector:
+        assert (collector.policy, collector.env, collector.buffer) == (step_mod_5, envs, buffer)
+        assert (collector.env_num, collector.action_space, collector.is_closed) == (3, envs[0].action_space, False)
+    assert collector.is_closed
+    collector.close()
+
+
+def test_without_a_buffer_no_batch_is_made_and_the_statistics_are_the_same() -> None:
+    made: list[TensorDict] = []
+
+    def remember(batch: TensorDict) -> TensorDict:
+        made.append(batch)
+        return batch
+
+    without, stored = (make(3, buffer=buffer, transforms=[remember]) for buffer in (None, LatestBatch()))
+    for asked in ({"n_step": 7}, {"n_episode": 4}):
+        ours = without.collect(**asked)
+        assert made == []
+        theirs = stored.collect(**asked)
+        assert len(made) == 1
+        made.clear()
+        assert (ours.returns.tolist(), ours.lens.tolist()) == (theirs.returns.tolist(), theirs.lens.tolist())
+    without.reset()
+    assert without.buffer is None
+
+
 def test_torchs_seed_fixes_what_was_given_no_seed() -> None:
     def actions(seed: int) -> list[int]:
         torch.manual_seed(seed)
