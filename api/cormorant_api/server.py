@@ -6,6 +6,7 @@ and by `cormorant run --serve`.
                                      |-> the fleet failed                         -> its error
 """
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -86,7 +87,11 @@ class HeadServer:
         journal = self.head.journal
         restarts = self.job.spec.run_policy.max_restarts_per_slot
         options = replace(
-            options, floor_frames=journal.frames, first_attempt=journal.epoch * (restarts + 1), starts_paused=True
+            options,
+            floor_frames=journal.frames,
+            first_attempt=journal.epoch * (restarts + 1),
+            healthy_s=math.inf,
+            starts_paused=True,
         )
         fleet = self.fleet = make_fleet(self.job, options)
         self.head.attach(fleet, is_paused=options.starts_paused)

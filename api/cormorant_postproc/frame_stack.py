@@ -1,9 +1,10 @@
 """The last n observations of a trajectory in place of the last one, stacked where batches are stored.
 
-# B rows, T steps, n frames a stack
+# B rows, T steps, n frames a stack, K trajectories that may go on
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from tensordict import TensorDict, TensorDictBase
@@ -11,6 +12,8 @@ from torch import Tensor
 
 from cormorant_postproc.pieces import TRAJ_IDS, Key, at_steps, first_step, flag
 from cormorant_postproc.protocol import PostprocError
+
+_KEPT_BATCHES = 1024
 
 
 class FrameStack:
@@ -21,8 +24,10 @@ class FrameStack:
         next observation  a0 a0 a1    a0 a1 a2    a1 a2 END   b0 b0 b1    b0 b1 ...
 
     Before a trajectory's first frame stands that frame again, as in gymnasium's `FrameStackObservation`. A trajectory
-    that goes on in the next batch keeps its past: give one collector's batches, in order, to one FrameStack. For a
-    trajectory that was under way before the first batch, the oldest known frame stands for what is not known.
+    that goes on in a later batch keeps its past, by its id: one FrameStack may get the batches of several collectors,
+    each one's in order, split or not. Frames after one that is done begin anew. For a trajectory that was under way
+    before the first batch, the oldest known frame stands for what is not known, and so it does for one of which
+    nothing came in 1,024 batches: it died with its collector.
 
     Args:
         num_frames: n, at least 1.
@@ -39,37 +44,35 @@ class FrameStack:
             raise PostprocError('keys is empty; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
         self.keys = tuple(keys)
-        self._past: dict[Key, Tensor] = {}
-        """[B, n-1, ...] the last frames of each row, by leaf."""
-        self._known: Tensor | None = None
-        """[B] int64: how many of them belong to the row's trajectory."""
-        self._ids: Tensor | None = None
-        """[B] the trajectory that they belong to."""
+        self._open: _Open | None = None
+        self._batches = 0
 
     def forget(self) -> None:
         """The next batch follows on nothing."""
-        self._past, self._known, self._ids = {}, None, None
+        self._open = None
 
     def __call__(self, batch: TensorDictBase) -> TensorDict:
-        """Take a batch `[B, T]` or `[T]` with `("collector", "traj_ids")`; see the class.
+        """Take a batch `[*, T]` with `("collector", "traj_ids")` and `("next", "done")`; see the class.
 
         Raises:
-            PostprocError: a leaf is missing, or the batch has another number of rows than the last one.
+            PostprocError: a leaf is missing, or there is no time.
         """
-        if batch.batch_dims == 1:
-            only: TensorDict = self(batch.unsqueeze(0)).squeeze(0)
-            return only
+        if batch.batch_dims == 0:
+            raise PostprocError("the batch has no dimensions; its last one must be time, [*, T]")
         if batch.batch_dims != 2:
-            raise PostprocError(f"the batch has shape {list(batch.batch_size)}; FrameStack takes [B, T] or [T]")
-        ids = flag(batch, TRAJ_IDS)
-        past = self.num_frames - 1
-        if self._ids is not None and len(self._ids) != len(ids):
-            raise PostprocError(
-                f"the batch has {len(ids)} rows and the last one had {len(self._ids)}; use one FrameStack a collector"
-            )
-        known = torch.zeros_like(ids[:, 0])
-        if self._ids is not None and self._known is not None:
-            known = torch.where(self._ids == ids[:, 0], self._known, 0)
+            flat = self(batch.reshape(-1, batch.batch_size[-1]))
+            shaped: TensorDict = flat.reshape(batch.batch_size)
+            shaped.names = batch.names
+            return shaped
+        ids, done = flag(batch, TRAJ_IDS), flag(batch, ("next", "done"))
+        lengths = self._lengths(batch)
+        before, past = self._open, self.num_frames - 1
+        at = known = torch.zeros_like(ids[:, 0])
+        goes_on = torch.zeros_like(at, dtype=torch.bool)
+        if before is not None:
+            at = before.find(ids[:, 0])
+            goes_on = (before.ids[at] == ids[:, 0]) & (lengths > 0)
+            known = torch.where(goes_on, before.known[at], 0)
 
         begins = torch.zeros_like(ids, dtype=torch.bool)
         begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
@@ -80,30 +83,44 @@ class FrameStack:
 
         result: TensorDict = batch.copy()
         result["next"] = batch["next"].copy()
-        lengths = self._lengths(batch)
-        for key in self.keys:
-            self._stack(result, batch, key, first=first, step=step, lengths=lengths)
+        tails = {
+            key: self._stack(result, batch, key, at=at, first=first, step=step, lengths=lengths) for key in self.keys
+        }
         at_end = (lengths - 1).clamp_min(0).unsqueeze(-1)
-        held = (lengths.unsqueeze(-1) - 1 + past - at_steps(first, at_end) + 1).squeeze(-1)
-        has_frames = lengths > 0
-        old_ids = ids[:, 0] if self._ids is None else self._ids
-        old_known = known if self._known is None else self._known
-        self._ids = torch.where(has_frames, at_steps(ids, at_end).squeeze(-1), old_ids)
-        self._known = torch.where(has_frames, held.clamp(max=past), old_known)
+        held = (lengths.unsqueeze(-1) - 1 + past - at_steps(first, at_end) + 1).squeeze(-1).clamp(max=past)
+        stays_open = (lengths > 0) & ~at_steps(done, at_end).squeeze(-1)
+        self._batches += 1
+        now = torch.full_like(held, self._batches)
+        left_open = _Open(ids=at_steps(ids, at_end).squeeze(-1), known=held, seen=now, past=tails).take(stays_open)
+        if before is not None:
+            stays = before.seen + _KEPT_BATCHES > self._batches
+            stays[at[goes_on]] = False
+            left_open = left_open.and_those_of(before.take(stays))
+        self._open = left_open if len(left_open.ids) else None
         return result
 
     def _stack(
-        self, result: TensorDict, batch: TensorDictBase, key: Key, *, first: Tensor, step: Tensor, lengths: Tensor
-    ) -> None:
+        self,
+        result: TensorDict,
+        batch: TensorDictBase,
+        key: Key,
+        *,
+        at: Tensor,
+        first: Tensor,
+        step: Tensor,
+        lengths: Tensor,
+    ) -> Tensor:
+        """Stack one leaf. Returns the last frames of each row, [B, n-1, ...]."""
         under_next: Key = ("next", key) if isinstance(key, str) else ("next", *key)
         observation, following = batch.get(key, None), batch.get(under_next, None)
         if observation is None or following is None:
             missing = key if observation is None else under_next
             raise PostprocError(f"the batch has no {missing}; name leaves that it has under `next`, too")
         past = self.num_frames - 1
-        before = self._past.get(key)
-        if before is None:
+        if self._open is None:
             before = observation.new_zeros(len(observation), past, *observation.shape[2:])
+        else:
+            before = self._open.past[key][at]
         series = torch.cat([before, observation], dim=1)
         picks = [torch.maximum(step - back, first) for back in range(past, -1, -1)]
         result[key] = torch.stack([at_steps(series, pick) for pick in picks], dim=2)
@@ -112,10 +129,51 @@ class FrameStack:
         result[under_next] = torch.stack([*later, following], dim=2)
         # The last frames of each row, which may be shorter than the batch.
         index = lengths.unsqueeze(-1) + torch.arange(past, device=step.device)
-        self._past[key] = at_steps(series, index)
+        return at_steps(series, index)
 
     def _lengths(self, batch: TensorDictBase) -> Tensor:
         if ("collector", "mask") in batch.keys(True):
             return flag(batch, ("collector", "mask")).sum(-1)
         rows, steps = batch.batch_size
         return torch.full((rows,), steps, device=flag(batch, TRAJ_IDS).device)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Open:
+    """Trajectories that may go on, K of them."""
+
+    ids: Tensor
+    """[K] int64, in rising order once they are put together."""
+    known: Tensor
+    """[K] int64: how many of the last frames are theirs."""
+    seen: Tensor
+    """[K] int64: the batch that they were last in."""
+    past: dict[Key, Tensor]
+    """[K, n-1, ...] their last frames, by leaf."""
+
+    def find(self, ids: Tensor) -> Tensor:
+        """Where these stand, or would."""
+        return torch.searchsorted(self.ids, ids.contiguous()).clamp(max=len(self.ids) - 1)
+
+    def take(self, which: Tensor) -> "_Open":
+        """Some of them, in rising order."""
+        order = which.nonzero().squeeze(-1)
+        return self._at(order[self.ids[order].argsort()])
+
+    def and_those_of(self, other: "_Open") -> "_Open":
+        """All of both."""
+        both = _Open(
+            ids=torch.cat([self.ids, other.ids]),
+            known=torch.cat([self.known, other.known]),
+            seen=torch.cat([self.seen, other.seen]),
+            past={key: torch.cat([frames, other.past[key]]) for key, frames in self.past.items()},
+        )
+        return both._at(both.ids.argsort())
+
+    def _at(self, order: Tensor) -> "_Open":
+        return _Open(
+            ids=self.ids[order],
+            known=self.known[order],
+            seen=self.seen[order],
+            past={key: frames[order] for key, frames in self.past.items()},
+        )

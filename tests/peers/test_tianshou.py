@@ -142,12 +142,25 @@ def test_other_buffers_get_a_row_at_a_time() -> None:
     assert len(buffer) == 20
 
 
+def test_statistics_of_open_episodes_outlive_a_reset_of_the_buffer_if_asked() -> None:
+    for keeps in (True, False):
+        buffer = VectorReplayBuffer(60, 2)
+        collector = Collector(discrete_policy(), counting(2, lengths=9), buffer)
+        collector.collect(n_step=8)
+        collector.reset_buffer(keep_statistics=keeps)
+        assert len(buffer) == 0
+        collector.collect(n_step=2)
+        assert [sub._ep_len for sub in buffer.buffers] == [5 if keeps else 1] * 2
+
+
 def test_a_buffer_that_is_too_small_or_too_narrow_is_refused() -> None:
     with pytest.raises(ValueError, match="VectorReplayBuffer has room for 2 environments and there are 3"):
         Collector(discrete_policy(), counting(3), VectorReplayBuffer(60, 2))
     collector = Collector(discrete_policy(), counting(3), VectorReplayBuffer(30, 3))
     with pytest.raises(ValueError, match="holds 10 frames of each environment and n_step 33 over 3"):
         collector.collect(n_step=33)
+    with pytest.raises(ValueError, match=r"holds 10 frames of each environment and n_episode 31 over 3.*at least 11"):
+        collector.collect(n_episode=31)
 
 
 def test_recurrent_policies_carry_their_state_and_lose_it_at_ends() -> None:

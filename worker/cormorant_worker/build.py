@@ -84,6 +84,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
             reset_at_each_batch=spec.collection.reset_at_each_batch,
             init_random_frames=share + (place.index < rest) if actor is not warmup and place.attempt == 0 else 0,
             exploration_type=ExplorationType(spec.policy.exploration_type),
+            post_processing=spec.collection.post_processing,
         )
         config = replace(config, **parts.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)

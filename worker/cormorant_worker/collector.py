@@ -7,10 +7,10 @@ Used in this process by scripts (`collect`), and by worker processes that bring 
 # B envs over all lanes, T steps
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -49,6 +49,9 @@ class CollectorConfig:
     init_random_frames: int = 0
     """This collector's first frames come from random actions: so many, and less than B more."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
+    post_processing: Mapping[str, Any] = field(default_factory=dict)
+    """What `collect` makes of its frames, as `Collection.post_processing` gives it; blocks that are filled have them as
+    they were collected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +190,7 @@ class Collector:
 
         Returns:
             TensorDict `[B, T]` with T = ceil(num_steps / B), or `[num_episodes, longest]`, padded and masked; see
-            `batch.to_tensordict`.
+            `batch.to_tensordict`. With `multiStep` and `splitTrajectories` in the manifest, what they make of it.
 
         Raises:
             ValueError: neither or both of num_steps and num_episodes.
@@ -202,10 +205,16 @@ class Collector:
                 f"num_steps {num_steps} and num_episodes {num_episodes}: give exactly one of them, 1 or more"
             )
         if num_episodes:
-            return collect_episodes(self, num_episodes, max_frames=max_frames_per_env)
-        block = Block(self.layout(-(-num_steps // self.num_envs)))
-        self.fill(block, num_steps)
-        return to_tensordict(block)
+            batch = collect_episodes(self, num_episodes, max_frames=max_frames_per_env)
+        else:
+            block = Block(self.layout(-(-num_steps // self.num_envs)))
+            self.fill(block, num_steps)
+            batch = to_tensordict(block)
+        if not self._config.post_processing:
+            return batch
+        from cormorant_postproc.pipeline import of_collection
+
+        return of_collection(self._config.post_processing)(batch)
 
     def fill(self, block: Block, num_frames: int) -> Filled:
         """Collect exactly `num_frames` frames into a block, with the newest weights that were offered; fewer, and at

@@ -5,6 +5,7 @@ https://numpy.org/doc/stable/reference/random/parallel.html. EnvPool takes 31-bi
 collide by chance; environments are therefore numbered over the whole fleet, and the numbers shuffled one to one.
 """
 
+import random
 import zlib
 from dataclasses import dataclass
 
@@ -48,6 +49,14 @@ class SeedPath:
         first = (diagonal * (diagonal + 1) // 2 + self.attempt) * num_envs
         key = int(np.random.SeedSequence(self.job_seed).generate_state(1)[0])
         return [_shuffle(first + env, key) for env in range(num_envs)]
+
+
+def seed_globals(seeds: SeedPath) -> None:
+    """Seed numpy's and Python's own generators, for environments and policies that draw from them. Only for processes
+    that are a worker's alone.
+    """
+    np.random.seed(seeds.sequence("numpy").generate_state(4))
+    random.seed(seeds.seed("python"))
 
 
 def _shuffle(number: int, key: int) -> int:

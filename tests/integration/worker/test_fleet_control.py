@@ -254,6 +254,27 @@ def test_a_worker_that_fails_too_often_ends_the_fleet_and_names_the_limit() -> N
     assert "told to fail" in str(caught.value)
 
 
+@pytest.mark.slow
+def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
+    job = make_job(num_envs=2, lengths=5, step_s=0.001, run_policy={"maxRestartsPerSlot": 1})
+
+    def kill_again_and_again(fleet: LocalFleet, times: int) -> None:
+        for attempt in range(times):
+            until(lambda attempt=attempt: [w.attempt for w in fleet.stats().workers] == [attempt])
+            while fleet.stats().workers[0].frames < 60:  # batches have 20
+                fleet.take(timeout_s=20)
+            os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+
+    with start(job, workers=1, healthy_s=0.0) as fleet:
+        kill_again_and_again(fleet, 3)
+        until(lambda: [w.attempt for w in fleet.stats().workers] == [3])
+        assert fleet.stats().restarts == 3
+    with start(job, workers=1) as fleet:
+        kill_again_and_again(fleet, 2)
+        with pytest.raises(WorkerFailed, match=r"restarted 1 times already .*, and never lived 600 s in between"):
+            list(fleet.batches())
+
+
 def test_a_nan_action_ends_the_fleet_with_the_workers_traceback() -> None:
     job = make_job(num_envs=2, policy="nan_at", policy_kwargs={"step": 3}, action="box", lengths=9)
     with start(job, workers=1) as fleet:

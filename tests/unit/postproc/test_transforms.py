@@ -45,6 +45,59 @@ def test_stacks_are_a_loop_over_the_trajectory_over_any_batches(
                 assert result["next", "observation"][b, t, :, 0].tolist() == later
 
 
+@given(
+    collectors=st.lists(st.lists(st.integers(1, 6), min_size=12, max_size=12), min_size=2, max_size=4),
+    turns=st.lists(st.tuples(st.integers(0, 3), st.integers(1, 5), st.booleans()), min_size=1, max_size=9),
+    n=st.integers(1, 5),
+)
+@settings(max_examples=40, deadline=None)
+def test_one_stack_takes_the_batches_of_several_collectors_in_any_turn_split_or_not(
+    collectors: list[list[int]], turns: list[tuple[int, int, bool]], n: int
+) -> None:
+    # As asynchronous collectors deliver: collector c gives two rows, of its streams 2c and 2c + 1.
+    streams = [stream(number, lengths) for number, lengths in enumerate(collectors + collectors)]
+    given = [0] * len(streams)
+    stack = FrameStack(n)
+    for turn, most, is_split in turns:
+        rows_of = [turn % len(collectors), turn % len(collectors) + len(collectors)]
+        size = min(most, *(len(streams[row]) - given[row] for row in rows_of))
+        if not size:
+            continue
+        batch = to_batch([streams[row][given[row] : given[row] + size] for row in rows_of])
+        found = stack(split_trajectories(batch) if is_split else batch)
+        mask = found["collector", "mask"] if is_split else torch.ones(found.shape, dtype=torch.bool)
+        expected = []
+        for row in rows_of:
+            for at in range(given[row], given[row] + size):
+                past = [frame.observation for frame in streams[row][: at + 1] if frame.traj == streams[row][at].traj]
+                later = [past[0]] * n + past + [streams[row][at].following]
+                expected.append((([past[0]] * n + past)[-n:], later[-n:]))
+            given[row] += size
+        stacks = found["observation"][mask][..., 0].tolist(), found["next", "observation"][mask][..., 0].tolist()
+        assert list(zip(*stacks, strict=True)) == expected
+
+
+def test_batches_of_all_collectors_at_once_keep_their_shape() -> None:
+    row, other = stream(0, [4]), stream(1, [4])
+    stack = FrameStack(2)
+    for begin in (0, 2):
+        batch = to_batch([row[begin : begin + 2], other[begin : begin + 2]]).reshape(2, 1, 2)
+        found = stack(batch)
+        assert found.shape == (2, 1, 2)
+    assert found["observation"][..., 0].tolist() == [[[[1.0, 2.0], [2.0, 3.0]]], [[[1001.0, 1002.0], [1002.0, 1003.0]]]]
+
+
+def test_what_ended_or_died_with_its_collector_is_not_kept_for_ever() -> None:
+    stack = FrameStack(2)
+    stack(to_batch([stream(0, [3])]))
+    assert stack._open is None
+    stack(to_batch([stream(5, [3])[:2]]))
+    for number in range(1100):
+        stack(to_batch([stream(6, [2000])[number : number + 1]]))
+    assert stack._open is not None
+    assert stack._open.ids.tolist() == [600]
+
+
 def stream(number: int, lengths: Sequence[int]) -> Row:
     found: Row = []
     for episode, length in enumerate(lengths):
@@ -55,19 +108,19 @@ def stream(number: int, lengths: Sequence[int]) -> Row:
     return found
 
 
-def test_a_stack_forgets_what_it_is_told_to_forget_and_refuses_other_rows() -> None:
+def test_a_stack_forgets_what_it_is_told_to_forget_and_refuses_what_it_cannot_take() -> None:
     row = stream(0, [5])
     stack = FrameStack(2)
     stack(to_batch([row[:2]]))
     assert stack(to_batch([row[2:4]]))["observation"][0, 0, :, 0].tolist() == [1.0, 2.0]
     stack.forget()
     assert stack(to_batch([row[4:]]))["observation"][0, 0, :, 0].tolist() == [4.0, 4.0]
-    with pytest.raises(PostprocError, match="2 rows and the last one had 1"):
-        stack(to_batch([row, row]))
     with pytest.raises(PostprocError, match="num_frames 0"):
         FrameStack(0)
     with pytest.raises(PostprocError, match="the batch has no pixels"):
         FrameStack(2, keys=("pixels",))(to_batch([row]))
+    with pytest.raises(PostprocError, match="must be time"):
+        FrameStack(2)(to_batch([row])[0, 0])
 
 
 @given(found=rows(), low=st.integers(-3, 0), high=st.integers(0, 3))

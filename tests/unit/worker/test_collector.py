@@ -6,13 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.check import Checker
-from cormorant_testing.collecting import SEEDS, lanes_of, make_checker, make_collector
+from cormorant_testing.collecting import SEEDS, lanes_of, make_checker, make_collector, make_job
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.batch import stack_workers, to_tensordict
 from cormorant_worker.block import Block
 from cormorant_worker.collector import Collector
 from cormorant_worker.envs.protocol import Step
 from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, PolicyError
+from cormorant_worker.front import make_collector as collector_of
 from cormorant_worker.seeding import SeedPath
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
@@ -381,3 +382,16 @@ def test_a_sealed_batch_ends_at_the_next_step_and_the_next_one_goes_on_from_ther
         assert collector.fill(block, size).num_frames == size
         assert checker.take(to_tensordict(block)) == size
     assert checker.frames == collector.frames == int(collector.pulse[0])
+
+
+def test_a_manifests_post_processing_is_what_collect_gives() -> None:
+    asked = {"multiStep": {"steps": 2, "gamma": 0.5}, "splitTrajectories": True}
+    with collector_of(make_job(num_envs=2, lengths=(4,), collection=asked)) as collector:
+        batch = collector.collect(num_steps=12)
+        assert batch.shape == (4, 4)
+        assert batch["collector", "mask"].sum(-1).tolist() == [4, 2, 4, 2]
+        # Rewards are 1, 2, 3, 4 in the first episode.
+        assert batch["next", "reward"][0].flatten().tolist() == [2.0, 3.5, 5.0, 4.0]
+        episodes = collector.collect(num_episodes=3)
+        assert episodes["collector", "mask"].shape == (3, 4)
+        assert episodes["steps_to_next_obs"].flatten().tolist() == [2, 2, 2, 1] * 3

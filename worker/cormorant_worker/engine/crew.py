@@ -3,6 +3,7 @@
 The fleet's thread calls it with the fleet's condition held; it never waits.
 """
 
+import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
@@ -80,6 +81,8 @@ class Crew:
         self.seed = job.spec.collection.seed
         """What workers that start from now on derive their streams from."""
         self.restarts: dict[Slot, int] = {}
+        self._failures: dict[Slot, int] = {}
+        """By place: failures in a row."""
         self.found_frames = 0
         """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
         self.tally = Tally()
@@ -520,15 +523,21 @@ class Crew:
         if self.ready is None and not self._options.waits_for_places:
             self.error = WorkerFailed(f"worker {member.name} {reason}")
             return
-        restarts = self.restarts[slot] = self.restarts.get(slot, 0) + 1
+        self.restarts[slot] = self.restarts.get(slot, 0) + 1
+        lived_s = time.monotonic() - member.started
+        was_healthy = member.landed_frames > 0 and lived_s >= self._options.healthy_s
+        failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
         limit = self.job.spec.run_policy.max_restarts_per_slot
-        if restarts > limit:
+        if failures > limit:
+            # A script has no manifest whose field it could change.
+            field = "max_restarts" if self._options.parts else "spec.runPolicy.maxRestartsPerSlot"
+            healthy_s = self._options.healthy_s
+            between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
             self.error = WorkerFailed(
-                f"worker {member.name} {reason}; it was restarted {limit} times already "
-                "(spec.runPolicy.maxRestartsPerSlot; in a script max_restarts)"
+                f"worker {member.name} {reason}; it was restarted {limit} times already ({field}){between}"
             )
             return
-        backoff = 0.0 if restarts == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (restarts - 1))
+        backoff = 0.0 if failures == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1))
         self._respawn_at[slot] = time.monotonic() + backoff
 
 

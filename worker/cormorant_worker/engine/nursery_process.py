@@ -14,8 +14,6 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
 from pathlib import Path
 
-import numpy as np
-
 from cormorant_worker.engine.nursery import Answer, Ask, Birth, Forget, Kill
 from cormorant_worker.engine.worker import run_worker
 
@@ -123,7 +121,6 @@ def _live(birth: Birth, descriptors: Sequence[int]) -> int:
     sys.path[:] = birth.path
     with suppress(OSError):
         os.chdir(birth.folder)
-    np.random.seed()  # or all workers draw the same numbers; Python's own generator sees to itself
     return run_worker(data, control, pulse)
 
 

@@ -43,6 +43,9 @@ class FleetOptions:
     """For a control call (pause, state, ...) to be answered by every worker."""
     drain_timeout_s: float = 5.0
     """For workers to end when the fleet is closed; then they are killed."""
+    healthy_s: float = 600.0
+    """A worker that lived so long and gave a batch was healthy: its failure is the first again. A head, whose successor
+    counts attempts on from `runPolicy.maxRestartsPerSlot`, never forgets: infinite."""
     hang_timeout_s: float = 0.0
     """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
     and reset limits, at least 120 s."""

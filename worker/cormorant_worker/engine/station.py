@@ -38,6 +38,7 @@ from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
 from cormorant_worker.gate import Stopped
 from cormorant_worker.parts import read_parts
+from cormorant_worker.seeding import seed_globals
 from cormorant_worker.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import read_weights
@@ -105,6 +106,7 @@ class Station:
         """
         self._pulse.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._pulse.timing)
+        seed_globals(start.place.seeds)
         self._parts = read_parts(start.parts)
         built = build_collector(start.job, start.place, self._parts)
         self.collector: Collector = built.collector
@@ -203,8 +205,10 @@ class Station:
         """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
         self._pulse.enter(Phase.BUILDING)
         self._timing.rest(BUILD)
+        place = replace(self._place, seed=message.seed)
         with self._boundary:
-            rebuild(self.collector, self._job, replace(self._place, seed=message.seed), self._parts)
+            seed_globals(place.seeds)
+            rebuild(self.collector, self._job, place, self._parts)
         self._uplink.send(Reply(number=message.number))
 
     @contextmanager

@@ -7,12 +7,15 @@ import contextlib
 import ctypes
 import fcntl
 import os
+import random
 import select
 import signal
 import socket
 import sys
 import traceback
 from typing import Literal
+
+import numpy as np
 
 from cormorant_worker.envs.channel import (
     LOAD,
@@ -98,6 +101,10 @@ class _Child:
                 row.step(side)
             elif command == RESET:
                 reset = receive_message(self._connection)
+                if reset.seed is not None:
+                    # Environments that draw from these are seeded, too: nobody else is in this process.
+                    random.seed(reset.seed)
+                    np.random.seed(reset.seed)
                 row.reset(seed=reset.seed, side=reset.side)
             elif command == SAVE:
                 send_message(self._connection, Saved(state=save_env(env)))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from cormorant_worker.buffer_room import room_of
 from cormorant_worker.spaces import Array
 
 if TYPE_CHECKING:
@@ -19,8 +20,10 @@ _PLAIN_ADDS = ("ReplayBuffer.add", "ReplayBufferManager.add", "PrioritizedReplay
 class Store(Protocol):
     """A buffer of any kind."""
 
-    def refuse(self, *, num_envs: int, num_steps: int) -> None:
-        """Raise ValueError when so many environments, or so many frames at once, do not fit."""
+    def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
+        """Raise ValueError when so many environments, frames or episodes at once do not fit. An episode has one frame
+        at least.
+        """
         ...
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
@@ -57,19 +60,26 @@ class Extended:
 
     def __init__(self, buffer: Any) -> None:
         self._buffer = buffer
-        storage = getattr(buffer, "_storage", None)
-        self._max_frames = getattr(storage, "max_size", None)
-        self._is_wide = getattr(storage, "ndim", 1) > 1
+        self._room = room_of(buffer)
         self._keeps_time = bool(getattr(buffer, "keeps_time", False))
 
-    def refuse(self, *, num_envs: int, num_steps: int) -> None:
+    def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
         """Raise ValueError when a batch does not fit."""
-        if self._max_frames is not None and num_steps > self._max_frames:
+        room = self._room
+        if room.max_frames is not None and max(num_steps, num_episodes) > room.max_frames:
+            asked = f"n_step is {num_steps:,}" if num_steps else f"n_episode {num_episodes:,} has at least as many"
             raise ValueError(
-                f"the buffer holds {self._max_frames:,} frames and n_step is {num_steps:,}: the first would be "
-                f"overwritten before anybody reads them; make it larger, or collect less at once"
+                f"the buffer holds {room.max_frames:,} frames and {asked}: the first would be overwritten before "
+                "anybody reads them; make it larger, or collect less at once"
             )
-        if self._is_wide and num_steps % num_envs:
+        if not room.is_wide:
+            return
+        if num_episodes and not self._keeps_time:
+            raise ValueError(
+                f"the buffer's storage has two dimensions, and n_episode {num_episodes} makes rows of different "
+                "lengths; collect n_step, or use a storage of one dimension"
+            )
+        if num_steps % num_envs:
             raise ValueError(
                 f"the buffer's storage has two dimensions, and n_step {num_steps} is not a multiple of the {num_envs} "
                 "environments; collect whole rows, or use a storage of one dimension"
@@ -79,8 +89,7 @@ class Extended:
         """Store a batch."""
         from cormorant_worker.batch import frames_of
 
-        whole = self._keeps_time or (self._is_wide and bool((lengths == batch.shape[1]).all()))
-        self._buffer.extend(batch if whole else frames_of(batch))
+        self._buffer.extend(batch if self._keeps_time or self._room.is_wide else frames_of(batch))
 
     def reset(self, *, keep_statistics: bool) -> None:
         """Empty the buffer."""
@@ -106,7 +115,7 @@ class TianshouStore:
             and (not self._is_manager or (hasattr(buffer, "_offset") and hasattr(buffer, "_lengths")))
         )
 
-    def refuse(self, *, num_envs: int, num_steps: int) -> None:
+    def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
         """Raise ValueError when there are too few sub-buffers, or they are too small."""
         cached = getattr(self._buffer, "cached_buffer_num", None)
         room = len(self._subs) if cached is None else int(cached)
@@ -115,10 +124,12 @@ class TianshouStore:
                 f"{type(self._buffer).__name__} has room for {room} environments and there are {num_envs}; use "
                 f"VectorReplayBuffer(total_size, buffer_num={num_envs})"
             )
-        if cached is None and (least := min(int(sub.maxsize) for sub in self._subs)) < -(-num_steps // num_envs):
+        needed = -(-max(num_steps, num_episodes) // num_envs)
+        if cached is None and (least := min(int(sub.maxsize) for sub in self._subs)) < needed:
+            asked = f"n_step {num_steps:,}" if num_steps else f"n_episode {num_episodes:,}"
             raise ValueError(
-                f"the buffer holds {least:,} frames of each environment and n_step {num_steps:,} over {num_envs} "
-                f"environments brings {-(-num_steps // num_envs):,}: the first would be overwritten before anybody "
+                f"the buffer holds {least:,} frames of each environment and {asked} over {num_envs} environments "
+                f"brings {'' if num_steps else 'at least '}{needed:,}: the first would be overwritten before anybody "
                 "reads them; make it larger, or collect less at once"
             )
 

@@ -99,7 +99,7 @@ class Collector:
         try:
             self._refuse_kind()
             if self._store is not None:
-                self._store.refuse(num_envs=self._envs.num_envs, num_steps=0)
+                self._store.refuse(num_envs=self._envs.num_envs)
             observation, action = self._envs.observation_space, self._envs.action_space
             random = RandomActor(action, self._seeds().seed("actions"))
             with evaluating(self.policy):
@@ -154,24 +154,30 @@ class Collector:
             n_episode: episodes, at least as many as environments. Each environment's share is fixed beforehand and
                 played from fresh starts.
             random: draw actions from the action space instead of asking the policy.
-            render: seconds to sleep after rendering each vector step; None = do not render.
+            render: seconds to sleep after rendering each vector step; None or 0 = do not render.
             no_grad: False = the policy is called with the gradient on. What is stored is detached in both cases.
             reset_before_collect: reset environments and statistics first, not the buffer.
-            gym_reset_kwargs: for resets in this call; `seed` for the first one alone, spread over the environments.
+            gym_reset_kwargs: for resets in this call; `seed` with `reset_before_collect` only, for that reset alone,
+                spread over the environments.
             max_frames_per_env: frames in which an environment must have played its share of the episodes.
 
         Raises:
-            ValueError: both or neither of n_step and n_episode, a number out of range, a buffer that is too small:
-                before anything is stepped.
+            ValueError: both or neither of n_step and n_episode, a number out of range, a buffer that is too small, a
+                seed without reset_before_collect: before anything is stepped.
             EnvError: the environments take no reset arguments, cannot be rendered, or do not end their episodes.
         """
         check_request(n_step, n_episode, num_envs=self.env_num, render=render, is_closed=self.is_closed)
         kwargs = dict(gym_reset_kwargs or {})
         refuse_reset_kwargs(self._envs, kwargs)
-        if render is not None and not hasattr(self._envs, "render"):
+        if "seed" in kwargs and not reset_before_collect:
+            raise ValueError(
+                f"gym_reset_kwargs has seed {kwargs['seed']} and nothing is reset when collecting begins; add "
+                "reset_before_collect=True, or call reset_env with them once"
+            )
+        if render and not hasattr(self._envs, "render"):
             raise EnvError(f"{type(self._envs).__name__} cannot be rendered; leave render out")
-        if self._store is not None and n_step:
-            self._store.refuse(num_envs=self.env_num, num_steps=n_step)
+        if self._store is not None:
+            self._store.refuse(num_envs=self.env_num, num_steps=n_step or 0, num_episodes=n_episode or 0)
         if reset_before_collect:
             self.reset(reset_buffer=False, gym_reset_kwargs=kwargs)
         kwargs.pop("seed", None)
@@ -357,7 +363,7 @@ class Collector:
 
     @contextmanager
     def _rendering(self, seconds: float | None) -> Iterator[None]:
-        if seconds is None:
+        if not seconds:
             yield
             return
         lanes = self._engine.lanes

@@ -1,7 +1,8 @@
 """What one `collect` did: Tianshou's CollectStats, field by field, and percentiles."""
 
+import pprint
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,22 @@ from cormorant_worker.spaces import Array
 _QUANTILES = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 
 
+class _Printed:
+    """Statistics that print themselves, as Tianshou's do. Its subclasses are dataclasses."""
+
+    def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
+        """Print the fields, but for some."""
+        print(self.pprints_asdict(exclude_fields, indent))  # noqa: T201  # what it is for
+
+    def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
+        """What `pprint_asdict` prints."""
+        found = asdict(self)  # type: ignore[call-overload]  # a dataclass
+        kept = {name: value for name, value in found.items() if name not in (exclude_fields or ())}
+        return f"{type(self).__name__}\n{'-' * 40}\n{pprint.pformat(kept, indent=indent)}"
+
+
 @dataclass(kw_only=True)
-class SequenceStats:
+class SequenceStats(_Printed):
     """A summary of one number an episode."""
 
     mean: float
@@ -52,7 +67,7 @@ class SequenceStats:
 
 
 @dataclass(kw_only=True)
-class CollectStats:
+class CollectStats(_Printed):
     """What one `collect` did. Fields have Tianshou's names and meanings."""
 
     n_collected_episodes: int = 0

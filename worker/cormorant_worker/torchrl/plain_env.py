@@ -66,8 +66,11 @@ class MultiThreadedEnvWrapper:
         return tensordict.set("next", led)
 
     def rand_step(self, tensordict: TensorDict | None = None) -> TensorDict:
-        """Step with random actions."""
-        given = self.reset() if tensordict is None else tensordict
+        """Step with random actions, from where the environments stand; where an episode ended, the next one begins."""
+        given = tensordict
+        if given is None:
+            nobody = torch.zeros((self.num_workers, 1), dtype=torch.bool)
+            given = self._with_flags(self.pool.begin(nobody))
         return self.step(given.set("action", self.pool.draw()))
 
     def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:

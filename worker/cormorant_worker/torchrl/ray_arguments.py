@@ -171,7 +171,7 @@ def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str
     return list(each)
 
 
-def check_interval(interval: int, settings: Settings) -> None:
+def check_interval(interval: int) -> None:
     """Refuse what `max_weight_update_interval` cannot be.
 
     Raises:
@@ -179,8 +179,6 @@ def check_interval(interval: int, settings: Settings) -> None:
     """
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
         raise ValueError(f"max_weight_update_interval {interval!r} is no number of batches; give 0 or more, or -1")
-    if settings.replay_buffer is not None and not hasattr(settings.replay_buffer, "extend"):
-        raise ValueError(f"replay_buffer is a {type(settings.replay_buffer).__name__}, which has no extend")
 
 
 def read_updater(given: Any) -> Any:

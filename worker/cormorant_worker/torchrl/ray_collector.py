@@ -153,7 +153,7 @@ class RayCollector(FleetCollector):
         self._has_other_devices = bool(self._ray_options.address) or arguments.is_connected()
         """Collectors may act on other machines."""
         settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
-        arguments.check_interval(max_weight_update_interval, settings)
+        arguments.check_interval(max_weight_update_interval)
         if update_after_each_batch and weight_updater is None:
             check_has_weights(policy, "update_after_each_batch")
         if max_weight_update_interval >= 0 and weight_updater is None:

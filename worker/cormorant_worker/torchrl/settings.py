@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
+from cormorant_worker.buffer_room import room_of
 from cormorant_worker.exploration import ExplorationType
 from cormorant_worker.torchrl.devices import devices_of
 
@@ -100,6 +101,8 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     for env_device in devices_of(settings.env_device, "env_device", num_collectors, is_remote=False):
         if env_device not in ("", "cpu"):
             raise ValueError(f"env_device {env_device} cannot be: environments step on the CPU; leave it out")
+    if settings.replay_buffer is not None:
+        _check_buffer(settings)
     for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
         if (hook := getattr(settings, name)) is not None and not callable(hook):
             raise ValueError(f"{name} is {hook!r}, which cannot be called")
@@ -123,6 +126,24 @@ def _check_numbers(settings: Settings) -> None:
         raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one above 0, at most 1")
     if settings.vectorization not in ("subprocess", "inline"):
         raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
+
+
+def _check_buffer(settings: Settings) -> None:
+    buffer = settings.replay_buffer
+    if not hasattr(buffer, "extend"):
+        raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
+    room, frames = room_of(buffer), settings.frames_per_batch
+    if room.is_wide:
+        raise ValueError(
+            "replay_buffer's storage has two dimensions, and it is extended with single frames; use a storage of one "
+            'dimension: ("collector", "traj_ids") tells trajectories apart'
+        )
+    # What a postproc leaves of a batch, nobody knows.
+    if room.max_frames is not None and settings.postproc is None and frames > room.max_frames:
+        raise ValueError(
+            f"replay_buffer holds {room.max_frames:,} frames and frames_per_batch is {frames:,}: the first would be "
+            "overwritten before anybody reads them; make it larger, or frames_per_batch smaller"
+        )
 
 
 def _is_count(value: object) -> bool:

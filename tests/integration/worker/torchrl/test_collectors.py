@@ -1,18 +1,22 @@
 """TorchRL's collector helpers over real workers, value by value."""
 
+import random
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
 from torch import nn
 
 from cormorant_testing.check import Checker
-from cormorant_testing.envs import CountingEnv
+from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
 from cormorant_testing.policies import Versioned, numbered
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
+from cormorant_worker.seeding import SeedPath
 from cormorant_worker.torchrl import (
     FleetCollector,
     OffPolicyCollectorConfig,
@@ -155,16 +159,48 @@ def test_a_state_goes_on_bit_by_bit() -> None:
 
 @pytest.mark.slow
 def test_seeds_begin_anew_and_reproduce() -> None:
+    def idents(batch: Any) -> list[int]:
+        # The first number of an observation tells the environment's seed.
+        return batch["observation"][..., 0, 0].flatten().long().tolist()
+
     with sync_sync_collector(make, None, 2, 2, frames_per_batch=12, **INLINE) as collector:
         # As TorchRL's chain has it after four environments.
-        assert collector.set_seed(0) == next_seed(0, 4)
+        assert collector.set_seed(0) == next_seed(0, 4) == 3018685293
         first = collector.next()
         assert collector.set_seed(0, static_seed=True) == 0
         again = collector.next()
         assert torch.equal(first["observation"], again["observation"])
         assert torch.equal(first["action"], again["action"])
-        # The first number of an observation is the environment's seed.
-        assert len(set(first["observation"][..., 0, 0].flatten().tolist())) == 4
+        assert collector.set_seed(1) == next_seed(1, 4)
+        other = collector.next()
+    paths = [SeedPath(job_seed=seed, index=index) for seed in (0, 1) for index in (0, 1)]
+    expected = [seed % IDENT_MODULUS for path in paths for seed in path.env_seeds(2)]
+    assert idents(first) + idents(other) == expected
+    assert len(set(expected)) == 8
+    assert not torch.equal(first["action"], other["action"])
+
+
+@pytest.mark.parametrize("vectorization", ["inline", pytest.param("subprocess", marks=pytest.mark.slow)])
+def test_a_seed_fixes_what_environments_draw_from_numpys_and_pythons_own_generators(vectorization: str) -> None:
+    class Drawing(gymnasium.Env[Any, Any]):
+        observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
+        action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+            return np.array([np.random.rand(), random.random()]), {}
+
+        def step(self, action: Any) -> Any:
+            return np.array([np.random.rand(), random.random()]), 0.0, False, False, {}
+
+    with sync_sync_collector(Drawing, None, 2, 2, frames_per_batch=12, vectorization=vectorization) as collector:
+        as_made, found = collector.next(), []
+        for seed in (0, 5, 5):
+            collector.set_seed(seed)
+            found.append(collector.next()["observation"])
+    assert torch.equal(found[0], as_made["observation"])
+    assert torch.equal(found[1], found[2])
+    # Every environment, step and seed has numbers of its own.
+    assert len(torch.cat([found[0], found[1]]).flatten().unique()) == 2 * found[0].numel()
 
 
 @pytest.mark.slow
@@ -378,7 +414,7 @@ def test_collectors_are_replaced_as_often_as_asked() -> None:
     dies: dict[str, Any] = {"lengths": 9, "failures": [{"step": 1}]}
     with (
         sync_async_collector(make, dies, 1, 1, frames_per_batch=8, max_restarts=1, **INLINE) as collector,
-        pytest.raises(WorkerFailed, match=r"restarted 1 times already .*in a script max_restarts"),
+        pytest.raises(WorkerFailed, match=r"restarted 1 times already \(max_restarts\)"),
     ):
         list(collector)
 

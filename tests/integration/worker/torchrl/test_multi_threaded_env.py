@@ -77,6 +77,25 @@ def test_partial_resets_touch_nobody_else_and_resetting_again_begins_another_epi
     env.close()
 
 
+def test_random_steps_without_an_argument_go_on_from_where_the_environments_stand() -> None:
+    env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 5}, categorical_action_encoding=True)
+    by_hand = [ByHand("CartPole-v1", seed) for seed in seeds_of(5, 2)]
+    for pool in by_hand:
+        pool.reset()
+    ends = 0
+    for _ in range(60):
+        stepped = env.rand_step()
+        for row, pool in enumerate(by_hand):
+            obs, _, *flags = pool.step(stepped["action"][row].item())
+            np.testing.assert_array_equal(stepped["next", "observation"][row].numpy(), obs)
+            assert stepped["next", "done"][row].item() == any(flags)
+            if any(flags):
+                pool.go_on()
+                ends += 1
+    assert ends >= 2
+    env.close()
+
+
 def test_a_life_that_ends_an_episode_does_not_restart_the_game() -> None:
     kwargs = {"episodic_life": True, "stack_num": 1, "img_height": 42, "img_width": 42}
     env = MultiThreadedEnv(1, "ALE/Breakout-v5", create_env_kwargs={"seed": [3], **kwargs},

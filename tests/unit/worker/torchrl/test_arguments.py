@@ -4,6 +4,7 @@ import importlib
 import sys
 import threading
 from importlib.util import find_spec
+from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
@@ -25,6 +26,14 @@ from cormorant_worker.torchrl.seeds import next_seed
 from cormorant_worker.torchrl.settings import broadcast, exploration_of, limit, read_settings
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
+
+
+class Buffer(list[Any]):
+    """Has what is read of TorchRL's."""
+
+    def __init__(self, max_size: int, ndim: int = 1) -> None:
+        super().__init__()
+        self._storage = SimpleNamespace(max_size=max_size, ndim=ndim)
 
 
 def sizes(env_fns: Any, per: int | None = None, count: int | None = None) -> list[int]:
@@ -104,6 +113,9 @@ def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is
         ({"max_restarts": -1}, ValueError, "max_restarts -1 is no number of restarts"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
+        ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),
+        ({"replay_buffer": Buffer(199)}, ValueError, "holds 199 frames and frames_per_batch is 200"),
+        ({"replay_buffer": Buffer(1000, ndim=2)}, ValueError, "storage has two dimensions"),
     ],
 )
 def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Exception], words: str) -> None:
@@ -126,6 +138,11 @@ def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
     made = [sent[0](), sent[1](), sent[0](), again()]
     assert len({id(env) for env in made}) == 4
     assert [env._lengths for env in made] == [(2,)] * 4
+
+
+def test_a_buffer_that_has_room_or_that_a_postproc_writes_to_is_taken() -> None:
+    for given in ({"replay_buffer": Buffer(200)}, {"replay_buffer": Buffer(9), "postproc": lambda batch: batch[:1]}):
+        assert read_settings(given, num_collectors=2).replay_buffer is given["replay_buffer"]
 
 
 def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:

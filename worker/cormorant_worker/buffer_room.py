@@ -1,0 +1,25 @@
+"""What a replay buffer holds, read from what TorchRL's have. Called by the doors in others' words, before anything is
+stepped.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferRoom:
+    """The room of a buffer that has `extend`."""
+
+    max_frames: int | None
+    """None where nobody can tell: buffers of other kinds, and those of another process."""
+    is_wide: bool
+    """The storage has two dimensions or more: it takes batches `[B, T]`, no single frames."""
+
+
+def room_of(buffer: Any) -> BufferRoom:
+    """Read the room of a buffer."""
+    storage = getattr(buffer, "_storage", None)
+    found = getattr(storage, "max_size", None)
+    return BufferRoom(
+        max_frames=found if isinstance(found, int) else None, is_wide=int(getattr(storage, "ndim", 1)) > 1
+    )
