@@ -125,6 +125,18 @@ def test_api_server_that_fails_at_random(place: Place) -> None:
     assert place.api.faults > 20
 
 
+def test_pod_that_vanished_while_the_watches_were_too_old_is_replaced_at_once(place: Place) -> None:
+    with Kubelet(place.namespace), place.operator():
+        place.submit(replicas=3)
+        _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
+        time.sleep(4)  # what the operator lists anew because it has begun is behind it
+        place.api.is_deaf = True
+        victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
+        place.namespace("delete", "pod", victim, "--force", "--grace-period=0")
+        place.api.expire_watches()
+        _watch_slots(place, lambda: len(place.slots()) == 4, what="its successor", within_s=20)
+
+
 def test_two_operators_at_once_without_a_lease_make_every_pod_once(place: Place) -> None:
     with Kubelet(place.namespace), place.operator(), place.operator():
         place.submit(replicas=4)
