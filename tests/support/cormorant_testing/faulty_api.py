@@ -28,6 +28,8 @@ class FaultyApi:
         """Share of requests that fail, before or after the API server did what they ask."""
         self.stream_s = 0.0
         """Watches break off after about so long; 0: never."""
+        self.is_away = False
+        """Nothing is answered."""
         self.is_deaf = False
         """Watches tell nothing: what happens meanwhile is not heard of."""
         self.after_write: Callable[[int], None] = lambda number: None
@@ -39,7 +41,7 @@ class FaultyApi:
         self.writes = 0
         self.port = 0
         self._random = random.Random(seed)
-        self._streams: set[web.StreamResponse] = set()
+        self._streams: dict[web.StreamResponse, web.Request] = {}
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -64,6 +66,11 @@ class FaultyApi:
         }
         path.write_text(json.dumps(document))
         return path
+
+    def go_away(self) -> None:
+        """Every watch is cut off, and nothing is answered until `is_away` is taken back."""
+        self.is_away = True
+        self._loop.call_soon_threadsafe(lambda: [self._hang_up(request) for request in self._streams.values()])
 
     def expire_watches(self) -> None:
         """Every open watch is told within its stream that its version is too old; then they tell everything again."""
@@ -103,7 +110,7 @@ class FaultyApi:
             return web.json_response({"kind": "Status", "reason": "Conflict", "code": 409}, status=409)
         if fault == "410" and is_watch:
             return web.json_response({"kind": "Status", "reason": "Expired", "code": 410}, status=410)
-        if fault == "lost":
+        if self.is_away or fault == "lost":
             return self._hang_up(request)
         url = f"{self._info.server}{request.rel_url}"
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP} | self._info.as_http_headers()
@@ -125,7 +132,7 @@ class FaultyApi:
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
         await response.prepare(request)
         limit_s = self._random.uniform(0.5, 1.5) * self.stream_s if self.stream_s else None
-        self._streams.add(response)
+        self._streams[response] = request
         try:
             async with asyncio.timeout(limit_s):
                 async for chunk in answer.content.iter_any():
@@ -138,7 +145,7 @@ class FaultyApi:
         except ConnectionResetError:
             pass  # the client went first
         finally:
-            self._streams.discard(response)
+            del self._streams[response]
         return response
 
     def _hang_up(self, request: web.Request) -> web.Response:
