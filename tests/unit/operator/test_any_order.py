@@ -18,9 +18,9 @@ from hypothesis.stateful import (
 )
 
 from cormorant_operator.observed import Obstacle
-from cormorant_operator.plan import Action, CheckTemplate, CreateTokens, DeleteJob
+from cormorant_operator.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
 from cormorant_operator.reconcile import reconcile
-from cormorant_testing.operator_world import BEGIN, World
+from cormorant_testing.operator_world import BEGIN, World, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
 SIZES = st.integers(0, 4)
@@ -56,9 +56,20 @@ class AnyOrder(RuleBasedStateMachine):
         for action in (*first.actions, *first.actions):
             self.world.do(action)
 
+    @precondition(lambda self: not self.old_plan)
     @rule()
     def second_operator_makes_a_plan(self) -> None:
         self.old_plan = self.world.plan().actions
+
+    @rule(pick=PICK)
+    def second_operator_is_late_for_a_pod_that_came_and_went(self, pick: int) -> None:
+        self.old_plan = self.world.plan().actions
+        self.world.step()
+        made = [order.manifest["metadata"]["name"] for order in of_kind(self.old_plan, CreatePod)]
+        if there := [name for name in made if name in self.world.pods]:
+            self.world.vanish(there[pick % len(there)])
+        self.world.step()
+        self.second_operator_does_what_it_planned_earlier()
 
     @precondition(lambda self: self.old_plan)
     @rule()
