@@ -81,10 +81,10 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
     def notice(raw: dict[str, Any], *, is_deleted: bool) -> None:
         loop.call_soon_threadsafe(partial(controller.notice, raw, is_deleted=is_deleted))
 
-    def on_break() -> None:
+    def on_gap() -> None:
         loop.call_soon_threadsafe(controller.want_resync)
 
-    watch = Watch(notice, namespaces=settings.namespaces, on_break=on_break)
+    watch = Watch(notice, namespaces=settings.namespaces, on_gap=on_gap)
     stopping = asyncio.create_task(stop.wait())
     tasks: list[asyncio.Task[Any]] = [stopping]
     try:

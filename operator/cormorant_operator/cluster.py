@@ -206,7 +206,7 @@ class Cluster:
                 document.setdefault("details", {}).setdefault(
                     "retryAfterSeconds", float(wait) if wait.isdecimal() else 0
                 )
-            raise _error_of(response.status)(response.status, document, request=f"{method} {path}")
+            raise error_of(response.status)(response.status, document, request=f"{method} {path}")
 
     def _login(self) -> dict[str, str]:
         now = asyncio.get_running_loop().time()
@@ -224,7 +224,8 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
     return f"{_path(manifest['kind'], metadata['namespace'])}/{metadata['name']}"
 
 
-def _error_of(code: int) -> type[ApiError]:
+def error_of(code: int) -> type[ApiError]:
+    """What an answer of this status code is."""
     if code in (400, 401, 403, 405, 413, 422):
         return Refused
     if code in (408, 429) or code >= 500:

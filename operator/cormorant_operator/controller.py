@@ -32,7 +32,6 @@ from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
 RECONCILERS, POLLERS = 8, 32
-RESYNC_S = 300.0
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
@@ -100,7 +99,7 @@ class Controller:
             self.jobs_due.add(uid)
 
     def want_resync(self) -> None:
-        """Watches broke off: list everything again, soon."""
+        """Watches may have missed something: list everything again, soon."""
         self._is_resync_wanted.set()
 
     async def resync(self) -> None:
@@ -132,14 +131,17 @@ class Controller:
             self.jobs_due.add(uid)
 
     async def _resync_for_ever(self) -> None:
+        wait_s = self._site.resync_s
         while True:
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_resync_wanted.wait(), RESYNC_S * random.uniform(0.9, 1.1))
+                await asyncio.wait_for(self._is_resync_wanted.wait(), wait_s * random.uniform(0.9, 1.1))
             self._is_resync_wanted.clear()
+            wait_s = self._site.resync_s
             try:
                 await self.resync()
             except OperatorError as error:
-                log.warning("resync_failed", reason=str(error))
+                wait_s = self._site.resync_again_s
+                log.warning("resync_failed", reason=str(error), retry_s=round(wait_s, 1))
 
     async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:

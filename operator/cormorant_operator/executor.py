@@ -336,7 +336,7 @@ def _kind_of(error: ApiError) -> RefusalKind:
     if isinstance(error, NotFound) or "NamespaceTerminating" in error.causes:
         return RefusalKind.NAMESPACE
     if error.code == 403:
-        if "exceeded quota" in error.message or "must specify limits" in error.message:
+        if "exceeded quota: " in error.message or "failed quota: " in error.message:
             return RefusalKind.QUOTA
         return RefusalKind.INVALID if "violates PodSecurity" in error.message else RefusalKind.FORBIDDEN
     return RefusalKind.INVALID

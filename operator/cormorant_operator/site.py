@@ -22,6 +22,10 @@ class Site:
     """The same, while something waits for the head's answer."""
     status_s: float = 15.0
     """Between two status writes of which nothing but the counters is new."""
+    resync_s: float = 300.0
+    """Between two full lists of what the operator looks after; watches tell of changes in between."""
+    resync_again_s: float = 10.0
+    """After a full list that failed."""
     most_creates: int = 50
     """Pods that one reconcile creates; the next one goes on."""
     head_grace_s: int = 60

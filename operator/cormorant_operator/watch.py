@@ -1,6 +1,6 @@
 """Watches, by kopf: it finds resources, logs in, streams, and reads again when a stream broke. It decides nothing.
 
-Why no other part of kopf is used: docs/decisions/0008-kopf-watches-only.md. It runs in a thread with a loop of its own,
+Why no other part of kopf is used: docs/decisions/0012-kopf-watches-only.md. It runs in a thread with a loop of its own,
 since it cancels tasks that it does not know when it ends.
 """
 
@@ -25,6 +25,8 @@ _STOP_S = 10.0
 _PAUSE_S = 2.0
 _LOOK_S = 0.5
 _FIRST_STREAM_S = 60.0
+_LISTED_S = 1.5
+"""A list of kopf's that shows nothing more for so long is over."""
 _STREAM = "watcher for "
 """What kopf calls the task of a stream."""
 _END_S = 5.0
@@ -49,11 +51,12 @@ def settings() -> kopf.OperatorSettings:
     return chosen
 
 
-def registry(notice: Notice) -> kopf.OperatorRegistry:
+def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegistry:
     """Handlers that pass every event on.
 
     Args:
         notice: called from kopf's thread with the object, and whether it was deleted.
+        on_listed: called from kopf's thread for each object that kopf listed instead of watched.
     """
     handlers = kopf.OperatorRegistry()
 
@@ -62,6 +65,8 @@ def registry(notice: Notice) -> kopf.OperatorRegistry:
 
     def watch(group: str, version: str, plural: str, kind: str) -> None:
         async def handle(event: Any, **_: Any) -> None:
+            if event["type"] is None:
+                on_listed()
             # Items of a list come without their kind.
             notice({**event["object"], "kind": kind}, is_deleted=event["type"] == "DELETED")
 
@@ -77,15 +82,18 @@ def registry(notice: Notice) -> kopf.OperatorRegistry:
 class Watch:
     """kopf in a thread, from `start` to `stop`."""
 
-    def __init__(self, notice: Notice, *, namespaces: Sequence[str] = (), on_break: Callable[[], None]) -> None:
+    def __init__(self, notice: Notice, *, namespaces: Sequence[str] = (), on_gap: Callable[[], None]) -> None:
         """Start nothing yet.
 
         Args:
             notice: called from the thread.
             namespaces: those that are watched; none means all.
-            on_break: called from the thread when kopf gave up and is started again: something may have been missed.
+            on_gap: called from the thread when something may have been missed: kopf gave up and is started again, or
+                has listed anew because a stream's version was too old (an HTTP 410 within the stream). A list that
+                shows nothing at all is not heard of.
         """
-        self._notice, self._namespaces, self._on_break = notice, list(namespaces), on_break
+        self._notice, self._namespaces, self._on_gap = notice, list(namespaces), on_gap
+        self._gap: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
 
@@ -110,13 +118,13 @@ class Watch:
                 reason = repr(error)
             if not self._stop.wait(_PAUSE_S):
                 log.warning("watches_broke_off", reason=reason)
-                self._on_break()
+                self._on_gap()
 
     async def _watch(self) -> None:
         stop = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
-                registry=registry(self._notice),
+                registry=registry(self._notice, self._listed),
                 settings=settings(),
                 standalone=True,
                 clusterwide=not self._namespaces,
@@ -130,6 +138,12 @@ class Watch:
         if not ended:
             raise TimeoutError(f"a stream ended, and the others did not within {_END_S:.0f} s")
         watching.result()
+
+    def _listed(self) -> None:
+        """Kopf lists: once it is through, what it did not show may have gone unseen."""
+        if self._gap is not None:
+            self._gap.cancel()
+        self._gap = asyncio.get_running_loop().call_later(_LISTED_S, self._on_gap)
 
     async def _guard(self, stop: asyncio.Event) -> None:
         """End kopf when one of its streams has ended: it logs that, and goes on without the stream for ever."""

@@ -5,9 +5,10 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -31,7 +32,7 @@ class Place:
     """A namespace, its heads, and operators that reach the API server through the proxy."""
 
     def __init__(self, namespace: Namespace, heads: StubHeads, api: FaultyApi, folder: Path) -> None:
-        self.namespace, self.api, self.folder = namespace, api, folder
+        self.namespace, self.heads, self.api, self.folder = namespace, heads, api, folder
         key = folder / "key"
         key.write_text("0123456789abcdef" * 4)
         self._arguments = [
@@ -41,11 +42,11 @@ class Place:
         self._config = str(api.write_kubeconfig(folder / "kubeconfig"))
 
     @contextmanager
-    def operator(self) -> Iterator["subprocess.Popen[bytes]"]:
+    def operator(self, *more: str) -> Iterator["subprocess.Popen[bytes]"]:
         log = self.folder / "operator.log"
         with log.open("ab") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_operator", *self._arguments],
+                [sys.executable, "-m", "cormorant_operator", *self._arguments, *more],
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "KUBECONFIG": self._config},
@@ -66,8 +67,22 @@ class Place:
         }
         self.namespace("apply", "-f", "-", document=manifest)
 
+    def status(self) -> dict[str, Any]:
+        return dict(self.namespace.get("cjob", "pong").get("status") or {})
+
     def workers(self) -> str:
-        return str((self.namespace.get("cjob", "pong").get("status") or {}).get("workers", ""))
+        return str(self.status().get("workers", ""))
+
+    def uid(self, pod: str) -> str:
+        return str(self.namespace.get("pod", pod)["metadata"]["uid"])
+
+    def uids(self, *, size: int = 99) -> set[str]:
+        """The head's, and those of workers that a group of this size keeps."""
+        return {
+            pod["metadata"]["uid"]
+            for pod in self.namespace.items("pods")
+            if int(pod["metadata"]["labels"].get("cormorant.dev/index", -1)) < size
+        }
 
     def slots(self) -> Counter[str]:
         pods = self.namespace.items("pods")
@@ -87,25 +102,31 @@ def place(api: FaultyApi, tmp_path: Path) -> Iterator[Place]:
 def test_operator_killed_after_its_nth_write_for_every_n(place: Place) -> None:
     with Kubelet(place.namespace):
         place.submit(replicas=3)
-        deaths = 0
-        while place.workers() != "3/3":
-            assert deaths < 20
-            with place.operator() as process:
-                # The answer to the write is never heard.
-                last = place.api.writes + deaths + 1
-                place.api.after_write = lambda n, last=last, process=process: process.kill() if n >= last else None
-                try:
-                    process.wait(timeout=12)
-                except subprocess.TimeoutExpired:
-                    break  # there was nothing left to write
-                deaths += 1
-        place.api.after_write = lambda _: None
-        with place.operator():
-            place.namespace.until(lambda: place.workers() == "3/3", what="all workers are ready")
+        assert _die_after_each_write(place, lambda: place.workers() == "3/3", what="three workers") >= 3
         assert place.slots() == Counter({"0": 1, "1": 1, "2": 1, "head": 1})
-        assert deaths >= 3
         # A pod that was created was never created again.
         assert place.api.requests["POST", "pods"] == 4 + place.api.dry_runs
+
+        victim = place.namespace.names("pods", "cormorant.dev/role=worker")[1]
+        untouched = place.uids() - {place.uid(victim)}
+        place.namespace("delete", "pod", victim, "--wait=false")
+        place.namespace.until(lambda: len(place.slots()) == 3, what="it is gone")
+        assert _die_after_each_write(place, lambda: len(place.slots()) == 4, what="its successor") >= 1
+        assert untouched <= place.uids()
+
+        untouched = place.uids(size=1)
+        place.namespace("scale", "cjob/pong", "--replicas=1")
+        assert _die_after_each_write(place, lambda: place.workers() == "1/1", what="one worker") >= 2
+        assert place.uids() == untouched
+
+        place.namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        deaths = _die_after_each_write(place, lambda: place.heads.by_job["pong"].phase == "Draining", what="it drains")
+        assert place.uids() == untouched
+        place.namespace.finish("pong-head-1", container="head", exit_code=143)
+        deaths += _die_after_each_write(place, lambda: place.status().get("phase") == "Suspended", what="suspended")
+        assert deaths >= 2
+        assert place.uids() == set()
+        assert place.api.requests["POST", "pods"] == 5 + place.api.dry_runs
 
 
 def test_api_server_that_fails_at_random(place: Place) -> None:
@@ -114,15 +135,56 @@ def test_api_server_that_fails_at_random(place: Place) -> None:
         place.submit(replicas=4)
         _watch_slots(place, lambda: place.workers() == "4/4", what="four workers")
         for round_number in range(3):
-            victims = place.namespace.names("pods", "cormorant.dev/role=worker")
-            place.namespace("delete", "pod", victims[round_number], "--wait=false")
-            place.namespace("scale", "cjob/pong", f"--replicas={3 + round_number}")
-            wanted = f"{3 + round_number}/{3 + round_number}"
+            size = 3 + round_number
+            victim = place.namespace.names("pods", "cormorant.dev/role=worker")[round_number]
+            untouched = place.uids(size=size) - {place.uid(victim)}
+            place.namespace("delete", "pod", victim, "--wait=false")
+            place.namespace("scale", "cjob/pong", f"--replicas={size}")
+            wanted = f"{size}/{size}"
             _watch_slots(place, lambda wanted=wanted: place.workers() == wanted, what=wanted)
+            assert untouched <= place.uids(), "nobody else is touched"
         place.api.rate, place.api.stream_s = 0.0, 0.0
         _watch_slots(place, lambda: len(place.slots()) == 6, what="five workers and a head")
-        assert place.namespace.get("cjob", "pong")["status"]["epoch"] == 1, "no healthy pod is restarted"
+        assert untouched <= place.uids()
+        assert place.status()["epoch"] == 1, "no healthy pod is restarted"
     assert place.api.faults > 20
+
+
+def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
+    lease = ("--lease", f"{place.namespace.name}/operator")
+    with Kubelet(place.namespace):
+        with place.operator(*lease) as leader:
+            place.submit(replicas=3)
+            _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
+            victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
+            untouched = place.uids() - {place.uid(victim)}
+            place.api.go_away()
+            # Its lease lasts 15 s; it gives up before anybody else may lead, and not at the first fault.
+            began = time.monotonic()
+            assert leader.wait(timeout=40) == 1
+            assert time.monotonic() - began > 6
+        place.namespace("delete", "pod", victim, "--wait=false")
+        with place.operator(*lease) as successor:  # as a kubelet starts it anew
+            time.sleep(8)
+            assert successor.poll() is None, "it waits for the API server"
+            assert len(place.slots()) == 3
+            place.api.is_away = False
+            _watch_slots(place, lambda: len(place.slots()) == 4, what="the deleted worker's successor")
+            assert untouched <= place.uids()
+            _watch_slots(place, lambda: place.workers() == "3/3", what="three workers again")
+            assert place.status()["epoch"] == 1
+
+
+def test_pod_that_vanished_while_the_watches_were_too_old_is_replaced_at_once(place: Place) -> None:
+    with Kubelet(place.namespace), place.operator():
+        place.submit(replicas=3)
+        _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
+        time.sleep(4)  # what the operator lists anew because it has begun is behind it
+        place.api.is_deaf = True
+        victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
+        place.namespace("delete", "pod", victim, "--force", "--grace-period=0")
+        place.api.expire_watches()
+        _watch_slots(place, lambda: len(place.slots()) == 4, what="its successor", within_s=20)
 
 
 def test_two_operators_at_once_without_a_lease_make_every_pod_once(place: Place) -> None:
@@ -140,9 +202,8 @@ def test_two_operators_at_once_without_a_lease_make_every_pod_once(place: Place)
     assert place.api.requests["POST", "pods"] - place.api.dry_runs == 5 + 6
 
 
-def _watch_slots(place: Place, is_so: object, *, what: str, within_s: float = 60.0) -> None:
+def _watch_slots(place: Place, is_so: Callable[[], object], *, what: str, within_s: float = 60.0) -> None:
     """Wait for a fact, and see meanwhile that no slot is ever filled twice."""
-    assert callable(is_so)
     began = time.monotonic()
     while time.monotonic() - began < within_s:
         assert max(place.slots().values(), default=0) <= 1
@@ -150,3 +211,18 @@ def _watch_slots(place: Place, is_so: object, *, what: str, within_s: float = 60
             return
         time.sleep(0.2)
     raise AssertionError(f"not within {within_s:.0f} s: {what}")
+
+
+def _die_after_each_write(place: Place, is_done: Callable[[], bool], *, what: str) -> int:
+    """Operators die after their first write, their second, and so on, until a fact holds. Returns how many died."""
+    deaths = 0
+    while not is_done():
+        assert deaths < 20
+        with place.operator() as process:
+            # The answer to the write is never heard.
+            last = place.api.writes + deaths + 1
+            place.api.after_write = lambda n, last=last, process=process: process.kill() if n >= last else None
+            _watch_slots(place, lambda process=process: process.poll() is not None or is_done(), what=what)
+            deaths += process.poll() is not None
+    place.api.after_write = lambda _: None
+    return deaths

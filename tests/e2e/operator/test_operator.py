@@ -1,6 +1,7 @@
 """The operator as a process, against a real API server: kubelets are played by the test, heads by a stub."""
 
 import base64
+import json
 import signal
 import subprocess
 import sys
@@ -83,6 +84,11 @@ class Scene:
         found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
         return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
 
+    def scale(self, name: str = "pong") -> dict[str, Any]:
+        """What the scale subresource says to autoscalers."""
+        path = f"/apis/cormorant.dev/v1alpha1/namespaces/{self.namespace.name}/collectorjobs/{name}/scale"
+        return dict(json.loads(self.namespace("get", "--raw", path))["status"])
+
     def uids(self) -> dict[str, str]:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.namespace.items("pods")}
 
@@ -164,6 +170,9 @@ def test_kubectl_scale_resizes_the_elastic_group(running: Scene) -> None:
     running.namespace("scale", "cjob/pong", "--replicas=4")
     running.until(lambda: len(running.namespace.names("pods")) == 5, "four workers and a head")
     running.until(lambda: running.heads.by_job["pong"].sizes == {"cpu": 4}, "the head is told")
+    running.until(lambda: running.scale()["replicas"] == 4, "an autoscaler sees four")
+    selected = running.namespace.names("pods", running.scale()["selector"])
+    assert selected == running.namespace.names("pods", "cormorant.dev/role=worker")
     running.namespace("scale", "cjob/pong", "--replicas=1")
     running.until(lambda: len(running.namespace.names("pods")) == 2, "one worker and a head")
     running.until(lambda: running.status()["elastic"]["replicas"] == 1, "the scale subresource knows")
@@ -273,6 +282,24 @@ def test_quota_is_explained(scene: Scene) -> None:
         scene.until(lambda: len(scene.namespace.names("pods")) == 3, "the rest is made")
 
 
+def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
+    gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
+
+    def words() -> str:
+        return " ".join(c["message"] for c in scene.status().get("conditions", []) if c["type"] == "Scheduled")
+
+    with scene.operator():
+        scene.submit(head=gated, workerGroups=[{"name": "cpu", **gated}])
+        scene.until(lambda: "scheduling gates" in words() and "3 pods wait" in words(), "the condition says so")
+        assert scene.condition("Scheduled") == "False/Unschedulable"
+        before = scene.uids()
+        for name in before:
+            scene.namespace("patch", "pod", name, "--type=merge", "-p", '{"spec": {"schedulingGates": null}}')
+        # No node is there; what waits for one now are the same pods.
+        scene.until(lambda: "no nodes available" in words(), "the scheduler has looked at them")
+        assert scene.uids() == before
+
+
 def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
     name = scene.namespace.name
     webhook = {
@@ -334,10 +361,17 @@ def test_ttl_deletes_the_job(scene: Scene) -> None:
         scene.until(lambda: scene.namespace("get", "cjob", "-o", "name") == "", "the job is gone")
 
 
-def test_deletion_leaves_nothing_also_without_an_operator(running: Scene) -> None:
-    running.namespace("delete", "cjob", "pong")
-    for kind in ("pods", "services", "secrets"):
-        running.until(lambda kind=kind: running.namespace.names(kind) == [], f"no {kind} are left")
+def test_deletion_leaves_nothing_also_without_an_operator(scene: Scene) -> None:
+    kinds = ("pods", "services", "secrets", "configmaps")
+    with Kubelet(scene.namespace):
+        with scene.operator() as operator:
+            scene.submit()
+            scene.until_ready()
+            operator.kill()
+        assert all(scene.namespace.names(kind) for kind in kinds)
+        scene.namespace("delete", "cjob", "pong")
+        for kind in kinds:
+            scene.until(lambda kind=kind: scene.namespace.names(kind) == [], f"no {kind} are left")
 
 
 def test_restarted_operator_finds_the_job_as_it_left_it(scene: Scene) -> None:

@@ -15,6 +15,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.pods import TOKEN, Pod, free_port, head_pod, tokens_file, worker_pod
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, weights_file
+from cormorant_worker.engine.ray.leaving import ACTOR_TITLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -115,8 +116,8 @@ class Job:
             *("--last-words", str(self.folder / "last-words")),
         )
 
-    def worker(self, index: int) -> Pod:
-        return worker_pod(self.gcs_port, f"cpu-{index}")
+    def worker(self, index: int, **more: str) -> Pod:
+        return worker_pod(self.gcs_port, f"cpu-{index}", **more)
 
     def api(self, head: Pod) -> Api:
         """Waits until the head is ready."""
@@ -231,6 +232,32 @@ def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_p
             assert job.checker.frames == TOTAL
             os.kill(second.process.pid, signal.SIGTERM)
             assert second.wait() == 0
+
+
+def test_pod_whose_worker_does_not_finish_in_time_ends_and_its_batch_is_collected_again(tmp_path: Path) -> None:
+    job, grace_s = Job(tmp_path), 8
+    given = {"CORMORANT_GRACE_SECONDS": str(grace_s)}
+    with job.worker(0, **given) as first, job.worker(1), job.head(epoch=1, floor_frames=0) as head:
+        api = job.api(head)
+        assert api.put(f"{WEIGHTS}?version=1", weights_file(1), Prefer="wait=60").json["state"] == "applied"
+        before = attempts(api)
+        while job.checker.frames < 500:
+            assert job.take(api)
+        with job.worker(0) as third:
+            third.wait_for("joined")
+            (actor,) = first.below(ACTOR_TITLE)
+            actor.suspend()
+            began = time.monotonic()
+            assert first.end() == 0
+            assert time.monotonic() - began < grace_s, "a kubelet would have killed it"
+            (said,) = first.said("left_in_the_middle")
+            assert "the batch is collected again" in said["reason"]
+            assert first.left() == []
+            until(lambda: attempts(api).get("cpu-0", 0) > before["cpu-0"], seconds=60)
+            while job.take(api):
+                pass
+            assert head.wait() == 0
+            assert job.checker.frames == TOTAL
 
 
 @pytest.mark.timeout(600)

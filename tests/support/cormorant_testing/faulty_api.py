@@ -6,6 +6,7 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from aiohttp import web
 from cormorant_operator.connection import find_connection
 
 WRITES = ("POST", "PUT", "PATCH", "DELETE")
+_EXPIRED = {"type": "ERROR", "object": {"kind": "Status", "reason": "Expired", "code": 410}}
 _HOP = {"host", "connection", "transfer-encoding", "content-length", "content-encoding", "authorization"}
 
 
@@ -26,6 +28,10 @@ class FaultyApi:
         """Share of requests that fail, before or after the API server did what they ask."""
         self.stream_s = 0.0
         """Watches break off after about so long; 0: never."""
+        self.is_away = False
+        """Nothing is answered."""
+        self.is_deaf = False
+        """Watches tell nothing: what happens meanwhile is not heard of."""
         self.after_write: Callable[[int], None] = lambda number: None
         """Called after each write was done and before its answer is given."""
         self.requests: Counter[tuple[str, str]] = Counter()
@@ -35,6 +41,7 @@ class FaultyApi:
         self.writes = 0
         self.port = 0
         self._random = random.Random(seed)
+        self._streams: dict[web.StreamResponse, web.Request] = {}
         self._is_up = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
 
@@ -59,6 +66,21 @@ class FaultyApi:
         }
         path.write_text(json.dumps(document))
         return path
+
+    def go_away(self) -> None:
+        """Every watch is cut off, and nothing is answered until `is_away` is taken back."""
+        self.is_away = True
+        self._loop.call_soon_threadsafe(lambda: [self._hang_up(request) for request in self._streams.values()])
+
+    def expire_watches(self) -> None:
+        """Every open watch is told within its stream that its version is too old; then they tell everything again."""
+        asyncio.run_coroutine_threadsafe(self._expire_watches(), self._loop).result(timeout=10)
+        self.is_deaf = False
+
+    async def _expire_watches(self) -> None:
+        for response in tuple(self._streams):
+            with suppress(ConnectionResetError):
+                await response.write(json.dumps(_EXPIRED).encode() + b"\n")
 
     async def _serve(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
@@ -88,7 +110,7 @@ class FaultyApi:
             return web.json_response({"kind": "Status", "reason": "Conflict", "code": 409}, status=409)
         if fault == "410" and is_watch:
             return web.json_response({"kind": "Status", "reason": "Expired", "code": 410}, status=410)
-        if fault == "lost":
+        if self.is_away or fault == "lost":
             return self._hang_up(request)
         url = f"{self._info.server}{request.rel_url}"
         headers = {k: v for k, v in request.headers.items() if k.lower() not in _HOP} | self._info.as_http_headers()
@@ -110,16 +132,20 @@ class FaultyApi:
         response = web.StreamResponse(status=answer.status, headers={"Content-Type": "application/json"})
         await response.prepare(request)
         limit_s = self._random.uniform(0.5, 1.5) * self.stream_s if self.stream_s else None
+        self._streams[response] = request
         try:
             async with asyncio.timeout(limit_s):
                 async for chunk in answer.content.iter_any():
-                    await response.write(chunk)
+                    if not self.is_deaf:
+                        await response.write(chunk)
         except TimeoutError:
             self.faults += 1
             if request.transport is not None:
                 request.transport.abort()
         except ConnectionResetError:
             pass  # the client went first
+        finally:
+            del self._streams[response]
         return response
 
     def _hang_up(self, request: web.Request) -> web.Response:

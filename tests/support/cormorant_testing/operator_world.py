@@ -29,7 +29,7 @@ from cormorant_operator.plan import (
     Plan,
     TellHead,
 )
-from cormorant_operator.pod_facts import read_pod, write_time
+from cormorant_operator.pod_facts import birth_of, read_pod, write_time
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.site import Site
 from cormorant_operator.templates import Templates
@@ -219,7 +219,7 @@ class World:
 
     def _create(self, action: CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
-        if name in self.pods:
+        if name in self.pods or self._is_past(action):
             return
         refusal = self.refusals.get(action.owner)
         if refusal is not None and refusal.at == self.now:
@@ -237,6 +237,11 @@ class World:
         assert pod is not None
         self.pods[name] = pod
         self._notice(pod)
+
+    def _is_past(self, action: CreatePod) -> bool:
+        """As the executor, which looks once more: a pod's place was filled since the plan was made."""
+        role, slot, number = birth_of(action.manifest)
+        return number <= (self.epoch if role == "head" else self.attempts.get(slot, -1))
 
     def _notice(self, pod: Pod) -> None:
         slot = (pod.group, pod.index)

@@ -8,13 +8,13 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
-from cormorant_operator.errors import HeadSilent, NotFound
+from cormorant_operator.errors import HeadSilent, NotFound, Unreachable
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.site import Site
 from cormorant_testing.operator_world import make_spec
 
-SITE = Site(poll_s=0.1, hurried_poll_s=0.1)
+SITE = Site(poll_s=0.1, hurried_poll_s=0.1, resync_again_s=0.1)
 SINCE = "2026-01-01T00:00:00Z"
 
 
@@ -23,6 +23,8 @@ class Api:
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], dict[str, Any]] = {}
+        self.is_away = False
+        self.lists = 0
         self._version = 0
 
     def store(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -53,7 +55,10 @@ class Api:
     async def list(
         self, kind: str, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[dict[str, Any]], str]]:
-        yield [item for (stored, _), item in self.stored.items() if stored == kind], "1"
+        self.lists += 1
+        if self.is_away:
+            raise Unreachable("the API server does not answer")
+        yield [item for (stored, _), item in self.stored.items() if stored == kind], str(self._version)
 
 
 class Head:
@@ -202,5 +207,21 @@ def test_job_that_is_over_is_not_asked_any_more() -> None:
         asked = scene.head.asked
         await asyncio.sleep(5 * SITE.poll_s)
         assert scene.head.asked <= asked + 1
+
+    play(acts)
+
+
+def test_full_list_that_failed_is_tried_again_soon() -> None:
+    async def acts(scene: Scene) -> None:
+        scene.api.is_away = True
+        before = {pod.uid for pod in scene.controller.cache.pods("j")}
+        victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
+        del scene.api.stored[victim]  # and no watch tells of it
+        lists = scene.api.lists
+        scene.controller.want_resync()
+        await scene.until(lambda: scene.api.lists >= lists + 2)
+        scene.api.is_away = False
+        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 1)
+        assert victim not in scene.api.stored
 
     play(acts)
