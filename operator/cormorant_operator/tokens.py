@@ -4,6 +4,7 @@ import base64
 import hashlib
 import hmac
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,7 @@ class Tokens:
     ray: str = field(repr=False)
 
 
+@lru_cache(maxsize=4096)
 def derive(key: bytes, *, uid: str) -> Tokens:
     """The tokens of a job.
 
