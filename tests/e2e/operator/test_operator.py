@@ -327,9 +327,7 @@ def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
             assert 'failed calling webhook "away.example.com"' in scheduled["message"]
             scene.namespace("delete", "validatingwebhookconfiguration", name)
             scene.until_ready()
-            scene.until(
-                lambda: scene.condition("Scheduled") != "False/ApiServerError", "nothing is said of it any more"
-            )
+            scene.until(lambda: scene.condition("Scheduled") != "False/ApiServerError", "no more is said of it")
     finally:
         scene.namespace("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
 
