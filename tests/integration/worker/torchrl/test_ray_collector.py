@@ -1,6 +1,7 @@
 """RayCollector over real actors, value by value."""
 
 import asyncio
+import os
 import subprocess
 import sys
 import time
@@ -319,7 +320,14 @@ for end in (lambda c: asyncio.run(c.async_shutdown(True)), lambda c: c.shutdown(
     end(collector)
     assert not ray.is_initialized()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
