@@ -134,6 +134,16 @@ def test_image_that_cannot_be_pulled_is_said_and_ends_at_the_startup_deadline() 
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
 
 
+def ends_after_its_startup_deadline(world: World) -> None:
+    """Its 900 s begin now: a second before their end it has not failed, and then it has."""
+    world.tick(899)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+
+
 def without_its_head(**policy: object) -> World:
     """It has collected; its head was evicted, and the next one's image cannot be pulled."""
     world = running(runPolicy={"startupDeadlineSeconds": 900, **policy})
@@ -197,12 +207,7 @@ def test_workers_that_wait_for_room_are_waited_for() -> None:
     world.settle()
     world.place(name)
     world.settle()
-    world.tick(899)
-    world.settle()
-    assert world.condition("Failed") == ""
-    world.tick(1)
-    world.settle()
-    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+    ends_after_its_startup_deadline(world)
 
 
 def test_pause_and_suspension_hold_the_startup_deadline_of_a_new_head() -> None:
@@ -222,12 +227,7 @@ def test_pause_and_suspension_hold_the_startup_deadline_of_a_new_head() -> None:
     world.settle()
     world.edit(suspend=False)
     world.settle()
-    world.tick(899)
-    world.settle()
-    assert world.condition("Failed") == ""
-    world.tick(1)
-    world.settle()
-    assert world.condition("Failed") == "True/StartupDeadlineExceeded"
+    ends_after_its_startup_deadline(world)
 
 
 def test_head_that_waits_for_room_is_waited_for() -> None:
