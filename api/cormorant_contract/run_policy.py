@@ -40,8 +40,8 @@ class RunPolicy(Contract):
     """Time for learners to take the last batches after the last frame, and for workers to finish a batch when they are
     suspended or scaled down."""
 
-    ttl_seconds_after_finished: Count32 = 86400
-    """Time after which a completed or failed job is deleted."""
+    ttl_seconds_after_finished: Count32 | None = None
+    """Time after which a completed or failed job is deleted. Unset: never, as with a Job of batch/v1."""
 
     clean_pod_policy: Literal["None", "Workers", "All"] = "Workers"
     """Pods that are deleted when the job ends; the head's pod keeps the logs."""

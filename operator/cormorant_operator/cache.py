@@ -4,6 +4,7 @@ Fed by watches, by lists, and by the answers to the operator's own writes: what 
 late watch cannot make it create twice. Versions of one object never go back.
 """
 
+import math
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -50,8 +51,9 @@ class Cache:
         self._families: dict[str, _Family] = {}
         self._owners: dict[str, str] = {}
         """Owner of each member, by the member's uid."""
-        self._graves: OrderedDict[str, None] = OrderedDict()
-        """Uids of what was deleted: late answers do not bring it back."""
+        self._graves: OrderedDict[str, float] = OrderedDict()
+        """What was deleted, and the version at which it was gone: late answers do not bring it back. A newer version
+        does: a watch calls it a deletion, too, when an object loses the labels that are watched."""
 
     def see(self, raw: Mapping[str, Any], *, is_deleted: bool = False) -> str:
         """Take notice of an object. Returns the uid of the job concerned; empty when it is nobody's, or no news."""
@@ -59,8 +61,8 @@ class Cache:
         uid, version = metadata["uid"], _version(metadata)
         if is_deleted:
             self.note_birth(raw)
-            return self._bury(uid, is_job=raw["kind"] == "CollectorJob")
-        if uid in self._graves:
+            return self._bury(uid, is_job=raw["kind"] == "CollectorJob", version=version)
+        if version <= self._graves.get(uid, -1):
             return ""
         if raw["kind"] == "CollectorJob":
             return self._see_job(raw, uid, version)
@@ -80,14 +82,14 @@ class Cache:
         shown, limit = set(uids), int(version) if version.isdecimal() else 0
         if kind == "CollectorJob":
             gone = [u for u, f in self._families.items() if f.job is not None and u not in shown and f.version <= limit]
-            return {owner for uid in gone if (owner := self._bury(uid, is_job=True))}
+            return {owner for uid in gone if (owner := self._bury(uid, is_job=True, version=limit))}
         members = [
             uid
             for family in self._families.values()
             for uid, seen in family.members.items()
             if seen.kind == kind and uid not in shown and seen.version <= limit
         ]
-        return {owner for uid in members if (owner := self._bury(uid, is_job=False))}
+        return {owner for uid in members if (owner := self._bury(uid, is_job=False, version=limit))}
 
     def job(self, uid: str) -> Job | Unreadable | None:
         """A job; None when it is gone."""
@@ -141,7 +143,7 @@ class Cache:
 
     def bury(self, uid: str) -> None:
         """A member is known to be gone."""
-        self._bury(uid, is_job=False)
+        self._bury(uid, is_job=False, version=math.inf)
 
     def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
         family = self._families.setdefault(uid, _Family())
@@ -157,7 +159,8 @@ class Cache:
         owner = controller_uid(raw)
         fact = read_pod(raw) if raw["kind"] == "Pod" else digest_of(raw)
         if not owner or fact is None:
-            return self._bury(uid, is_job=False)  # somebody took our labels or our reference away
+            # Another client took our labels or our reference away.
+            return self._bury(uid, is_job=False, version=version)
         family = self._families.setdefault(owner, _Family())
         self.note_birth(raw)
         family.members[uid] = _Seen(owner, version, fact, raw["metadata"]["name"], raw["kind"])
@@ -168,8 +171,8 @@ class Cache:
         family = self._families.get(self._owners.get(uid, ""))
         return family.members.get(uid) if family is not None else None
 
-    def _bury(self, uid: str, *, is_job: bool) -> str:
-        self._graves[uid] = None
+    def _bury(self, uid: str, *, is_job: bool, version: float) -> str:
+        self._graves[uid] = max(version, self._graves.get(uid, -1))
         if len(self._graves) > _MOST_GRAVES:
             self._graves.popitem(last=False)
         owner = uid if is_job else self._owners.pop(uid, "")

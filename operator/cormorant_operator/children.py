@@ -68,13 +68,14 @@ def secret(job: Job, tokens: Tokens) -> Manifest:
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
     """Digest of the part of a child that is ours, of one that we render and of one that exists alike."""
+    labels = names.own_labels(manifest["metadata"].get("labels") or {})
     if manifest["kind"] == "ConfigMap":
-        return names.digest(manifest.get("data") or {})
+        return names.digest(labels, manifest.get("data") or {})
     spec = manifest.get("spec") or {}
     if manifest["kind"] == "NetworkPolicy":
-        return names.digest(*(spec.get(key) for key in ("podSelector", "policyTypes", "ingress", "egress")))
+        return names.digest(labels, *(spec.get(key) for key in ("podSelector", "policyTypes", "ingress", "egress")))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
-    return names.digest(spec.get("selector"), bool(spec.get("publishNotReadyAddresses")), ports)
+    return names.digest(labels, spec.get("selector"), bool(spec.get("publishNotReadyAddresses")), ports)
 
 
 def _port(name: str, number: int) -> dict[str, Any]:

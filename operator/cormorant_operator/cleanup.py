@@ -7,8 +7,8 @@ from cormorant_operator.view import View
 def clean_up(view: View) -> Plan:
     """Decide about a job whose end is written in its status. Nothing of it is ever created again."""
     status, policy = view.job.status, view.policy
-    finished = status.completion_time
-    over = view.after(finished, policy.ttl_seconds_after_finished) if finished is not None else None
+    finished, ttl_s = status.completion_time, policy.ttl_seconds_after_finished
+    over = view.after(finished, ttl_s) if finished is not None and ttl_s is not None else None
     if over is not None and view.now >= over:
         return Plan(actions=(DeleteJob(),))
     actions: list[Action] = []

@@ -129,10 +129,6 @@ class Cluster:
         }
         return await self._ask("DELETE", f"{_path(kind, namespace)}/{name}", body)
 
-    async def delete_all(self, kind: str, *, namespace: str, selector: str) -> None:
-        """Delete the objects of a label selector."""
-        await self._ask("DELETE", _path(kind, namespace), query={"labelSelector": selector})
-
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Raw], str]]:

@@ -4,7 +4,7 @@
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
-                 ApiServerError
+                 ApiServerError NameNotFreeYet
     Ready        True: EnoughWorkers    False: HeadNotReady TooFewWorkers NotWanted
     Updating     True: ReplacingHead RollingUpdate    False: UpToDate
     Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable
@@ -33,6 +33,7 @@ from cormorant_operator.suspension import State
 from cormorant_operator.view import View
 
 _LONGEST_MESSAGE = 1024
+_TERMINAL = ("Completed", "Failed")
 _PAUSES = {
     "Spec": "workers stand still: spec.paused is true",
     "API": "workers stand still: somebody holds a pause lease; GET /v1/pauses says who",
@@ -79,8 +80,10 @@ def facts(view: View, course: Course) -> tuple[Fact, ...]:
 
 
 def merge(status: CollectorJobStatus, news: Sequence[Fact], *, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """Conditions with times: a transition is a change of status, not of reason."""
-    return tuple(_dated(status, fact, generation=generation, now=now) for fact in news)
+    """Conditions with times: a transition is a change of status, not of reason. An end is never taken back."""
+    dated = tuple(_dated(status, fact, generation=generation, now=now) for fact in news)
+    known = {fact.type for fact in news}
+    return (*dated, *(old for old in status.conditions if old.type in _TERMINAL and old.type not in known))
 
 
 def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: datetime) -> Condition:

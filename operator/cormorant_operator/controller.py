@@ -175,12 +175,25 @@ class Controller:
         memory = self._memories.setdefault(uid, Memory())
         now = self._clock()
         plan = reconcile(job, self._observe(uid, memory), now, site=self._site)
-        for action in plan.actions:
-            await self._executor.do(job, action, memory, decided_at=now)
+        failed = await self._carry_out(job, plan, memory, decided_at=now)
         if plan.status is not None:
             await self._executor.write_status(job.identity, plan.status)
             await self._tell(job.identity, plan.notes)
         self._schedule(job, plan, memory)
+        if failed is not None:
+            raise failed
+
+    async def _carry_out(self, job: Job, plan: Plan, memory: Memory, *, decided_at: datetime) -> ApiError | None:
+        """Do all of a plan: one action that fails holds up no other, and not the status. Returns the first failure."""
+        memory.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
+        failed: ApiError | None = None
+        for action in plan.actions:
+            try:
+                await self._executor.do(job, action, memory, decided_at=decided_at)
+            except ApiError as error:
+                log.warning("action_failed", action=type(action).__name__, reason=str(error))
+                failed = failed or error
+        return failed
 
     async def _refuse(self, job: Unreadable) -> None:
         status = refused_status(job, self._clock().replace(microsecond=0))

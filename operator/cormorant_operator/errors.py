@@ -7,6 +7,7 @@ OperatorError
     NotFound           404
     Refused            400, 403, 422: asking again with the same words will not help
     ServerFault        408, 429, 500 and above: asked again and again it could not; it may later
+  NameTaken            an object of the name exists and belongs to another owner
   Unreachable          no answer from the API server within the time
   HeadSilent           a head did not answer, or with nothing that can be read
   LeaseLost            another operator leads
@@ -57,6 +58,24 @@ class Refused(ApiError):
 
 class ServerFault(ApiError):
     """408, 429, 500 and above: asked again and again it could not; it may later."""
+
+
+class NameTaken(OperatorError):
+    """An object of the name exists and belongs to another owner."""
+
+    def __init__(self, what: str, *, is_leaving: bool) -> None:
+        """Say what is in the way.
+
+        Args:
+            what: kind and name.
+            is_leaving: it belongs to an earlier job of this name, and Kubernetes deletes it.
+        """
+        self.is_leaving = is_leaving
+        super().__init__(
+            f"{what} is left of an earlier job of this name; waiting until Kubernetes has deleted it"
+            if is_leaving
+            else f"{what} exists and belongs to another owner; delete it, or rename the job"
+        )
 
 
 class Unreachable(OperatorError):

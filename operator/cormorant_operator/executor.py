@@ -11,10 +11,9 @@ import structlog
 
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator import names
 from cormorant_operator.cache import Cache
-from cormorant_operator.children import digest_of, secret
-from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NotFound, Refused, ServerFault
+from cormorant_operator.children import secret
+from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.memory import Memory
 from cormorant_operator.observed import Pod, RefusalKind, Verdict
@@ -31,12 +30,15 @@ from cormorant_operator.plan import (
     Manifest,
     MarkPod,
     TellHead,
+    owner_of,
 )
 from cormorant_operator.pod_facts import controller_uid, write_time
 from cormorant_operator.tokens import derive
 
 log = structlog.get_logger()
 Raw = dict[str, Any]
+_LEAVING_LOOKS = 10
+"""Looks at a Secret of an unknown owner, a second apart, before it counts as one that stays."""
 
 
 class Api(Protocol):
@@ -64,10 +66,6 @@ class Api(Protocol):
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
         """Delete one object."""
-        ...
-
-    async def delete_all(self, kind: str, *, namespace: str, selector: str) -> None:
-        """Delete the objects of a selector."""
         ...
 
 
@@ -109,29 +107,49 @@ class Executor:
             decided_at: when the plan was made: what was refused since then is not asked for again.
 
         Raises:
-            ApiError: the API server would not delete or change something. A conflict is among them: a pod counts as
-                gone only when the API server says so.
+            Conflict: the object is not the one that the plan was made for.
             Unreachable: the API server is away.
         """
+        if isinstance(action, (TellHead, DrainHead)):
+            await self._speak(job, action)
+            return
+        owner = owner_of(action)
+        if _is_refused_since(memory, owner, decided_at):
+            return
+        try:
+            await self._act(job, action, memory)
+        except (Refused, NotFound, ServerFault) as error:
+            kind = _kind_of(error, is_creation=isinstance(action, (CheckTemplate, CreatePod, ApplyChild, CreateTokens)))
+            words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
+            self._refuse(job, memory, owner, kind, _prefix(action) + words)
+        except NameTaken as taken:
+            kind = RefusalKind.LEAVING if taken.is_leaving else RefusalKind.CONFLICT
+            self._refuse(job, memory, owner, kind, str(taken))
+        else:
+            memory.refusals.pop(owner, None)
+
+    async def _act(self, job: Job, action: Action, memory: Memory) -> None:
         match action:
             case CheckTemplate():
-                await self._check(job, action, memory, decided_at)
+                await self._check(job, action, memory)
             case ApplyChild():
-                await self._apply(job, action.manifest, memory, decided_at)
+                await self._apply(job, action.manifest)
             case CreateTokens():
-                await self._create_tokens(job, memory, is_first=action.is_first)
+                await self._create_tokens(job, memory, claim=action.claim)
             case CreatePod():
-                await self._create_pod(job, action, memory, decided_at)
+                await self._create_pod(job, action)
             case DeletePod():
                 await self._delete_pod(job, action)
             case MarkPod():
                 await self._mark(job, action)
             case DeleteChild():
                 await self._delete_child(job, action)
-            case TellHead() | DrainHead():
-                await self._speak(job, action)
             case DeleteJob():
                 await self._delete_job(job)
+
+    def _refuse(self, job: Job, memory: Memory, owner: str, kind: RefusalKind, message: str) -> None:
+        memory.refuse(owner, kind, message, at=self._clock())
+        log.warning("refused", owner=owner, namespace=job.identity.namespace, kind=kind.value, reason=message)
 
     async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
         """Write a whole status; a job that is gone needs none.
@@ -142,7 +160,13 @@ class Executor:
         manifest = {
             "apiVersion": API_VERSION,
             "kind": KIND,
-            "metadata": {"name": identity.name, "namespace": identity.namespace, "uid": identity.uid},
+            "metadata": {
+                "name": identity.name,
+                "namespace": identity.namespace,
+                "uid": identity.uid,
+                # A precondition: what was decided about an older state never overwrites a newer one.
+                **({"resourceVersion": identity.resource_version} if identity.resource_version else {}),
+            },
             "status": status.to_document(),
         }
         try:
@@ -152,9 +176,7 @@ class Executor:
 
     # -- pods --------------------------------------------------------------------------------------------------
 
-    async def _check(self, job: Job, action: CheckTemplate, memory: Memory, decided_at: datetime) -> None:
-        if _is_refused_since(memory, "Pod", decided_at):
-            return
+    async def _check(self, job: Job, action: CheckTemplate, memory: Memory) -> None:
         manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
         # A name that exists would be refused for that alone.
         manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
@@ -167,16 +189,9 @@ class Executor:
                 error = refusal.message
         except NotFound:
             pass  # the namespace is gone
-        except ServerFault as fault:
-            # Says nothing about the template: what runs is not given up for it.
-            self._refuse(memory, "Pod", fault)
-            return
-        memory.refusals.pop("Pod", None)
         memory.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
 
-    async def _create_pod(self, job: Job, action: CreatePod, memory: Memory, decided_at: datetime) -> None:
-        if _is_refused_since(memory, action.owner, decided_at):
-            return
+    async def _create_pod(self, job: Job, action: CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
         if self._cache.is_past(action.manifest):
             # The plan is older than what was seen since: its pod may have come and gone, and must not come again.
@@ -185,19 +200,15 @@ class Executor:
         try:
             self._cache.see(await self._api.create(action.manifest))
         except Conflict as error:
-            await self._meet_existing(job, action, memory, error)
-        except (Refused, NotFound, ServerFault) as error:
-            self._refuse(memory, action.owner, error)
-            log.warning("pod_refused", pod=name, namespace=job.identity.namespace, reason=error.message)
+            if error.reason != "AlreadyExists":
+                raise
+            await self._meet_existing(job, action)
         else:
-            memory.refusals.pop(action.owner, None)
             log.info("pod_created", pod=name, namespace=job.identity.namespace)
 
-    async def _meet_existing(self, job: Job, action: CreatePod, memory: Memory, error: Conflict) -> None:
-        """A pod of this name is there: ours, of a time before this operator's memory, or a stranger's."""
+    async def _meet_existing(self, job: Job, action: CreatePod) -> None:
+        """A pod of this name is there: ours, of a time before this operator's memory, or another owner's."""
         name = action.manifest["metadata"]["name"]
-        if error.reason != "AlreadyExists":
-            raise error
         try:
             found = await self._api.get("Pod", namespace=job.identity.namespace, name=name)
         except NotFound:
@@ -205,10 +216,12 @@ class Executor:
             return
         if controller_uid(found) == job.uid:
             self._cache.see(found)
-            memory.refusals.pop(action.owner, None)
+        elif _is_leaving(found, job):
+            # The head of an earlier job may drain for minutes. Its number is passed over: the next plan takes the next.
+            self._cache.note_birth(action.manifest)
+            log.info("pod_name_passed_over", pod=name, namespace=job.identity.namespace)
         else:
-            message = f"pod {name} exists and belongs to somebody else; delete it, or name the job otherwise"
-            memory.refuse(action.owner, RefusalKind.CONFLICT, message, at=self._clock())
+            raise NameTaken(f"pod {name}", is_leaving=False)
 
     async def _delete_pod(self, job: Job, action: DeletePod) -> None:
         pod = action.pod
@@ -236,59 +249,43 @@ class Executor:
 
     # -- other children ----------------------------------------------------------------------------------------
 
-    async def _apply(self, job: Job, manifest: Manifest, memory: Memory, decided_at: datetime) -> None:
+    async def _apply(self, job: Job, manifest: Manifest) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
-        if _is_refused_since(memory, kind, decided_at):
-            return
-        try:
-            if (kind, name) not in self._cache.children(job.uid) and not await self._is_free(job, manifest, memory):
-                return
-            self._cache.see(await self._api.apply(manifest))
-        except (Refused, NotFound, ServerFault) as error:
-            self._refuse(memory, kind, error, what=f"{kind} {name}: ")
-            log.warning("child_refused", kind=kind, name=name, namespace=job.identity.namespace, reason=error.message)
-        else:
-            memory.refusals.pop(kind, None)
+        if (kind, name) not in self._cache.children(job.uid):
+            await self._require_free(job, kind, name)
+        self._cache.see(await self._api.apply(manifest))
 
-    async def _is_free(self, job: Job, manifest: Manifest, memory: Memory) -> bool:
-        """Whether a name is free, or the job's own; what an earlier job left is never adopted."""
-        kind, name = manifest["kind"], manifest["metadata"]["name"]
+    async def _require_free(self, job: Job, kind: str, name: str) -> None:
+        """A name is free, or the job's own; what an earlier job left is never adopted."""
         try:
             found = await self._api.get(kind, namespace=job.identity.namespace, name=name)
         except NotFound:
-            return True
+            return
         if controller_uid(found) != job.uid:
-            message = f"{kind} {name} exists and belongs to somebody else; delete it, or name the job otherwise"
-            memory.refuse(kind, RefusalKind.CONFLICT, message, at=self._clock())
-            return False
-        self._cache.see(found)
-        return digest_of(found) != digest_of(manifest)
+            raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
 
-    async def _create_tokens(self, job: Job, memory: Memory, *, is_first: bool) -> None:
-        """Create the Secret, without the right to read any.
+    async def _create_tokens(self, job: Job, memory: Memory, *, claim: Manifest | None) -> None:
+        """Create the Secret, without the right to read or delete any.
 
-        One that exists is the job's own, unless the job has just begun: then it is an earlier job's of that name, on
-        its way out, with tokens that are of no use.
+        The claim is what tells the job's own Secret from another owner's, also for an operator that was restarted
+        between two requests.
         """
         manifest = secret(job, derive(self._key, uid=job.uid))
-        for can_clear in (is_first, False):
+        name = manifest["metadata"]["name"]
+        if claim is not None:
             try:
-                await self._api.create(manifest)
-            except Conflict:
-                if can_clear:
-                    stale = f"{names.JOB}={job.name},{names.JOB_UID}!={job.uid}"
-                    await self._api.delete_all("Secret", namespace=job.identity.namespace, selector=stale)
-                    continue
-            except (Refused, NotFound, ServerFault) as error:
-                self._refuse(memory, "Secret", error, what="Secret of tokens: ")
-                return
-            break
+                await self._api.create(manifest, is_dry_run=True)
+            except Conflict as conflict:
+                # Nobody may read whose it is. One of an earlier job of this name is gone within seconds.
+                before = memory.refusals.get("Secret")
+                is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
+                raise NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
+            await self._apply(job, claim)
+        try:
+            await self._api.create(manifest)
+        except Conflict:
+            log.debug("tokens_exist", secret=name, namespace=job.identity.namespace)
         memory.has_tokens = True
-        memory.refusals.pop("Secret", None)
-
-    def _refuse(self, memory: Memory, owner: str, error: ApiError, *, what: str = "") -> None:
-        words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
-        memory.refuse(owner, _kind_of(error), what + words, at=self._clock())
 
     async def _delete_child(self, job: Job, action: DeleteChild) -> None:
         try:
@@ -329,12 +326,40 @@ def _is_refused_since(memory: Memory, owner: str, moment: datetime) -> bool:
     return refusal is not None and refusal.at >= moment
 
 
-def _kind_of(error: ApiError) -> RefusalKind:
+def _is_leaving(found: Raw, job: Job) -> bool:
+    """Whether what is in the way goes by itself: its owner is a job of this very name, so that one is gone."""
+    owners = found["metadata"].get("ownerReferences") or ()
+    is_child = any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners)
+    return is_child or found["metadata"].get("deletionTimestamp") is not None
+
+
+def _prefix(action: Action) -> str:
+    """What was refused, before the API server's words; a pod's creation is told of by group already."""
+    match action:
+        case ApplyChild():
+            return f"{action.manifest['kind']} {action.manifest['metadata']['name']}: "
+        case CreateTokens():
+            return "Secret of tokens: "
+        case DeletePod():
+            return f"cannot delete pod {action.pod.name}: "
+        case MarkPod():
+            return f"cannot annotate pod {action.pod.name}: "
+        case DeleteChild():
+            return f"cannot delete {action.kind} {action.name}: "
+        case DeleteJob():
+            return "cannot delete the job: "
+        case _:
+            return ""
+
+
+def _kind_of(error: ApiError, *, is_creation: bool = True) -> RefusalKind:
     """What a refusal means; the words are those of the API server's admission plugins."""
     if isinstance(error, ServerFault):
         return RefusalKind.SERVER
     if isinstance(error, NotFound) or "NamespaceTerminating" in error.causes:
         return RefusalKind.NAMESPACE
+    if not is_creation:
+        return RefusalKind.FORBIDDEN
     if error.code == 403:
         if "exceeded quota: " in error.message or "failed quota: " in error.message:
             return RefusalKind.QUOTA

@@ -1,10 +1,11 @@
 """What the operator knows of a job beside what the cluster shows; all of it may be forgotten at any time."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from cormorant_operator.observed import HeadAnswer, Refusal, RefusalKind, Verdict
-from cormorant_operator.plan import DrainHead, TellHead
+from cormorant_operator.plan import POD_OWNER, DrainHead, TellHead
 
 _MOST_VERDICTS = 64
 
@@ -34,6 +35,16 @@ class Memory:
         before = self.refusals.get(owner)
         count = before.count + 1 if before is not None and before.kind is kind else 1
         self.refusals[owner] = Refusal(kind=kind, message=message, at=at, count=count)
+
+    def forget_refusals(self, pods: Collection[str]) -> None:
+        """Forget refusals about pods that are gone.
+
+        Args:
+            pods: names of those that exist.
+        """
+        gone = [key for key in self.refusals if key.startswith(POD_OWNER) and key.removeprefix(POD_OWNER) not in pods]
+        for key in gone:
+            del self.refusals[key]
 
     def judge(self, template: str, verdict: Verdict) -> None:
         """A dry run was answered."""

@@ -6,6 +6,7 @@ All names are computed, none is drawn: two operators that see the same world ask
 import base64
 import hashlib
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from cormorant_contract.children import (
@@ -105,9 +106,17 @@ def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
     return labels | ({"app.kubernetes.io/component": role, ROLE: role} if role else {})
 
 
+def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
+    """Those of an object's labels that are ours to write."""
+    return {key: value for key, value in labels.items() if key in _OWN_LABELS}
+
+
 def worker_selector(uid: str, *, group: str) -> str:
     """Label selector of a group's pods, for autoscalers."""
     return f"{JOB_UID}={uid},{GROUP}={group}"
+
+
+_OWN_LABELS = child_labels("", "").keys()
 
 
 def _short(text: str, length: int) -> str:

@@ -131,6 +131,7 @@ class RefusalKind(Enum):
     QUOTA = "QuotaExceeded"
     NAMESPACE = "NamespaceTerminating"
     CONFLICT = "NameConflict"
+    LEAVING = "NameNotFreeYet"
     INVALID = "InvalidPodTemplate"
     FORBIDDEN = "Forbidden"
     SERVER = "ApiServerError"

@@ -6,9 +6,10 @@ from datetime import datetime
 
 from cormorant_operator import names
 from cormorant_operator.observed import Obstacle, Pod, RefusalKind
+from cormorant_operator.plan import POD_OWNER
 from cormorant_operator.view import View
 
-_SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER)
+_SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +98,8 @@ def _is_missing(view: View, owner: str) -> bool:
         return view.live_head is None
     if owner == "Pod":
         return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
+    if owner.startswith(POD_OWNER):
+        return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.observed.pods)
     if owner not in view.sizes:
         return True
     return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])

@@ -31,8 +31,9 @@ class ApplyChild:
 class CreateTokens:
     """Bring the Secret of tokens about."""
 
-    is_first: bool
-    """No pod of the job was ever made: a Secret that is there is an earlier job's."""
+    claim: Manifest | None = None
+    """Nothing of the job exists yet, so a Secret of this name is not the job's. This ConfigMap is applied once the name
+    is free: from then on the Secret is the job's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +104,34 @@ Action: TypeAlias = (
     | DrainHead
     | DeleteJob
 )
+
+
+def owner_of(action: Action) -> str:
+    """The key under which a refusal of this action is kept; empty for words to the head.
+
+    After a refusal, actions of the same owner wait.
+    """
+    match action:
+        case CreatePod():
+            return action.owner
+        case CheckTemplate():
+            return "Pod"
+        case ApplyChild():
+            return str(action.manifest["kind"])
+        case CreateTokens():
+            return "Secret"
+        case DeletePod() | MarkPod():
+            return f"{POD_OWNER}{action.pod.name}"
+        case DeleteChild():
+            return f"{action.kind}/{action.name}"
+        case DeleteJob():
+            return "CollectorJob"
+        case TellHead() | DrainHead():
+            return ""
+
+
+POD_OWNER = "pod/"
+"""Prefix of the owners that are one existing pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

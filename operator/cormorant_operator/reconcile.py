@@ -4,6 +4,7 @@ It may be called at any time, by any operator, any number of times: in a world t
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cormorant_operator import names
@@ -23,11 +24,13 @@ from cormorant_operator.plan import (
     CreatePod,
     CreateTokens,
     DeleteChild,
+    DeleteJob,
     DeletePod,
     Manifest,
     MarkPod,
     Plan,
     TellHead,
+    owner_of,
 )
 from cormorant_operator.pods import Birth, worker_pod
 from cormorant_operator.progress import moving_until, stall_deadline
@@ -36,6 +39,8 @@ from cormorant_operator.status import make_status, write_at
 from cormorant_operator.suspension import Suspension, plan_suspension
 from cormorant_operator.view import View
 from cormorant_operator.workers import WorkerPlan, plan_workers
+
+_CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
 
 
 def reconcile(job: Job, observed: Observed, now: datetime, *, site: Site) -> Plan:
@@ -48,6 +53,11 @@ def reconcile(job: Job, observed: Observed, now: datetime, *, site: Site) -> Pla
         site: defaults of the installation.
     """
     view = View(job, observed, now.replace(microsecond=0), site)
+    return _without_refused(view, _decide(view))
+
+
+def _decide(view: View) -> Plan:
+    job = view.job
     if job.identity.is_deleting:
         return Plan()  # its pods go with it
     if job.is_over:
@@ -62,6 +72,21 @@ def reconcile(job: Job, observed: Observed, now: datetime, *, site: Site) -> Pla
     if stalled is not None and stalled.is_over(view.now):
         return _restart(view)
     return _run(view)
+
+
+def _without_refused(view: View, plan: Plan) -> Plan:
+    """What the API server would not delete or change a moment ago waits; the rest of the plan does not."""
+    if not view.observed.refusals:
+        return plan
+    actions: list[Action] = []
+    dues = [plan.due] if plan.due is not None else []
+    for action in plan.actions:
+        until = view.refused_until(owner_of(action)) if isinstance(action, _CHANGES) else None
+        if until is None:
+            actions.append(action)
+        else:
+            dues.append(until)
+    return replace(plan, actions=tuple(actions), due=min(dues, default=None))
 
 
 def _end(view: View, outcome: Outcome) -> Plan:
@@ -86,6 +111,10 @@ def _restart(view: View) -> Plan:
 
 
 def _run(view: View) -> Plan:
+    if _is_unclaimed(view):
+        # Pods would mount whatever Secret has the name: they come once the name is known to be free.
+        claim = (*_children(view, HeadPlan()), *_checks(view))
+        return _plan(view, Course(), claim, dues=view.retries(), epoch=view.epoch)
     head = plan_head(view)
     workers = plan_workers(view, may_create=head.is_coming)
     checks = tuple(_checks(view))
@@ -97,9 +126,11 @@ def _run(view: View) -> Plan:
 
 def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     """Services, NetworkPolicy, ConfigMap and Secret, as far as they are not as they should be."""
+    config = config_map(view.job, digest=view.templates.config)
+    is_unclaimed = _is_unclaimed(view)
     if _may_lack_tokens(view, head) and view.refused_until("Secret") is None:
-        yield CreateTokens(is_first=view.epoch == 0)
-    wanted: list[Manifest] = [config_map(view.job, digest=view.templates.config)]
+        yield CreateTokens(claim=config if is_unclaimed else None)
+    wanted: list[Manifest] = [] if is_unclaimed else [config]
     if view.site.has_network_policies:
         wanted.append(network_policy(view.job, view.site))
     if head.epoch:
@@ -110,10 +141,16 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
             yield ApplyChild(manifest=manifest)
     live = view.live_head
     if live is not None and live.template == view.templates.head:
-        current = wanted[0]["metadata"]["name"]
+        current = config["metadata"]["name"]
         for kind, name in sorted(view.observed.children):
             if kind == "ConfigMap" and name != current:
                 yield DeleteChild(kind="ConfigMap", name=name)
+
+
+def _is_unclaimed(view: View) -> bool:
+    """Whether nothing of the job was ever made: a Secret of its name is an earlier job's, or another owner's."""
+    has_config = any(kind == "ConfigMap" for kind, _ in view.observed.children)
+    return not (has_config or view.observed.pods or view.job.status.epoch)
 
 
 def _may_lack_tokens(view: View, head: HeadPlan) -> bool:

@@ -18,6 +18,8 @@ VERDICT_LASTS_S = 600.0
 """After which a template that the API server refused is tried again, though nobody changed it."""
 _HOPELESS_S = 600.0
 """The same for what only a person can put right."""
+_LEAVING_S = 1.0
+"""Between two looks at a name that Kubernetes is about to free."""
 
 
 @dataclass(frozen=True)
@@ -199,4 +201,6 @@ class View:
 def _refusal_lasts_s(refusal: Refusal) -> float:
     if refusal.kind in (RefusalKind.QUOTA, RefusalKind.SERVER):
         return refusal_delay_s(refusal.count)
+    if refusal.kind is RefusalKind.LEAVING:
+        return _LEAVING_S
     return min(_HOPELESS_S, 6 * refusal_delay_s(refusal.count))

@@ -24,10 +24,10 @@
   resources: [networkpolicies]
   verbs: [get, list, create, patch]
 {{- end }}
-# It reads none: tokens are derived anew from its key.
+# It reads and deletes none: tokens are derived from its key.
 - apiGroups: [""]
   resources: [secrets]
-  verbs: [create, deletecollection]
+  verbs: [create]
 - apiGroups: [""]
   resources: [events]
   verbs: [create]

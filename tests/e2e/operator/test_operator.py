@@ -1,5 +1,6 @@
 """The operator as a process, against a real API server: kubelets are played by the test, heads by a stub."""
 
+import asyncio
 import base64
 import json
 import signal
@@ -13,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from cormorant_operator.cluster import Cluster
+from cormorant_operator.connection import find_connection
+from cormorant_operator.errors import Conflict
 from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHeads
@@ -344,6 +348,49 @@ def test_stranger_of_that_name_is_never_adopted(scene: Scene) -> None:
         scene.submit()
         scene.until(lambda: scene.condition("Accepted") == "False/NameConflict", "the condition says so")
         assert "ownerReferences" not in scene.namespace.get("service", "pong-head")["metadata"]
+
+
+def test_job_that_is_deleted_and_applied_again_runs_within_seconds(running: Scene) -> None:
+    # Kubelet lets pods end at once; a head that drains is one whose finalizer holds it.
+    hold = '{"metadata": {"finalizers": ["example.com/drains"]}}'
+    running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", hold)
+    try:
+        first = running.namespace.get("cjob", "pong")["metadata"]["uid"]
+        running.namespace("delete", "cjob", "pong")
+        running.submit()
+        running.until(lambda: running.condition("Ready") == "True/EnoughWorkers", "the second job is ready")
+        assert running.namespace.get("cjob", "pong")["metadata"]["uid"] != first
+        assert running.namespace.get("pod", "pong-head-1")["metadata"]["deletionTimestamp"]
+        assert running.status()["epoch"] == 2
+        owners = {
+            name: running.namespace.get(kind, name)["metadata"]["ownerReferences"][0]["uid"]
+            for kind, name in (("service", "pong-head"), ("service", "pong-api"), ("secret", "pong-tokens"))
+        }
+        assert first not in owners.values()
+    finally:
+        running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", '{"metadata": {"finalizers": null}}')
+
+
+def test_late_status_write_is_refused(running: Scene) -> None:
+    job = running.namespace.get("cjob", "pong")
+    late = {
+        "apiVersion": job["apiVersion"],
+        "kind": job["kind"],
+        "metadata": {"name": "pong", "uid": job["metadata"]["uid"], "resourceVersion": "1"},
+        "status": {"phase": "Pending"},
+    }
+
+    async def write() -> None:
+        cluster = Cluster(find_connection)
+        try:
+            metadata = {**late["metadata"], "namespace": running.namespace.name}
+            with pytest.raises(Conflict, match="the object has been modified"):
+                await cluster.apply_status({**late, "metadata": metadata})
+        finally:
+            await cluster.close()
+
+    asyncio.run(write())
+    assert running.status()["phase"] != "Pending"
 
 
 def test_head_that_ends_with_0_completes_the_job(running: Scene) -> None:

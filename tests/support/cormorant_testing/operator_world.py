@@ -173,6 +173,9 @@ class World:
                 self.children[key] = digest_of(action.manifest)
             case CreateTokens():
                 self.has_tokens = True
+                if action.claim is not None:
+                    key = (action.claim["kind"], action.claim["metadata"]["name"])
+                    self.children[key] = digest_of(action.claim)
             case CreatePod():
                 self._create(action)
             case DeletePod():

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
-from cormorant_operator.errors import HeadSilent, NotFound, Unreachable
+from cormorant_operator.errors import HeadSilent, NotFound, Refused, Unreachable
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.site import Site
@@ -24,7 +24,7 @@ class Api:
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], dict[str, Any]] = {}
         self.is_away = False
-        self.lists = 0
+        self.lists = self.patches = 0
         self._version = 0
 
     def store(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -48,6 +48,14 @@ class Api:
     async def apply_status(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
         before = self.stored["CollectorJob", manifest["metadata"]["name"]]
         return self.store({**before, "status": manifest["status"]})
+
+    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
+        del self.stored[kind, name]
+        return {"kind": "Status"}
+
+    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        self.patches += 1
+        raise Refused(403, {"message": f"{name} may not be changed"}, request="PATCH")
 
     async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
         raise NotFound(404, {"message": f"{kind} {namespace}/{name}"}, request="GET")
@@ -183,6 +191,26 @@ def test_head_that_does_not_take_what_it_is_told_is_told_again_but_not_at_once()
         assert asyncio.get_running_loop().time() - began > 2 * SITE.hurried_poll_s
         scene.head.is_deaf = False
         await scene.until(lambda: scene.head.answer.is_spec_paused)
+
+    play(acts)
+
+
+def test_refused_change_is_said_and_holds_up_nothing_else() -> None:
+    async def acts(scene: Scene) -> None:
+        def accepted() -> dict[str, Any]:
+            (found,) = [c for c in scene.status["conditions"] if c["type"] == "Accepted"]
+            return dict(found)
+
+        # The worker beyond the new size cannot be marked; the head is told of the size and of the pause all the same.
+        scene.edit(generation=2, replicas=1, paused=True)
+        await scene.until(lambda: scene.head.answer.is_spec_paused)
+        await scene.until(lambda: accepted()["reason"] == "Forbidden")
+        pod = next(name for kind, name in scene.api.stored if name.startswith("pong-cpu-1-"))
+        assert accepted()["message"] == f"cannot annotate pod {pod}: {pod} may not be changed"
+        await scene.until(lambda: scene.status["phase"] == "Paused")
+        patches = scene.api.patches
+        await scene.until_asked(5)
+        assert scene.api.patches <= patches + 1
 
     play(acts)
 

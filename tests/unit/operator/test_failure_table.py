@@ -274,7 +274,7 @@ def test_restarted_operator_changes_nothing_in_a_healthy_world() -> None:
     world.restart_operator()
     plan = world.step()
     # It does not know whether the Secret is there, and asks for it once.
-    assert plan.actions == (CreateTokens(is_first=False),)
+    assert plan.actions == (CreateTokens(),)
     assert plan.status is None
     assert world.plan().is_empty
 

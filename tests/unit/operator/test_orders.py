@@ -180,7 +180,7 @@ def test_job_that_begins_suspended_has_no_pods() -> None:
 
 
 def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
-    world = running()
+    world = running(runPolicy={"ttlSecondsAfterFinished": 86_400})
     world.finish("pong-head-1", exit_code=0)
     plan = world.step()
     assert plan.actions == (), "the end is written before anything is cleaned up"
@@ -193,6 +193,15 @@ def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
     assert world.plan().is_empty
     world.tick(1)
     assert world.plan().actions == (DeleteJob(),)
+
+
+def test_finished_job_without_a_ttl_stays() -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=0)
+    world.settle()
+    world.tick(10 * 365 * 86_400)
+    plan = world.plan()
+    assert (plan.actions, plan.due) == ((), None)
 
 
 @pytest.mark.parametrize(("policy", "left"), [("None", 3), ("Workers", 1), ("All", 0)])

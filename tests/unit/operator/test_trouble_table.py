@@ -312,7 +312,7 @@ def test_secret_that_pods_miss_is_made_again() -> None:
     world.delete(world.live()[0].name)
     world.settle()
     world.block(world.live()[0].name, Obstacle.CONTAINER_CONFIG, 'secret "pong-tokens" not found')
-    assert of_kind(world.step().actions, CreateTokens) == [CreateTokens(is_first=False)]
+    assert of_kind(world.step().actions, CreateTokens) == [CreateTokens()]
 
 
 def test_secret_is_seen_to_before_a_head_is_made_that_would_wait_for_it() -> None:
@@ -320,13 +320,15 @@ def test_secret_is_seen_to_before_a_head_is_made_that_would_wait_for_it() -> Non
     world.finish("pong-head-1")
     orders = [type(action) for action in world.step().actions]
     assert orders.index(CreateTokens) < orders.index(CreatePod)
-    assert of_kind(world.done, CreateTokens)[-1] == CreateTokens(is_first=False)
+    assert of_kind(world.done, CreateTokens)[-1] == CreateTokens()
     world.settle()
     assert of_kind(world.plan().actions, CreateTokens) == []
 
 
 def test_secret_of_a_new_job_is_made_once() -> None:
-    assert of_kind(running().done, CreateTokens) == [CreateTokens(is_first=True)]
+    world = running()
+    (order,) = of_kind(world.done, CreateTokens)
+    assert ("ConfigMap", order.claim["metadata"]["name"]) in world.children
 
 
 def test_silent_control_plane_is_unknown_then_stalled_then_restarted() -> None:

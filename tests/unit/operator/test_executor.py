@@ -1,0 +1,307 @@
+"""What the executor does when names are taken, labels are lost, or the API server refuses a change."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from cormorant_contract.job import API_VERSION, KIND
+from cormorant_contract.status import CollectorJobStatus, Condition
+from cormorant_operator.cache import Cache
+from cormorant_operator.children import config_map, digest_of, services
+from cormorant_operator.cluster import error_of
+from cormorant_operator.conditions import Fact, merge
+from cormorant_operator.errors import Conflict
+from cormorant_operator.executor import Executor
+from cormorant_operator.job import Identity
+from cormorant_operator.memory import Memory
+from cormorant_operator.observed import Refusal, RefusalKind
+from cormorant_operator.plan import Action, ApplyChild, CreatePod, CreateTokens, DeletePod
+from cormorant_testing.operator_world import BEGIN, World, make_job, of_kind, running
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+JOB = make_job()
+EARLIER = {"kind": KIND, "name": "pong", "uid": "of-the-earlier-job", "controller": True}
+CLAIM = config_map(JOB, digest="d")
+
+
+class ApiServer:
+    """Keeps objects by kind and name; a job's status has a version."""
+
+    def __init__(self) -> None:
+        self.stored: dict[tuple[str, str], dict[str, Any]] = {}
+        self.requests: list[str] = []
+        self.refused: dict[str, int] = {}
+        """Status code by what is asked, `DELETE pong-cpu-0-x`."""
+        self._version = 100
+
+    def put(self, kind: str, name: str, **metadata: Any) -> dict[str, Any]:
+        return self.keep({"kind": kind, "metadata": {"name": name, "namespace": "team-a", **metadata}})
+
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
+        kind, name = manifest["kind"], manifest["metadata"]["name"]
+        self._note("TRY" if is_dry_run else "POST", name)
+        if (kind, name) in self.stored:
+            raise error_of(409)(409, {"reason": "AlreadyExists", "message": f"{name} already exists"}, request="POST")
+        return dict(manifest) if is_dry_run else self.keep(manifest)
+
+    async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        self._note("APPLY", manifest["metadata"]["name"])
+        return self.keep(manifest)
+
+    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
+        self._note("GET", name)
+        if (kind, name) not in self.stored:
+            raise error_of(404)(404, {"message": f"{name} not found"}, request="GET")
+        return self.stored[kind, name]
+
+    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
+        self._note("DELETE", name)
+        self.stored.pop((kind, name))
+        return {"kind": "Status"}
+
+    async def apply_status(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        metadata = manifest["metadata"]
+        before = self.stored[KIND, metadata["name"]]
+        if metadata["resourceVersion"] != before["metadata"]["resourceVersion"]:
+            raise error_of(409)(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
+        return self.keep({**before, "status": manifest["status"]})
+
+    def keep(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        kind, metadata = manifest["kind"], manifest["metadata"]
+        self._version += 1
+        born = {"uid": f"uid-of-{kind}-{metadata['name']}", "creationTimestamp": "2026-01-01T00:00:00Z"}
+        stored = {**manifest, "metadata": {**born, **metadata, "resourceVersion": str(self._version)}}
+        self.stored[kind, metadata["name"]] = stored
+        return stored
+
+    def _note(self, verb: str, name: str) -> None:
+        self.requests.append(f"{verb} {name}")
+        if code := self.refused.get(f"{verb} {name}"):
+            raise error_of(code)(code, {"message": f"{name} is not to be touched"}, request=verb)
+
+
+class Scene:
+    """An executor at an API server."""
+
+    def __init__(self) -> None:
+        self.api, self.cache, self.memory = ApiServer(), Cache(), Memory()
+        given: Any = (self.api, object())
+        self.executor = Executor(*given, self.cache, key=b"k" * 32, clock=lambda: NOW)
+
+    def do(self, *actions: Action) -> None:
+        async def all_of_them() -> None:
+            for action in actions:
+                await self.executor.do(JOB, action, self.memory, decided_at=NOW)
+
+        run(all_of_them())
+
+    def refusal(self, owner: str) -> tuple[str, str]:
+        found = self.memory.refusals[owner]
+        return found.kind.value, found.message
+
+
+def run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def new_head(world: World) -> CreatePod:
+    world.step()
+    (order,) = (order for order in of_kind(world.plan().actions, CreatePod) if order.owner == "head")
+    assert isinstance(order, CreatePod)
+    return order
+
+
+# -- the Secret of tokens: it may be created, and neither read nor deleted -------------------------------------------
+
+
+def test_new_jobs_secret_is_made_after_its_claim() -> None:
+    scene = Scene()
+    scene.do(CreateTokens(claim=CLAIM))
+    assert scene.api.requests == ["TRY pong-tokens", "GET pong-config-d", "APPLY pong-config-d", "POST pong-tokens"]
+    assert (scene.memory.has_tokens, scene.memory.refusals) == (True, {})
+
+
+def test_strangers_secret_is_a_name_conflict() -> None:
+    scene = Scene()
+    scene.api.put("Secret", "pong-tokens")
+    for _ in range(10):
+        scene.memory.refusals.update(aged(scene.memory))
+        scene.do(CreateTokens(claim=CLAIM))
+        assert scene.refusal("Secret")[0] == "NameNotFreeYet"
+    scene.memory.refusals.update(aged(scene.memory))
+    scene.do(CreateTokens(claim=CLAIM))
+    words = "Secret pong-tokens exists and belongs to another owner; delete it, or rename the job"
+    assert scene.refusal("Secret") == ("NameConflict", words)
+    assert (scene.memory.has_tokens, set(scene.api.requests)) == (False, {"TRY pong-tokens"})
+
+
+def test_pods_wait_until_the_secrets_name_is_free() -> None:
+    world = World()
+    refusal = Refusal(kind=RefusalKind.CONFLICT, message="Secret pong-tokens exists", at=BEGIN)
+    world.refusals["Secret"] = refusal
+    for _ in range(3):
+        plan = world.step()
+    assert (of_kind(plan.actions, CreatePod), world.condition("Accepted")) == ([], "False/NameConflict")
+    assert world.job.status.epoch == 0
+
+
+def test_secret_is_the_jobs_own_once_it_was_claimed() -> None:
+    # An operator that was killed right after the creation knows nothing of it.
+    scene = Scene()
+    scene.api.put("Secret", "pong-tokens")
+    scene.do(CreateTokens())
+    assert (scene.memory.has_tokens, scene.memory.refusals) == (True, {})
+
+
+def aged(memory: Memory) -> dict[str, Refusal]:
+    """The same refusals, as of an earlier plan."""
+    before = datetime(2025, 1, 1, tzinfo=UTC)
+    return {
+        owner: Refusal(kind=found.kind, message=found.message, at=before, count=found.count)
+        for owner, found in memory.refusals.items()
+    }
+
+
+# -- one name twice in a row -----------------------------------------------------------------------------------------
+
+
+def test_service_of_an_earlier_job_is_waited_for() -> None:
+    scene = Scene()
+    service = services(JOB, epoch=1)[1]
+    scene.api.put("Service", "pong-api", ownerReferences=[EARLIER])
+    scene.do(ApplyChild(manifest=service))
+    words = "Service pong-api is left of an earlier job of this name; waiting until Kubernetes has deleted it"
+    assert scene.refusal("Service") == ("NameNotFreeYet", words)
+    del scene.api.stored["Service", "pong-api"]
+    scene.memory.refusals.update(aged(scene.memory))
+    scene.do(ApplyChild(manifest=service))
+    assert (scene.memory.refusals, ("Service", "pong-api") in scene.cache.children(JOB.uid)) == ({}, True)
+
+
+def test_name_that_is_about_to_be_free_is_looked_at_every_second() -> None:
+    world = World()
+    world.settle()
+    world.children.pop(("Service", "pong-api"))
+    for count in range(1, 100):
+        refusal = Refusal(kind=RefusalKind.LEAVING, message="Service pong-api is left", at=world.now, count=count)
+        world.refusals["Service"] = refusal
+        plan = world.step()
+        assert (of_kind(plan.actions, ApplyChild), plan.due) == ([], world.now.replace(second=world.now.second + 1))
+        assert world.condition("Scheduled") == "False/NameNotFreeYet"
+        world.tick(1)
+        if count == 3:
+            break
+    assert len(of_kind(world.plan().actions, ApplyChild)) == 1
+
+
+def test_head_of_an_earlier_job_that_drains_is_passed_over() -> None:
+    scene, world = Scene(), World()
+    order = new_head(world)
+    since = "2026-01-01T00:00:00Z"
+    scene.api.put("Pod", "pong-head-1", ownerReferences=[EARLIER], deletionTimestamp=since)
+    document = {"apiVersion": API_VERSION, "kind": KIND, "spec": JOB.templates.document}
+    own = {"name": "pong", "namespace": "team-a", "uid": JOB.uid, "resourceVersion": "1"}
+    scene.cache.see({**document, "metadata": own})
+    scene.do(order)
+    assert (scene.memory.refusals, scene.cache.epoch(JOB.uid)) == ({}, 1)
+    world.epoch = scene.cache.epoch(JOB.uid)
+    (order,) = (order for order in of_kind(world.plan().actions, CreatePod) if order.owner == "head")
+    assert order.manifest["metadata"]["name"] == "pong-head-2"
+
+
+def test_pod_of_another_owner_is_a_name_conflict() -> None:
+    scene = Scene()
+    scene.api.put("Pod", "pong-head-1")
+    scene.do(new_head(World()))
+    words = "pod pong-head-1 exists and belongs to another owner; delete it, or rename the job"
+    assert scene.refusal("head") == ("NameConflict", words)
+
+
+# -- labels that others take away ------------------------------------------------------------------------------------
+
+
+def test_child_that_lost_its_labels_is_applied_once() -> None:
+    scene = Scene()
+    service = services(JOB, epoch=1)[1]
+    scene.do(ApplyChild(manifest=service))
+    # A watch that selects by label tells of a deletion, with the labels as they were.
+    lost = scene.api.keep({**service, "metadata": {**service["metadata"], "labels": {}}})
+    scene.cache.see(
+        {**lost, "metadata": {**lost["metadata"], "labels": service["metadata"]["labels"]}}, is_deleted=True
+    )
+    assert scene.cache.children(JOB.uid) == {}
+    before = len(scene.api.requests)
+    scene.do(ApplyChild(manifest=service))
+    assert scene.api.requests[before:] == ["GET pong-api", "APPLY pong-api"]
+    assert list(scene.cache.children(JOB.uid)) == [("Service", "pong-api")]
+
+
+def test_label_that_others_changed_is_put_right() -> None:
+    world = running()
+    service = services(JOB, epoch=1)[1]
+    changed = {**service["metadata"]["labels"], "app.kubernetes.io/instance": "else"}
+    key = ("Service", "pong-api")
+    world.children[key] = digest_of({**service, "metadata": {**service["metadata"], "labels": changed}})
+    assert [order.manifest["metadata"]["name"] for order in of_kind(world.plan().actions, ApplyChild)] == ["pong-api"]
+    world.settle()
+    more = {**service["metadata"]["labels"], "team": "blue"}
+    world.children[key] = digest_of({**service, "metadata": {**service["metadata"], "labels": more}})
+    assert world.plan().is_empty
+
+
+# -- refused changes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "kind"), [(403, "Forbidden"), (400, "Forbidden"), (500, "ApiServerError")])
+def test_refused_deletion_of_a_pod_is_kept_for_this_pod(code: int, kind: str) -> None:
+    scene, world = Scene(), running()
+    first, second = world.live()
+    for pod in (first, second):
+        scene.api.put("Pod", pod.name)
+    scene.api.refused[f"DELETE {first.name}"] = code
+    scene.do(*(DeletePod(pod=pod, why="a test") for pod in (first, second)))
+    assert scene.refusal(f"pod/{first.name}") == (
+        kind,
+        f"cannot delete pod {first.name}: {first.name} is not to be touched",
+    )
+    assert [name for _, name in scene.api.stored] == [first.name]
+    scene.memory.forget_refusals({second.name})
+    assert scene.memory.refusals == {}
+
+
+def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:
+    world = running(runPolicy={"maxUnavailable": 2})
+    first, second = world.live()
+    world.refusals[f"pod/{first.name}"] = Refusal(kind=RefusalKind.FORBIDDEN, message="cannot delete pod", at=world.now)
+    world.edit(workerGroups=[{"name": "cpu", "template": {"metadata": {"labels": {"a": "b"}}}}])
+    world.step()
+    plan = world.step()
+    assert [order.pod.name for order in of_kind(plan.actions, DeletePod)] == [second.name]
+    assert (world.condition("Accepted"), world.message("Accepted")) == ("False/Forbidden", "cannot delete pod")
+    assert plan.due is not None
+
+
+# -- the status ------------------------------------------------------------------------------------------------------
+
+
+def test_late_status_never_overwrites_a_newer_one() -> None:
+    scene = Scene()
+    version = scene.api.put(KIND, "pong", uid="j")["metadata"]["resourceVersion"]
+    seen = Identity(name="pong", namespace="team-a", uid="j", resource_version=version)
+    run(scene.executor.write_status(seen, CollectorJobStatus(phase="Completed")))
+    with pytest.raises(Conflict):
+        run(scene.executor.write_status(seen, CollectorJobStatus(phase="Running")))
+    assert scene.api.stored[KIND, "pong"]["status"]["phase"] == "Completed"
+
+
+def test_end_is_never_taken_back() -> None:
+    def condition(kind: Any, status: Any, reason: str) -> Condition:
+        return Condition(type=kind, status=status, reason=reason, last_transition_time=BEGIN)
+
+    ended = condition("Completed", "True", "AllFramesDelivered")
+    before = CollectorJobStatus(conditions=(condition("Ready", "True", "EnoughWorkers"), ended))
+    after = merge(before, [Fact(type="Ready", status="False", reason="TooFewWorkers")], generation=1, now=NOW)
+    assert [(found.type, found.status) for found in after] == [("Ready", "False"), ("Completed", "True")]
