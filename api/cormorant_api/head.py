@@ -103,6 +103,8 @@ class Head:
         self.is_closing = False
         self.uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
         self._running: Running | None = None
+        self._resume_is_start = False
+        """The fleet was started paused for this head to attach; that it goes on is its start, not a resume."""
         self._quick = ThreadPoolExecutor(4, thread_name_prefix="control")
         self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
         self._ended = threading.Event()
@@ -119,6 +121,7 @@ class Head:
             is_paused: it was started paused, and goes on from here if nobody holds a lease.
         """
         running = Running(self, fleet, is_paused=is_paused)
+        self._resume_is_start = is_paused and not self.leases.spec_paused
         self._unsubscribe = fleet.subscribe(self._hear)
         self.sample(fleet.stats())
         if not running.publisher.inherit(fleet.inheritance):
@@ -247,6 +250,10 @@ class Head:
             self.metrics.batches["queue"].inc()
         if event.kind in ("sealed", "published", "lent"):
             return  # too many to tell; told by the publisher, with the update's id
+        if event.kind in ("paused", "resumed"):
+            is_start, self._resume_is_start = self._resume_is_start, False
+            if event.kind == "resumed" and is_start:
+                return
         if event.kind == "failed" and not event.worker:
             self.failure = event.reason
         self.events.add(

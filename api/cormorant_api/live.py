@@ -11,20 +11,24 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from itertools import islice
 
+import yaml
+
 from cormorant_api.bell import Bell
 from cormorant_api.head import Head
+from cormorant_api.history import Past, Recorder
 from cormorant_api.pictures import find_picture, size_of
 from cormorant_api.status import describe, describe_worker
+from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.base import Answer
 from cormorant_contract.rest.events import Event
-from cormorant_contract.rest.live import History, Moment, Opening, PictureSize
+from cormorant_contract.rest.live import LogLine, Moment, Opening, PictureSize, Sample
 from cormorant_worker.engine.protocol import FleetStats
+from cormorant_worker.logs import TAIL, LogTail
 
 MOST_LISTENERS = 128
 _EVERY_S = 1.0
 _SLACK_S = 0.2
 """The housekeeper comes twice a second, and not to the millisecond."""
-_HISTORY = 900
 _KEPT = 10
 """Moments that a listener may be behind."""
 _MOST_EVENTS = 100
@@ -36,17 +40,21 @@ _LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
 class Live:
     """History and moments of a head. `observe` is called by one thread, the rest by any."""
 
-    def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic, tail: LogTail = TAIL) -> None:
         self.bell = Bell()
         """Rung at every moment."""
         self.listeners = 0
         self.moments = 0
         """Put into words so far; those that nobody listened to were not."""
         self._head = head
-        self._clock = clock
+        self._clock, self._tail = clock, tail
+        self._recorder = Recorder()
+        self._manifest = manifest_text(head.job)
         self._lock = threading.Lock()
         """Guards everything here."""
-        self._history: deque[tuple[float, float, float | None]] = deque(maxlen=_HISTORY)
+        self._past = Past()
+        self._next_line = 0
+        """Of the log: what the last moment told comes before it."""
         self._frames: deque[bytes] = deque(maxlen=_KEPT)
         self._next_at = 0.0
         self._workers_at = 0.0
@@ -63,18 +71,19 @@ class Live:
         if now < self._next_at - _SLACK_S:
             return
         self._next_at = now + _EVERY_S
-        returns = stats.recent_returns
-        mean = sum(returns) / len(returns) if returns else None
+        sample = self._recorder.sample(stats, at=time.time(), per_second=self._head.pulse.rate())
         with self._lock:
-            self._history.append((round(time.time(), 1), round(self._head.pulse.rate(), 1), mean))
+            self._past.add(sample)
         if not self.listeners:
             self._position = self._head.events.end
             return
+        logs = self._lines_from(self._next_line)
+        self._next_line = logs[-1].number + 1 if logs else self._next_line
         tells_workers = now >= self._workers_at
         if tells_workers:
             self._workers_at = now + len(stats.workers) / _WORKERS_A_SECOND - _SLACK_S
         events, self._position = self._events_from(self._position)
-        frame = as_frame("moment", self._moment(stats, events, tells_workers=tells_workers))
+        frame = as_frame("moment", self._moment(stats, events, logs, sample, tells_workers=tells_workers))
         with self._lock:
             self._frames.append(frame)
             self.moments += 1
@@ -105,12 +114,15 @@ class Live:
         layout = self._head.running.fleet.layout
         picture = find_picture(layout.observation)
         events, _ = self._events_from(0)
+        with self._lock:
+            past = self._past.told()
         height, width = size_of(picture) if picture is not None else (0, 0)
         opening = Opening(
             num_envs=layout.num_envs,
             picture=PictureSize(height=height, width=width) if picture is not None else None,
-            history=self._past(),
-            moment=self._moment(stats, events, tells_workers=True),
+            history=past,
+            moment=self._moment(stats, events, self._lines_from(0), None, tells_workers=True),
+            manifest=self._manifest,
         )
         frame = as_frame("opening", opening)
         with self._lock:
@@ -127,7 +139,15 @@ class Live:
 
     # -- words -------------------------------------------------------------------------------------------------
 
-    def _moment(self, stats: FleetStats, events: list[Event], *, tells_workers: bool) -> Moment:
+    def _moment(
+        self,
+        stats: FleetStats,
+        events: list[Event],
+        logs: tuple[LogLine, ...],
+        sample: Sample | None,
+        *,
+        tells_workers: bool,
+    ) -> Moment:
         head = self._head
         running = head.running
         workers = tuple(describe_worker(head, worker, published=stats.version) for worker in stats.workers)
@@ -138,6 +158,8 @@ class Live:
             workers=workers if tells_workers else None,
             updates=running.updates.newest(_MOST_UPDATES),
             events=tuple(events),
+            sample=sample,
+            logs=logs,
         )
 
     def _events_from(self, position: int) -> tuple[list[Event], int]:
@@ -153,11 +175,15 @@ class Live:
                 return list(found), position
             found.extend(event for event in events if event.kind not in _LEFT_OUT)
 
-    def _past(self) -> History:
-        with self._lock:
-            samples = tuple(self._history)
-        at, per_second, mean_return = zip(*samples, strict=True) if samples else ((), (), ())
-        return History(at=at, per_second=per_second, mean_return=mean_return)
+    def _lines_from(self, number: int) -> tuple[LogLine, ...]:
+        lines = self._tail.since(number)
+        return tuple(LogLine(number=li.number, time=li.time, level=li.level, text=li.text) for li in lines)
+
+
+def manifest_text(job: CollectorJob) -> str:
+    """The manifest in YAML, without what its author left out."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 
 def as_frame(kind: str, data: Answer) -> bytes:

@@ -20,8 +20,9 @@ from cormorant_api.app import make_app
 from cormorant_api.head import Head
 from cormorant_api.listener import Listener
 from cormorant_api.settings import Settings
+from cormorant_api.status import wait_for_learner
 from cormorant_api.tls import check_tls
-from cormorant_api.tokens import Tokens
+from cormorant_api.tokens import Role, Tokens
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
@@ -77,6 +78,20 @@ class HeadServer:
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{scheme}://{host}:{self._listeners[0].port}"
+
+    @property
+    def page_url(self) -> str:
+        """Where the live page is. Its fragment is the write token: browsers do not send it, and the page drops it from
+        the address bar.
+        """
+        token = self.head.tokens.by_role.get(Role.WRITE, "")
+        return f"{self.url}/#token={token}" if token else f"{self.url}/"
+
+    def waits_for(self, stats: FleetStats) -> str:
+        """Why nothing is collected, in a sentence; empty while frames come."""
+        if not self.head.is_running or self.head.is_draining:
+            return ""
+        return wait_for_learner(self.head.running, stats)
 
     def start_fleet(self, make_fleet: Callable[[CollectorJob, FleetOptions], F], options: FleetOptions) -> F:
         """Start the workers, paused until the weights of an earlier head are with them.

@@ -1,6 +1,7 @@
 """`GET /v1/status` and `/v1/workers`: what the head and the fleet know, put into the API's words. Pure functions."""
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from cormorant_api.head import Head, Running
 from cormorant_contract.rest.status import (
@@ -121,13 +122,41 @@ def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condit
     wanted = sum(running.roster.groups.values())
     ready = sum(worker.phase not in _NOT_READY for worker in stats.workers)
     state = running.pauses.state
-    rate = head.pulse.rate()
     return (
         _condition("Ready", bool(ready), "WorkersReady", "NoWorkers", f"{ready} of {wanted} workers are ready"),
-        _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second"),
+        _progressing(head, running, stats),
         _condition("Paused", state == "paused", "Paused", "NotPaused", running.pauses.error),
         _condition("Failed", bool(head.failure), "FleetFailed", "FleetRuns", head.failure),
     )
+
+
+def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
+    """Whether frames come, and what they wait for otherwise."""
+    if (sentence := wait_for_learner(running, stats)) and not head.is_draining:
+        return Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence)
+    starting = [worker for worker in stats.workers if worker.phase in _NOT_READY]
+    if starting and len(starting) == len(stats.workers):
+        word = "importing code" if starting[0].phase == "importing" else "building environments and the policy"
+        sentence = f"waiting for workers: {len(starting)} still {word}"
+        return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
+    rate = head.pulse.rate()
+    return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
+
+
+def wait_for_learner(running: Running, stats: FleetStats) -> str:
+    """The sentence for a fleet that stands still because nobody takes its batches; empty while it does not."""
+    if stats.paused or not stats.queued_batches or running.pump.num_waiting:
+        return ""
+    if any(worker.phase != "waiting" for worker in stats.workers if worker.phase not in _NOT_READY):
+        return ""
+    consumers = running.ledger.consumers()
+    if not consumers:
+        return "waiting for a learner: no consumer has asked for batches yet"
+    record, _ = max(consumers.values(), key=lambda known: known[0].last_seen)
+    ago = max(0.0, (datetime.now(UTC) - record.last_seen).total_seconds())
+    lent = running.ledger.counts().lent
+    held = f" and holds {lent} that it has not acknowledged" if lent else ""
+    return f"waiting for a learner: the last one asked for batches {ago:.0f} s ago{held}"
 
 
 def _condition(kind: str, is_true: bool, yes: str, no: str, message: str) -> Condition:

@@ -74,6 +74,18 @@ class Snapshot:
     queued_batches: int
     dropped: Mapping[str, int]
     workers: tuple[WorkerView, ...]
+    waits_for: str = ""
+    """Why nothing is collected at the moment, in a sentence; empty while frames come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Serving:
+    """Where a head is served, for people and programs on this machine."""
+
+    url: str
+    page: str
+    """Address of the live page; its fragment is a token, which browsers send to nobody."""
+    token_file: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +122,10 @@ class Display(Protocol):
 
     def begin(self, plan: Plan) -> None:
         """Workers are being started."""
+        ...
+
+    def serving(self, serving: Serving) -> None:
+        """The head answers requests. Called once, and only with `--serve`."""
         ...
 
     def progress(self, snapshot: Snapshot) -> None:
@@ -169,6 +185,10 @@ class JsonDisplay:
         """`{"event": "started", ...}`."""
         _echo_json("started", asdict(plan))
 
+    def serving(self, serving: Serving) -> None:
+        """`{"event": "serving", ...}`, without the token: programs read the file."""
+        _echo_json("serving", {"url": serving.url, "token_file": serving.token_file})
+
     def progress(self, snapshot: Snapshot) -> None:
         """`{"event": "progress", ...}`."""
         _echo_json("progress", asdict(snapshot))
@@ -194,12 +214,27 @@ class PlainDisplay:
 
     interval_s = 3.0
 
+    def __init__(self) -> None:
+        self._last_wait = ""
+
     def begin(self, plan: Plan) -> None:
         """One line."""
         typer.echo(_opening(plan))
 
+    def serving(self, serving: Serving) -> None:
+        """Two lines."""
+        for line in _serving_lines(serving):
+            typer.echo(line)
+
     def progress(self, snapshot: Snapshot) -> None:
-        """One line."""
+        """One line; while the job waits, one line in all."""
+        wait = _kind_of_wait(snapshot.waits_for)
+        if wait and wait == self._last_wait:
+            return
+        self._last_wait = wait
+        if wait:
+            typer.echo(f"{snapshot.waits_for} ({_amount(snapshot)})")
+            return
         parts = (_amount(snapshot), f"{snapshot.fps:,.0f} frames/s", *_details(snapshot), _workers_line(snapshot))
         typer.echo(", ".join(parts))
 
@@ -238,6 +273,11 @@ class LiveDisplay:
         workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
         self._live.start()
         self._live.update(Spinner("dots", text=Text(f"starting {workers}")))
+
+    def serving(self, serving: Serving) -> None:
+        """Lines that stay above the bar, to click and to copy."""
+        for line in _serving_lines(serving):
+            self._console.print(Text(line), soft_wrap=True)
 
     def progress(self, snapshot: Snapshot) -> None:
         """Redraw."""
@@ -286,7 +326,9 @@ class LiveDisplay:
         return Group(
             top,
             Text(" · ".join(_details(snapshot)), no_wrap=True, overflow="ellipsis"),
-            Text(_workers_line(snapshot), style="dim", no_wrap=True, overflow="ellipsis"),
+            Text(snapshot.waits_for, style="bold yellow", no_wrap=True, overflow="ellipsis")
+            if snapshot.waits_for
+            else Text(_workers_line(snapshot), style="dim", no_wrap=True, overflow="ellipsis"),
         )
 
 
@@ -325,6 +367,16 @@ def _opening(plan: Plan) -> str:
     frames = f"{plan.total_frames:,} frames" if plan.total_frames else "frames until Ctrl-C"
     target = f" into {plan.dataset}" if plan.dataset else ""
     return f"{plan.job}: {frames} of {plan.env}; {plan.workers} worker{'s' if plan.workers > 1 else ''}{target}"
+
+
+def _serving_lines(serving: Serving) -> list[str]:
+    tokens = f"; tokens are in {serving.token_file}" if serving.token_file else ""
+    return [f"live page: {serving.page}", f"REST API: {serving.url}{tokens}"]
+
+
+def _kind_of_wait(sentence: str) -> str:
+    """The sentence without its seconds: what stays the same while a job waits."""
+    return sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
 
 
 def _amount(snapshot: Snapshot) -> str:

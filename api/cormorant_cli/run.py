@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from cormorant_cli.errors import BadInput, CliError, CommandFailed
-from cormorant_cli.progress import Display, Plan, Rate, Snapshot, Summary, WorkerView, choose_display
+from cormorant_cli.progress import Display, Plan, Rate, Serving, Snapshot, Summary, WorkerView, choose_display
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
 from cormorant_manifest.reader import STDIN, load_jobs
@@ -122,7 +122,7 @@ def run(
     frames are collected, 1 when collecting failed, 2 when the manifest is refused, 130 when interrupted.
     """
     display = choose_display(as_json=as_json)
-    serving = Serving(port=port, directory=directory) if serve else None
+    serving = ServeOptions(port=port, directory=directory) if serve else None
     site = Site(fleet=fleet, ray_address=ray_address)
     interrupts = Interrupts(display)
     with interrupts.installed():
@@ -146,7 +146,7 @@ def run(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Serving:
+class ServeOptions:
     """What `--serve` needs to know."""
 
     port: int
@@ -245,7 +245,7 @@ class _Session:
         display: Display,
         interrupts: Interrupts,
         site: Site,
-        serving: Serving | None = None,
+        serving: ServeOptions | None = None,
         metrics_port: int = 0,
     ) -> None:
         self._job = job
@@ -330,7 +330,10 @@ class _Session:
         or Ctrl-C.
         """
         if server is not None:
-            end = server.wait(lambda: self._interrupts.requested, look=self._show)
+            self._display.serving(
+                Serving(url=server.url, page=server.page_url, token_file=str(server.token_file or ""))
+            )
+            end = server.wait(lambda: self._interrupts.requested, look=lambda stats: self._show(stats, server))
             return "interrupted" if end == "interrupted" else "done"
         while not self._interrupts.requested:
             if self._advance(fleet):
@@ -338,11 +341,11 @@ class _Session:
             self._show(fleet.stats())
         return "interrupted"
 
-    def _show(self, stats: "FleetStats") -> None:
+    def _show(self, stats: "FleetStats", server: "HeadServer | None" = None) -> None:
         now = time.monotonic()
         if now >= self._due:
             self._due = now + self._display.interval_s
-            self._display.progress(self._snapshot(stats, now))
+            self._display.progress(self._snapshot(stats, now, server.waits_for(stats) if server is not None else ""))
 
     def _advance(self, fleet: "LocalFleet") -> bool:
         """Take a batch, or wait a moment. True when all frames are delivered."""
@@ -368,7 +371,7 @@ class _Session:
             dataset=self._dataset,
         )
 
-    def _snapshot(self, stats: "FleetStats", now: float) -> Snapshot:
+    def _snapshot(self, stats: "FleetStats", now: float, waits_for: str) -> Snapshot:
         return Snapshot(
             frames=stats.frames,
             total_frames=stats.total_frames,
@@ -380,6 +383,7 @@ class _Session:
             restarts=stats.restarts,
             queued_batches=stats.queued_batches,
             dropped=stats.dropped,
+            waits_for=waits_for,
             workers=tuple(
                 WorkerView(
                     name=worker.name,
@@ -442,13 +446,15 @@ def _logged_to(display: Display, *, debug: bool) -> Iterator[None]:
     """Inside, the fleet's events go to the display."""
     import structlog
 
+    from cormorant_worker.logs import TAIL
+
     def show(_logger: object, _method: str, event: MutableMapping[str, Any]) -> Any:
         display.log(event)
         raise structlog.DropEvent
 
     before = structlog.get_config()
     structlog.configure(
-        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, show],
+        processors=[structlog.processors.add_log_level, structlog.processors.format_exc_info, TAIL, show],
         wrapper_class=structlog.make_filtering_bound_logger(logging.DEBUG if debug else logging.INFO),
     )
     try:

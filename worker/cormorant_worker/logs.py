@@ -7,8 +7,11 @@ Light: the supervisor uses it, too.
 """
 
 import sys
+import threading
+from collections import deque
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any, TextIO
 
 import structlog
@@ -16,6 +19,8 @@ import structlog
 FIELDS = ("job", "group", "worker", "epoch", "version")
 """On each line; null where a process cannot know."""
 _FIRST = ("timestamp", "level", "event", *FIELDS)
+_NOT_SHOWN = frozenset({"timestamp", "level", "event", "exception", "job", "epoch"})
+_LONGEST_LINE = 2000
 Event = MutableMapping[str, Any]
 
 
@@ -31,6 +36,50 @@ class LogContext:
     """Which incarnation of the head, from 1."""
     version: int | None = None
     """The newest policy version that it knows of."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoggedLine:
+    """One line of the log, for people."""
+
+    number: int
+    """Counts up from 0 in a process."""
+    time: datetime
+    level: str
+    text: str
+
+
+class LogTail:
+    """A structlog processor that remembers the last lines, for the live page. Thread-safe."""
+
+    def __init__(self, *, size: int = 200) -> None:
+        """Remember at most `size` lines."""
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._lines: deque[LoggedLine] = deque(maxlen=size)
+        self._next = 0
+
+    def __call__(self, _logger: Any, _method: str, event: Event) -> Event:
+        """Remember a line and pass it on."""
+        shown = {key: value for key, value in event.items() if key not in _NOT_SHOWN and value not in ("", None)}
+        text = " ".join([str(event.get("event", "")), *(f"{key}={value}" for key, value in shown.items())])
+        if event.get("exception"):
+            text += f"\n{event['exception']}"
+        with self._lock:
+            now = datetime.now(UTC)
+            level = str(event.get("level", "info"))
+            self._lines.append(LoggedLine(number=self._next, time=now, level=level, text=text[:_LONGEST_LINE]))
+            self._next += 1
+        return event
+
+    def since(self, number: int) -> list[LoggedLine]:
+        """Lines from a number on that are still remembered, oldest first."""
+        with self._lock:
+            return [line for line in self._lines if line.number >= number]
+
+
+TAIL = LogTail()
+"""Of this process."""
 
 
 def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None:
@@ -49,6 +98,7 @@ def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
+            TAIL,
             _with(context),
             *last,
         ],

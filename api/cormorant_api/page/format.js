@@ -16,6 +16,15 @@ export function clock(when) {
   return clockTime.format(typeof when === "number" ? new Date(when * 1000) : new Date(when));
 }
 
+/** A span of time, roughly. */
+export function duration(seconds) {
+  if (seconds < 60) return `${Math.ceil(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.round(hours / 24)} days`;
+}
+
 export function millis(value) {
   if (value === null || value === undefined) return "–";
   return value < 1000 ? `${Math.round(value)} ms` : `${(value / 1000).toFixed(1)} s`;

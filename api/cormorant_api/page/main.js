@@ -3,22 +3,37 @@
 import { Problem, call, token } from "./api.js";
 import { Eyes } from "./eyes.js";
 import { Events } from "./events.js";
-import { clock, count, number } from "./format.js";
+import { clock, count, duration, number } from "./format.js";
+import { Learners } from "./learners.js";
+import { Log } from "./log.js";
 import { Plot } from "./plot.js";
 import { Rows, setText } from "./rows.js";
+import { Shares } from "./shares.js";
 import { Stream } from "./stream.js";
 import { Weights } from "./weights.js";
 
 const OWNER = "page";
 const PAUSE_S = 3600;
 const MOST_WORKERS = 200;
-const KEPT_S = 1000;
+const MOST_POINTS = 6000;
 
 const $ = (id) => document.getElementById(id);
 const plots = {
   fps: new Plot($("plot-fps"), { name: "Frames per second", format: (value) => `${count(value)} frames per second` }),
   return: new Plot($("plot-return"), { name: "Mean episode return", format: (value) => `return ${number(value)}` }),
+  length: new Plot($("plot-length"), { name: "Mean episode length", format: (value) => `${number(value)} frames` }),
+  staleness: new Plot($("plot-staleness"), { name: "Versions behind", format: (value) => `${number(value)} versions behind` }),
 };
+const shares = new Shares($("plot-shares"), [
+  { key: "env", name: "environment" },
+  { key: "inference", name: "policy" },
+  { key: "transfer", name: "copies" },
+  { key: "weights", name: "weights" },
+  { key: "store", name: "storing" },
+  { key: "idle", name: "waiting" },
+  { key: "paused", name: "paused" },
+  { key: "build", name: "building" },
+]);
 const workers = new Rows($("workers"), (worker) => worker.id, [
   { text: (worker) => worker.id },
   { text: (worker) => worker.phase },
@@ -31,13 +46,15 @@ const workers = new Rows($("workers"), (worker) => worker.id, [
 ]);
 const weights = new Weights($("updates"), $("no-updates"));
 const events = new Events($("events"));
+const log = new Log($("log"), $("log-loud"), $("no-log"));
+const learners = new Learners($("learners"), $("no-learners"), $("learners-note"));
 const eyes = new Eyes({
   details: $("eyes"), worker: $("eyes-worker"), env: $("eyes-env"), canvas: $("eyes-canvas"), note: $("eyes-note"), none: $("no-eyes"),
 });
 
 let role = "read";
 let moment = null;
-let points = []; // [seconds since 1970, frames per second, mean return or null], oldest first
+let points = []; // samples as the head sends them, oldest first
 let hasWorked = false; // with the present token
 let isAway = false;
 let byeReason = "";
@@ -60,11 +77,15 @@ const stream = new Stream({
   },
   opening(data) {
     eyes.offer(data.picture, data.num_envs);
-    const { at, per_second, mean_return } = data.history;
-    const first = at.length ? at[0] : Infinity;
+    const history = samplesOf(data.history);
+    const first = history.length ? history[0].at : Infinity;
     // What was seen of an earlier head stays in view.
-    points = points.filter(([when]) => when < first).concat(at.map((when, i) => [when, per_second[i], mean_return[i]]));
-    if (moment && moment.status.epoch !== data.moment.status.epoch) events.tell(Date.now(), "another head answers: it was restarted");
+    points = points.filter(({ at }) => at < first).concat(history);
+    if (moment && moment.status.epoch !== data.moment.status.epoch) {
+      events.tell(Date.now(), "another head answers: it was restarted");
+      log.restart();
+    }
+    setText($("manifest"), data.manifest);
     show(data.moment);
   },
   moment: show,
@@ -76,13 +97,15 @@ const stream = new Stream({
 });
 
 function show(news) {
-  const before = moment?.status.phase;
+  const before = moment && wordOf(moment.status);
   moment = { ...news, workers: news.workers ?? moment?.workers ?? [] };
   const { status } = moment;
+  const word = wordOf(status);
   setText($("job"), status.namespace && status.namespace !== "default" ? `${status.namespace}/${status.job}` : status.job);
-  showPhase(status.phase, status.phase);
-  if (before !== undefined && before !== status.phase) say(`${status.job}: ${status.phase}.`);
-  document.title = `${status.job}: ${status.phase}`;
+  showPhase(waitOf(status) ? "Waiting" : status.phase, word);
+  setText($("waiting"), waitOf(status));
+  if (before && before !== word) say(`${status.job}: ${word}.`);
+  document.title = `${status.job}: ${word}`;
   setText($("epoch"), status.epoch);
   setText($("since"), clock(status.started_at));
   showTiles(status);
@@ -94,10 +117,24 @@ function show(news) {
   eyes.workers(moment.workers.map((worker) => worker.id));
   weights.show(moment.updates);
   events.add(moment.events);
-  const now = Date.parse(moment.time) / 1000;
-  if (!points.length || now - points[points.length - 1][0] > 0.5) points.push([now, status.frames.per_second, status.episodes.mean_return]);
-  points = points.filter(([at]) => at > now - KEPT_S);
+  log.add(moment.logs);
+  learners.show(status, Date.parse(moment.time) / 1000);
+  if (moment.sample && (!points.length || moment.sample.at > points[points.length - 1].at)) points.push(moment.sample);
+  if (points.length > MOST_POINTS) points = points.filter((_, i) => i > MOST_POINTS / 2 || i % 2 === 0);
   showPlots();
+}
+
+/** Why a job that runs collects nothing, in a sentence; empty when it collects. */
+function waitOf(status) {
+  const progress = status.conditions.find((condition) => condition.type === "Progressing");
+  return status.phase === "Running" && progress?.reason.startsWith("WaitingFor") ? progress.message : "";
+}
+
+const wordOf = (status) => (waitOf(status) ? "Waiting" : status.phase);
+
+/** Columns as rows. */
+function samplesOf(history) {
+  return history.at.map((at, i) => Object.fromEntries(Object.entries(history).map(([name, column]) => [name, name === "at" ? at : column[i]])));
 }
 
 function showPhase(name, text) {
@@ -112,24 +149,40 @@ function showTiles(status) {
   const texts = {
     fps: count(frames.per_second),
     frames: count(frames.collected),
-    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)`,
+    target: frames.target === null ? "" : `of ${count(frames.target)} (${((100 * frames.collected) / (frames.target || 1)).toFixed(1)} %)${leftOf(frames)}`,
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
     version: `${fresh.version}`,
     lag: lag ? `the slowest worker is ${lag} behind` : "acts everywhere",
     crew: `${ready} of ${desired}`,
     restarts: status.restarts ? `${count(status.restarts)} restarted` : "",
-    queue: queue.capacity ? `${queue.waiting + queue.ready} of ${queue.capacity}` : "none",
-    lent: queue.capacity ? `${queue.lent} with consumers` : "frames go to the dataset",
+    queue: queue.capacity ? `${Math.min(queue.waiting, queue.capacity)} of ${queue.capacity}` : "none",
+    lent: queue.capacity ? aroundQueue(queue) : "frames go to the dataset",
   };
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
 }
 
+/** Batches that are not in the queue: complete and without room in it, given back, with learners. */
+function aroundQueue({ waiting, capacity, ready, lent }) {
+  const behind = waiting > capacity ? `${waiting - capacity} finished behind it, ` : "";
+  return `${behind}${ready ? `${ready} returned, ` : ""}${lent} with learners`;
+}
+
+function leftOf(frames) {
+  const left = frames.target - frames.collected;
+  return left > 0 && frames.per_second > 0 ? `, about ${duration(left / frames.per_second)} left` : "";
+}
+
 function showPlots() {
-  const seconds = Number($("window").value);
-  const now = points.length ? points[points.length - 1][0] : Date.now() / 1000;
-  plots.fps.show(points.map(([at, rate]) => [at, rate]), { seconds, now });
-  plots.return.show(points.map(([at, , value]) => [at, value]), { seconds, now });
+  const now = points.length ? points[points.length - 1].at : Date.now() / 1000;
+  const chosen = $("window").value;
+  const seconds = chosen === "all" ? Math.max(60, now - (points[0]?.at ?? now)) : Number(chosen);
+  const span = { seconds, now };
+  plots.fps.show(points.map((p) => [p.at, p.per_second]), span);
+  plots.return.show(points.map((p) => [p.at, p.mean_return, p.return_low, p.return_high]), span);
+  plots.length.show(points.map((p) => [p.at, p.mean_length]), span);
+  plots.staleness.show(points.map((p) => [p.at, p.staleness]), span);
+  shares.show(points.map((p) => [p.at, p.time_shares]), span);
 }
 
 // -- pausing ---------------------------------------------------------------------------------------------------
@@ -140,7 +193,7 @@ function showPause(status, isSpecPaused) {
   const mayWrite = role !== "read";
   setText($("pause"), holdsPause() ? "Resume" : "Pause");
   $("pause").setAttribute("aria-disabled", String(!mayWrite));
-  const states = { running: "", draining: "Stopping: not every worker stands still yet.", paused: "The fleet stands still." };
+  const states = { running: "", draining: "Pausing: some workers are still stepping.", paused: "All workers are paused." };
   const why = isSpecPaused ? " The manifest pauses it: set spec.paused to false to go on." : "";
   const may = mayWrite ? "" : " This is the read token; pausing needs the write token.";
   setText($("pause-help"), `${states[status.pause_state]}${why}${may}`.trim());
@@ -178,6 +231,15 @@ $("pause").addEventListener("click", () => {
   else if (holdsPause()) ask("resume", "v1/resume", { method: "POST", body: { owner: OWNER } });
   else ask("pause", "v1/pause", { method: "POST", body: { owner: OWNER, reason: "from the live page", ttl_seconds: PAUSE_S, wait_seconds: 0 } });
 });
+
+/** `#token=...` in the address, as `cormorant run --serve` prints it: taken once, and gone from the address bar. */
+function takeTokenFromAddress() {
+  const given = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (!given) return false;
+  token.set(given);
+  history.replaceState(null, "", location.pathname + location.search);
+  return true;
+}
 
 // -- the way to the head ---------------------------------------------------------------------------------------
 
@@ -255,4 +317,6 @@ $("forget").addEventListener("click", () => {
 });
 $("retry").addEventListener("click", () => stream.retry());
 $("window").addEventListener("change", showPlots);
+window.addEventListener("hashchange", () => takeTokenFromAddress() && stream.start());
+takeTokenFromAddress();
 stream.start();

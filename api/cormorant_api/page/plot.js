@@ -1,4 +1,4 @@
-// A line over the last minutes, as SVG. One can point at it, or walk along it with the arrow keys.
+// A line over time, with a band around it where there is one, as SVG. Point at it, or walk along it with the arrow keys.
 
 import { clock } from "./format.js";
 
@@ -14,7 +14,7 @@ export class Plot {
   constructor(figure, { name, format }) {
     this.name = name;
     this.format = format;
-    this.points = []; // [seconds since 1970, value or null]
+    this.points = []; // [seconds since 1970, value or null, low or null, high or null]
     this.at = null; // what the cursor stands at; null: the newest
     this.svg = figure.appendChild(document.createElementNS(SVG, "svg"));
     this.readout = figure.appendChild(document.createElement("output"));
@@ -72,7 +72,7 @@ export class Plot {
     const width = this.#width();
     const height = this.svg.clientHeight - MARGIN.top - MARGIN.bottom;
     const known = this.points.filter(([, value]) => value !== null);
-    const ticks = ticksOf(known.map(([, value]) => value));
+    const ticks = ticksOf(known.flatMap(([, value, low, high]) => [value, low ?? value, high ?? value]));
     const [low, high] = [ticks[0], ticks[ticks.length - 1]];
     const x = (at) => MARGIN.left + (1 - (this.now - at) / this.seconds) * width;
     const y = (value) => MARGIN.top + (1 - (value - low) / (high - low)) * height;
@@ -84,6 +84,7 @@ export class Plot {
     parts.push(
       make("text", { x: MARGIN.left, y: bottom }, clock(this.now - this.seconds)),
       make("text", { x: MARGIN.left + width, y: bottom, "text-anchor": "end" }, clock(this.now)),
+      ...bandsOf(this.points).map((band) => make("path", { class: "band", d: outlineOf(band, x, y) })),
       make("path", { class: "line", d: pathOf(this.points, x, y) }),
     );
     const shown = (this.at !== null && known.find(([at]) => at >= this.at)) || known[known.length - 1];
@@ -114,17 +115,44 @@ export class Plot {
 function pathOf(points, x, y) {
   let path = "";
   let before = null;
+  let step = 0;
   for (const [at, value] of points) {
     if (value === null) {
       before = null;
       continue;
     }
-    const joins = before !== null && at - before <= GAP_S;
+    const joins = before !== null && isJoined(before, at, step);
     path += `${joins ? "L" : "M"}${x(at).toFixed(1)} ${y(value).toFixed(1)}`;
     if (!joins) path += "h0.1"; // a lone point is seen, too
+    if (joins) step = at - before;
     before = at;
   }
   return path;
+}
+
+/** Whether a line leads from one sample to the next: older samples stand for longer spans. */
+export const isJoined = (before, at, step) => at - before <= Math.max(GAP_S, 3 * step);
+
+/** Runs of points that have a low and a high. */
+function bandsOf(points) {
+  const bands = [];
+  let band = [];
+  for (const point of points) {
+    const has = point[2] !== undefined && point[2] !== null && point[3] !== null;
+    const step = band.length > 1 ? band[band.length - 1][0] - band[band.length - 2][0] : 0;
+    if (band.length && (!has || !isJoined(band[band.length - 1][0], point[0], step))) {
+      bands.push(band);
+      band = [];
+    }
+    if (has) band.push(point);
+  }
+  return band.length ? [...bands, band] : bands;
+}
+
+function outlineOf(band, x, y) {
+  const above = band.map(([at, , , high]) => `${x(at).toFixed(1)} ${y(high).toFixed(1)}`);
+  const below = band.map(([at, , low]) => `${x(at).toFixed(1)} ${y(low).toFixed(1)}`).reverse();
+  return `M${[...above, ...below].join("L")}Z`;
 }
 
 /** Three to six round numbers around the values. */
@@ -142,13 +170,13 @@ function ticksOf(values) {
 const short = (value) =>
   Math.abs(value) >= 1000 ? value.toLocaleString("en", { notation: "compact" }) : String(Number(value.toPrecision(6)));
 
-function make(name, attributes, text) {
+export function make(name, attributes, text) {
   const element = document.createElementNS(SVG, name);
   set(element, attributes);
   if (text !== undefined) element.textContent = text;
   return element;
 }
 
-function set(element, attributes) {
+export function set(element, attributes) {
   for (const [name, value] of Object.entries(attributes)) element.setAttribute(name, value);
 }

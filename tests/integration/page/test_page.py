@@ -6,15 +6,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
 import safetensors.numpy
+import yaml
 from playwright.sync_api import Browser
 
 from cormorant_testing import browser as browser_module
 from cormorant_testing.browser import watching
-from cormorant_testing.heads import HeadProcess
+from cormorant_testing.commands import Command
+from cormorant_testing.heads import HeadProcess, write_manifest
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api
 
@@ -51,7 +54,7 @@ def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser:
             assert watched.text("#crew") == "2 of 2"
             assert watched.text("#epoch") == status["epoch"]
             assert float(watched.text("#return")) == pytest.approx(status["episodes"]["mean_return"], rel=0.005)
-            assert watched.text("#queue") == f"{status['queue']['waiting'] + status['queue']['ready']} of 4"
+            assert watched.text("#queue") == f"{min(status['queue']['waiting'], 4)} of 4"
             watched.wait_for_text("#workers", "paused")
             rows = watched.evaluate(
                 "[...document.querySelectorAll('#workers tr')].map(r => [...r.cells].map(c => c.textContent))"
@@ -59,6 +62,7 @@ def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser:
             assert [(row[0], row[1], row[2], row[3], row[5]) for row in rows] == [
                 (w["id"], w["phase"], str(w["version"]), str(w["lag"]), f"{w['frames']:,}") for w in workers
             ]
+            assert "resumed" not in watched.text("#events"), "the start is not a resume"
             # The rate runs out over its window of ten seconds.
             watched.wait_for_text("#plot-fps output", ": 0 frames per second")
         watched.assert_clean()
@@ -157,6 +161,37 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
         assert watched.page.locator("#board").is_hidden()
         assert watched.evaluate("sessionStorage.length") == 0
         watched.assert_clean()
+
+
+def test_served_run_prints_a_link_that_lets_you_in_and_says_that_it_waits(browser: Browser, tmp_path: Path) -> None:
+    document = yaml.safe_load(write_manifest(tmp_path, "CartPole-v1").read_text())
+    document["spec"]["output"] = {"queue": {"capacityBatches": 2, "onFull": "wait"}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))
+    command = Command("run", "job.yaml", "--serve", "--port", "0", "--directory", "head", cwd=tmp_path)
+    try:
+        assert command.process.stdout is not None
+        link = next(line for line in command.process.stdout if line.startswith("live page: ")).split()[-1]
+        address, _, fragment = link.partition("#")
+        wait = "waiting for a learner: no consumer has asked for batches yet"
+        assert next(line for line in command.process.stdout if line.startswith(wait))
+        with watching(browser, int(urlsplit(address).port or 0)) as watched:
+            watched.page.goto(link)
+            watched.wait_for_text("#phase", "Waiting")
+            watched.wait_for_text("#waiting", wait)
+            assert watched.page.url == address, "the token is not in the address bar"
+            assert watched.text("#queue") == "2 of 2"
+            assert watched.text("#no-learners") == "No learner has asked for batches yet."
+            api = Api(int(urlsplit(address).port or 0), fragment.removeprefix("token="))
+            taken = api.get("/v1/batches/next?ack=auto&wait=30&consumer=ppo")
+            assert taken.status == 200
+            watched.wait_for_text("#learners", "ppo")
+            watched.wait_for_text("#waiting", "the last one asked for batches")
+            assert "capacityBatches: 2" in watched.evaluate("document.querySelector('#manifest').textContent")
+            watched.wait_for_text("#log", "head_ready")
+            watched.assert_clean()
+    finally:
+        command.interrupt()
+        command.process.communicate(timeout=60)
 
 
 def test_a_tab_that_nobody_sees_lets_go_of_the_head(cartpole: HeadProcess, browser: Browser) -> None:

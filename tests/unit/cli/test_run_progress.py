@@ -14,6 +14,7 @@ from cormorant_cli.progress import (
     PlainDisplay,
     Plan,
     Rate,
+    Serving,
     Snapshot,
     Summary,
     WorkerView,
@@ -76,6 +77,35 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
         f"{amount}, 0 episodes, policy version 3, {workers}",
         f"{amount}, 5 episodes, return 1.50, length 20.0, policy version 3, {dropped}, {workers}, 1 restarted",
     ]
+
+
+def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    display = PlainDisplay()
+    nobody = replace(SNAPSHOT, waits_for="waiting for a learner: no consumer has asked for batches yet")
+    later = [
+        replace(SNAPSHOT, waits_for=f"waiting for a learner: the last one asked for batches {s} s ago") for s in (3, 6)
+    ]
+    for snapshot in (nobody, nobody, SNAPSHOT, *later, nobody):
+        display.progress(snapshot)
+    lines = capsys.readouterr().out.splitlines()
+    amount = "(50,000 of 200,000 frames (25%))"
+    assert lines[0] == f"waiting for a learner: no consumer has asked for batches yet {amount}"
+    assert lines[1].startswith("50,000 of 200,000 frames (25%), 8,123 frames/s")
+    assert lines[2:] == [f"{later[0].waits_for} {amount}", f"{nobody.waits_for} {amount}"]
+
+
+def test_serving_prints_a_link_with_the_token(capsys: pytest.CaptureFixture[str]) -> None:
+    serving = Serving(
+        url="http://127.0.0.1:8000", page="http://127.0.0.1:8000/#token=secret", token_file="head/tokens.json"
+    )
+    PlainDisplay().serving(serving)
+    assert capsys.readouterr().out.splitlines() == [
+        "live page: http://127.0.0.1:8000/#token=secret",
+        "REST API: http://127.0.0.1:8000; tokens are in head/tokens.json",
+    ]
+    JsonDisplay().serving(serving)
+    said = json.loads(capsys.readouterr().out)
+    assert said == {"event": "serving", "url": "http://127.0.0.1:8000", "token_file": "head/tokens.json"}
 
 
 def test_json_is_one_object_a_line(capsys: pytest.CaptureFixture[str]) -> None:

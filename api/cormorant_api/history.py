@@ -1,0 +1,112 @@
+"""What the live page plots: the last quarter of an hour, a sample a second, and the whole run in at most 1,200 samples.
+
+`live.py` adds one sample a second; `/v1/live` sends them when a page opens.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from statistics import fmean, quantiles
+
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_contract.rest.live import History, Sample
+from cormorant_worker.engine.protocol import FleetStats
+
+_FINE = 900
+_COARSE = 1200
+_FEWEST_FOR_A_BAND = 5
+_MEANS = ("per_second", "mean_return", "return_low", "return_high", "mean_length", "staleness")
+
+
+class Recorder:
+    """Makes samples of a fleet's counters. One thread."""
+
+    def __init__(self) -> None:
+        self._spent: Mapping[str, float] | None = None
+
+    def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
+        """The fleet at one moment.
+
+        Args:
+            stats: its counters.
+            at: seconds since 1970, UTC.
+            per_second: frames stepped per second.
+        """
+        returns, lengths = stats.recent_returns, stats.recent_lengths
+        low = high = None
+        if len(returns) >= _FEWEST_FOR_A_BAND:
+            deciles = quantiles(returns, n=10, method="inclusive")
+            low, high = deciles[0], deciles[-1]
+        oldest = min((group.min_version for group in stats.groups.values()), default=stats.version)
+        return Sample(
+            at=round(at, 1),
+            per_second=round(per_second, 1),
+            mean_return=fmean(returns) if returns else None,
+            return_low=low,
+            return_high=high,
+            mean_length=fmean(lengths) if lengths else None,
+            staleness=max(0, stats.version - max(0, oldest)),
+            time_shares=self._shares(stats),
+        )
+
+    def _shares(self, stats: FleetStats) -> dict[str, float]:
+        """How the workers' time since the last sample divides into activities; empty when no time passed."""
+        spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
+        before, self._spent = self._spent, spent
+        if before is None:
+            return {}
+        # A worker that was replaced takes its part of the sum along.
+        grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
+        total = sum(grown.values())
+        return {name: round(seconds / total, 4) for name, seconds in grown.items() if seconds} if total else {}
+
+
+class Past:
+    """Samples so far. Not thread-safe."""
+
+    def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
+        """Make an empty past.
+
+        Args:
+            fine: newest samples that are kept as they are.
+            coarse: samples of the whole run; an even number. When there are more, each two become one.
+        """
+        self._fine: deque[Sample] = deque(maxlen=fine)
+        self._coarse: list[Sample] = []
+        self._most_coarse = coarse
+        self._stride = 1
+        self._open: list[Sample] = []
+
+    def add(self, sample: Sample) -> None:
+        """The newest sample."""
+        self._fine.append(sample)
+        self._open.append(sample)
+        if len(self._open) < self._stride:
+            return
+        self._coarse.append(_merged(self._open))
+        self._open = []
+        if len(self._coarse) >= self._most_coarse:
+            pairs = zip(self._coarse[::2], self._coarse[1::2], strict=True)
+            self._coarse = [_merged(list(pair)) for pair in pairs]
+            self._stride *= 2
+
+    def told(self) -> History:
+        """The whole run, oldest first: merged samples, then the newest as they are."""
+        begin = self._fine[0].at if self._fine else 0.0
+        samples = [sample for sample in self._coarse if sample.at < begin] + list(self._fine)
+        columns = {name: tuple(getattr(sample, name) for sample in samples) for name in ("at", *_MEANS, "time_shares")}
+        return History.model_validate(columns)
+
+
+def _merged(samples: list[Sample]) -> Sample:
+    """One sample for several: the time of the last, the means of the rest."""
+    if len(samples) == 1:
+        return samples[0]
+    means = {name: _mean([getattr(sample, name) for sample in samples]) for name in _MEANS}
+    names = {name for sample in samples for name in sample.time_shares}
+    shares = {name: round(fmean(sample.time_shares.get(name, 0.0) for sample in samples), 4) for name in names}
+    return Sample.model_validate({"at": samples[-1].at, **means, "time_shares": shares})
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

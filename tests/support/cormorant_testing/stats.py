@@ -1,0 +1,44 @@
+"""A fleet's counters as plain data, for what is computed from them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from cormorant_worker.engine.protocol import FleetStats, GroupStats
+
+
+def group_stats(*, spent_s: Mapping[str, float] | None = None, min_version: int = 0) -> GroupStats:
+    """One worker ready."""
+    return GroupStats(
+        desired=1,
+        ready=1,
+        starting=0,
+        stepped_frames=0,
+        spent_s=spent_s or {},
+        restarts={},
+        env_restarts=0,
+        min_version=min_version,  # type: ignore[arg-type]  # a plain number reads better in tests
+    )
+
+
+def make_stats(**changed: Any) -> FleetStats:
+    """A fleet that has done nothing, but for what is changed."""
+    empty: dict[str, Any] = {
+        "frames": 0,
+        "settled_frames": 0,
+        "stepped_frames": 0,
+        "total_frames": None,
+        "episodes": 0,
+        "recent_returns": (),
+        "recent_lengths": (),
+        "version": 0,
+        "dropped": {},
+        "restarts": 0,
+        "queued_batches": 0,
+        "paused": False,
+        "workers": (),
+        "groups": {},
+        "queue_capacity": 1,
+        "queue_waits_s": {},
+        "undurable_frames": 0,
+    }
+    return FleetStats(**(empty | changed))

@@ -1,0 +1,91 @@
+"""What the live page plots: `Past` and `Recorder`."""
+
+from dataclasses import replace
+
+import pytest
+
+from cormorant_api.history import Past, Recorder
+from cormorant_contract.rest.live import Sample
+from cormorant_testing.stats import group_stats, make_stats
+from cormorant_worker.logs import LogTail
+
+
+def sample(at: float, value: float | None = 0.0) -> Sample:
+    return Sample(at=at, per_second=at, mean_return=value)
+
+
+def test_short_past_is_told_as_it_was() -> None:
+    past = Past(fine=10, coarse=4)
+    for second in range(5):
+        past.add(sample(second))
+    told = past.told()
+    assert told.at == (0, 1, 2, 3, 4)
+    assert told.per_second == (0, 1, 2, 3, 4)
+    assert len(told.time_shares) == len(told.staleness) == 5
+
+
+def test_long_past_keeps_the_whole_run_in_few_samples() -> None:
+    past = Past(fine=10, coarse=8)
+    for second in range(1000):
+        past.add(sample(second))
+    told = past.told()
+    assert told.at[-10:] == tuple(range(990, 1000))
+    assert len(told.at) <= 18
+    assert list(told.at) == sorted(set(told.at))
+    # Each merged sample has the mean of its span: rates grow as the seconds do.
+    span = told.at[0] + 1
+    assert told.per_second[0] == (span - 1) / 2
+    assert told.at[0] < 250
+
+
+def test_merged_samples_leave_out_what_is_unknown() -> None:
+    past = Past(fine=1, coarse=2)
+    for second, value in enumerate((None, 4.0, None, None, 7.0)):
+        past.add(sample(second, value))
+    told = past.told()
+    assert told.at == (3, 4)
+    assert told.mean_return == (4.0, 7.0)
+
+
+def test_sample_has_band_length_staleness_and_shares() -> None:
+    recorder = Recorder()
+    groups = {"cpu": group_stats(spent_s={"env": 10.0, "idle": 5.0}, min_version=3)}
+    stats = make_stats(recent_returns=tuple(map(float, range(11))), recent_lengths=(2, 4), version=5, groups=groups)
+    first = recorder.sample(stats, at=100.0, per_second=12.34)
+    assert (first.mean_return, first.return_low, first.return_high) == (5.0, 1.0, 9.0)
+    assert (first.mean_length, first.staleness, first.time_shares) == (3.0, 2.0, {})
+    later = {"cpu": group_stats(spent_s={"env": 13.0, "idle": 6.0}, min_version=5)}
+    second = recorder.sample(replace(stats, groups=later), at=101.0, per_second=12.34)
+    assert (second.staleness, second.time_shares) == (0.0, {"env": 0.75, "idle": 0.25})
+
+
+def test_worker_that_takes_its_time_along_gives_no_negative_share() -> None:
+    recorder = Recorder()
+    recorder.sample(make_stats(groups={"cpu": group_stats(spent_s={"env": 10.0})}), at=1.0, per_second=0)
+    after = recorder.sample(
+        make_stats(groups={"cpu": group_stats(spent_s={"env": 4.0, "idle": 1.0})}), at=2.0, per_second=0
+    )
+    assert after.time_shares == {"idle": 1.0}
+
+
+def test_few_returns_have_no_band() -> None:
+    made = Recorder().sample(make_stats(recent_returns=(1.0, 2.0)), at=0.0, per_second=0)
+    assert (made.return_low, made.return_high) == (None, None)
+
+
+def test_log_tail_keeps_the_last_lines_with_their_fields() -> None:
+    tail = LogTail(size=2)
+    for number in range(3):
+        tail(None, "info", {"event": "worker_lost", "level": "warning", "worker": f"cpu-{number}", "job": "pong"})
+    assert [(line.number, line.level, line.text) for line in tail.since(0)] == [
+        (1, "warning", "worker_lost worker=cpu-1"),
+        (2, "warning", "worker_lost worker=cpu-2"),
+    ]
+    assert tail.since(3) == []
+
+
+@pytest.mark.parametrize("exception", ["Traceback ...\nValueError: no"])
+def test_log_tail_shows_tracebacks(exception: str) -> None:
+    tail = LogTail()
+    tail(None, "error", {"event": "failed", "level": "error", "exception": exception})
+    assert tail.since(0)[0].text == f"failed\n{exception}"
