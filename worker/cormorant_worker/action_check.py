@@ -53,7 +53,8 @@ def _fit_leaf(leaf: Leaf, action: Array, num_envs: int) -> None:
             f"the policy's {name} has shape {action.shape}, the environment wants {wanted}; "
             + ("return class indices, not one value a class" if not leaf.shape else "check the policy's last layer")
         )
-    if leaf.dtype.kind in "iub" and action.dtype.kind not in "iub":
+    is_whole = action.dtype.kind in "iub" or (action.dtype.kind == "f" and bool((action == np.trunc(action)).all()))
+    if leaf.dtype.kind in "iub" and not is_whole:
         raise PolicyMismatch(
             f"the policy's {name} is {action.dtype.name}, the environment wants whole numbers ({leaf.dtype.name}); "
             "return class indices"

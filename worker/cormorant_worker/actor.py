@@ -53,8 +53,18 @@ class Actor(Protocol):
 class PolicyActor:
     """Asks a policy, on its device. Observations are read where they lie: no copy on a CPU."""
 
-    def __init__(self, models: PolicyModels, observation: Space, action: Space, *, device: torch.device) -> None:
+    def __init__(
+        self, models: PolicyModels, observation: Space, action: Space, *, device: torch.device, num_rows: int = 2
+    ) -> None:
         """Find out by one dry run what the policy reads and writes.
+
+        Args:
+            models: the policy's modules.
+            observation: one environment's observation space.
+            action: one environment's action space.
+            device: where the policy acts; its modules are moved there.
+            num_rows: observations in the dry run: as many as the policy will get at once, for policies that know how
+                many environments there are.
 
         Raises:
             PolicyError: the policy raised in the dry run.
@@ -72,6 +82,8 @@ class PolicyActor:
         self.outputs: tuple[Leaf, ...] = ()
         self.states: tuple[Leaf, ...] = ()
         self.initial_states: Arrays = ()
+        self._state_dtypes: dict[Key, torch.dtype] = {}
+        """States that the policy wants in a dtype that numpy does not have."""
         self._is_simple = False
         self._staging = Staging(device) if device.type == "cuda" else None
         # Whoever made a TensorDictModule has imported tensordict; nobody else pays for it.
@@ -80,7 +92,7 @@ class PolicyActor:
             models.acting, self._tensordict.nn.TensorDictModuleBase
         )
         self._call = self._call_tensordict_module if self._speaks_tensordict else self._call_plain
-        self._dry_run()
+        self._dry_run(num_rows)
         # One observation, one action, nothing else, on the CPU: the common case needs no dictionaries.
         self._is_simple = (
             isinstance(observation, gymnasium.spaces.Box)
@@ -94,7 +106,7 @@ class PolicyActor:
         if self._is_simple:
             result = self.models.acting(torch.from_numpy(obs[0]))
             if isinstance(result, torch.Tensor):
-                return Acted((_to_numpy(result.detach().numpy(), self._action[0]),))
+                return Acted((_to_numpy(as_numpy(result), self._action[0]),))
         written = self._call(obs, states, is_init)
         try:
             tensors = [written[key] for key in self._written]
@@ -118,7 +130,8 @@ class PolicyActor:
         given: dict[str, Any] = {}
         *tensors, init = self._tensors((*obs, *states, is_init))
         for leaf, tensor in zip((*self._observation, *self.states), tensors, strict=True):
-            put_nested(given, leaf.key, tensor)
+            dtype = self._state_dtypes.get(leaf.key, tensor.dtype)
+            put_nested(given, leaf.key, tensor if tensor.dtype == dtype else tensor.to(dtype))
         given["is_init"] = init.unsqueeze(-1)
         assert self._tensordict is not None
         result = self.models.acting(self._tensordict.TensorDict(given, batch_size=[n], device=self.device))
@@ -129,8 +142,7 @@ class PolicyActor:
             return self._staging.upload(arrays)
         return [torch.from_numpy(array) for array in arrays]
 
-    def _dry_run(self) -> None:
-        n = 2  # not 1: a policy that drops or mixes its batch dimension shows
+    def _dry_run(self, n: int) -> None:
         obs = samples(self._space, n)
         before = tuple(array.copy() for array in obs)
         first = np.ones(n, dtype=np.bool_)
@@ -167,15 +179,30 @@ class PolicyActor:
         initial = getattr(acting, "initial_state", None)
         if callable(initial):
             given: Mapping[Key, torch.Tensor] = dict(_flat(initial(1)))
+            if missing := [".".join(key) for key in carried if key not in given]:
+                raise PolicyMismatch(
+                    f"initial_state(1) of the policy returned {sorted('.'.join(key) for key in given)} and not "
+                    f"{', '.join(missing)}, which it carries from step to step; return a tensor [batch_size, ...] for "
+                    "each"
+                )
         else:
             given = {key: torch.zeros_like(value[:1]) for key, value in self._try_without_states(obs, first, carried)}
         self.states = tuple(_output_leaf(key, given[key], 1) for key in carried)
+        self._state_dtypes = {key: given[key].dtype for key in carried if given[key].dtype == torch.bfloat16}
         self.initial_states = tuple(as_numpy(given[key]) for key in carried)
 
     def _try_without_states(
         self, obs: Arrays, first: Array, carried: Sequence[Key]
     ) -> Iterable[tuple[Key, torch.Tensor]]:
-        written = self._try(obs, (), first)
+        try:
+            written = self._try(obs, (), first)
+        except PolicyError as error:
+            names = ", ".join(".".join(key) for key in carried)
+            raise PolicyError(
+                f"the policy carries {names} from step to step and could not act without: {error}; give it "
+                f"initial_state(batch_size), which returns what episodes begin with, a tensor [batch_size, ...] for "
+                "each of those keys"
+            ) from error
         return [(key, written["next", *key]) for key in carried]
 
     def _try(self, obs: Arrays, states: Arrays, first: Array) -> Mapping[Key, torch.Tensor]:
@@ -190,14 +217,36 @@ class PolicyActor:
 def _to_numpy(tensor: Any, leaf: Leaf) -> Array:
     array: Array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
     if array.dtype != leaf.dtype:
-        array = array.astype(leaf.dtype)
+        array = cast_to(leaf, array)
     if array.shape[1:] != leaf.shape:
         raise PolicyMismatch(f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, before it {leaf.shape}")
     return array
 
 
+def cast_to(leaf: Leaf, array: Array) -> Array:
+    """An array in a leaf's dtype.
+
+    Raises:
+        PolicyMismatch: the leaf holds whole numbers and these are not.
+    """
+    cast: Array = array.astype(leaf.dtype)
+    if leaf.dtype.kind in "iub" and array.dtype.kind == "f" and not np.array_equal(cast, array):
+        bad = array[cast != array]
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(leaf.key)} is {array.dtype.name} with {bad[0]}, the environment wants whole "
+            f"numbers ({leaf.dtype.name}); return class indices"
+        )
+    return cast
+
+
 def _output_leaf(key: Key, value: Any, n: int) -> Leaf:
-    array = as_numpy(value)
+    try:
+        array = as_numpy(value)
+    except TypeError as error:
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(key)} is {getattr(value, 'dtype', type(value).__name__)}, which numpy does not "
+            f"have ({error}); return it as float32"
+        ) from error
     if array.shape[:1] != (n,):
         raise PolicyMismatch(
             f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first must be {n}"

@@ -73,7 +73,8 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(spec.collection.seed)
                 models = _find_policy(job, parts, observation, action)
-                actor = PolicyActor(models, observation, action, device=device)
+                num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
+                actor = PolicyActor(models, observation, action, device=device, num_rows=num_rows)
             weights = WeightSlot(models.modules)
             if spec.policy.initial_weights:
                 weights.load(read_weights(spec.policy.initial_weights))
@@ -125,7 +126,7 @@ def build_envs(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -
     """Build the environments, one VectorEnv a lane. Returns them and EnvPool's number of threads."""
     env = job.spec.env
     if parts.envs and env.gymnasium is not None:
-        return (_build_made(parts.envs, env.gymnasium, place),), 0
+        return (_build_made(parts.envs, env.gymnasium, place, raises=parts.raises),), 0
     seeds = place.seeds.env_seeds(env.num_envs)
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
@@ -208,10 +209,12 @@ def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int])
         wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
         max_episode_steps=job.spec.env.max_episode_steps,
     )
-    return _vectorize(factory, block, seeds)
+    return _vectorize(factory, block, seeds, RestartLimits(total=block.max_restarts))
 
 
-def _build_made(makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, place: WorkerPlace) -> VectorEnv:
+def _build_made(
+    makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, place: WorkerPlace, *, raises: bool
+) -> VectorEnv:
     """Environments that a script's callables make."""
     made = MadeEnvs(makers)
     if len(makers) == 1:
@@ -223,11 +226,11 @@ def _build_made(makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, pl
         if isinstance(only, gymnasium.Env):
             made.keep(0, only)
         block = block.model_copy(update={"vectorization": "inline"})
-    return _vectorize(made, block, place.seeds.env_seeds(len(makers)))
+    limits = RestartLimits(total=block.max_restarts, raises=raises)
+    return _vectorize(made, block, place.seeds.env_seeds(len(makers)), limits)
 
 
-def _vectorize(factory: EnvSource, block: GymnasiumBlock, seeds: list[int]) -> VectorEnv:
-    limits = RestartLimits(total=block.max_restarts)
+def _vectorize(factory: EnvSource, block: GymnasiumBlock, seeds: list[int], limits: RestartLimits) -> VectorEnv:
     if block.vectorization == "inline":
         return InlineVectorEnv(factory, num_envs=len(seeds), seeds=seeds, limits=limits)
     return SubprocessVectorEnv(

@@ -7,6 +7,7 @@
     │   ├── UnknownEnv           no environment of that name, with near matches
     │   ├── EnvBuildError        the environment's constructor or first reset failed
     │   ├── EnvCrashed           a running environment raised or its process died
+    │   │   └── EnvRaised        it raised, and is not to be restarted
     │   └── InvalidAction        NaN, wrong shape, wrong dtype, out of the space
     ├── PolicyError
     │   ├── PolicyLoadError      the factory is missing, raised, or returned the wrong type
@@ -32,11 +33,15 @@ A message says what happened, the values, and what to do.
 """
 
 
-class CormorantError(Exception):
-    """Root of the errors that a user can do something about: shown as one sentence, without a traceback."""
+class CormorantError(RuntimeError):
+    """Root of the errors that a user can do something about: shown as one sentence, without a traceback.
+
+    A RuntimeError, and where something given is refused a ValueError, too: scripts that were written for TorchRL and
+    Tianshou catch those.
+    """
 
 
-class ManifestError(CormorantError):
+class ManifestError(CormorantError, ValueError):
     """The manifest is valid on paper and cannot be run here."""
 
 
@@ -48,7 +53,7 @@ class EnvError(CormorantError):
     """An environment cannot be built or stepped."""
 
 
-class UnknownEnv(EnvError):
+class UnknownEnv(EnvError, ValueError):
     """No environment of that name can be built here."""
 
 
@@ -60,7 +65,11 @@ class EnvCrashed(EnvError):
     """A running environment raised, hung or died."""
 
 
-class InvalidAction(EnvError):
+class EnvRaised(EnvCrashed):
+    """A running environment raised, and its exception is the user's to see: nothing is restarted."""
+
+
+class InvalidAction(EnvError, ValueError):
     """An action that the environment must not see."""
 
 
@@ -72,7 +81,7 @@ class PolicyLoadError(PolicyError):
     """The policy's factory is missing, raised, or returned something that is not a policy."""
 
 
-class PolicyMismatch(PolicyError):
+class PolicyMismatch(PolicyError, ValueError):
     """What the policy computes does not fit the environment's action space."""
 
 

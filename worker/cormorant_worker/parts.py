@@ -31,6 +31,8 @@ class Parts:
     """Called in the worker with each batch before it is handed over, for example to put it into a replay buffer."""
     device: str = ""
     """Torch device of this worker's policy; empty: as the fleet's options say."""
+    raises: bool = False
+    """What an environment raises ends the fleet; else the environment is restarted."""
 
     @property
     def has_policy(self) -> bool:

@@ -42,7 +42,8 @@ class Staging:
     def download(self, tensors: Sequence[torch.Tensor]) -> list[Array]:
         """Copy tensors [n, ...] from the device and wait for them. The result is valid until the next `download`."""
         found: list[Array] = []
-        for i, tensor in enumerate(tensors):
+        for i, given in enumerate(tensors):
+            tensor = given.float() if given.dtype == torch.bfloat16 else given
             if i == len(self._down) or not _fits(self._down[i], tensor.shape, tensor.dtype):
                 self._down[i : i + 1] = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)]
             found.append(self._down[i][: len(tensor)].copy_(tensor.detach(), non_blocking=True).numpy())
@@ -56,7 +57,13 @@ def _fits(buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> boo
 
 
 def as_numpy(value: object) -> Array:
-    """A tensor of any device, or anything else that numpy understands, as an array of this process."""
+    """A tensor of any device, or anything else that numpy understands, as an array of this process. bfloat16, which
+    numpy does not have, becomes float32.
+
+    Raises:
+        TypeError: another dtype that numpy does not have.
+    """
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().numpy()
+        tensor = value.detach().cpu()
+        return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return np.asarray(value)

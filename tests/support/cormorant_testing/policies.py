@@ -124,7 +124,7 @@ def wrong_shape(observation_space: Any, action_space: Any) -> Callable[[Tensor],
 
 
 def floats(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
-    return lambda observation: torch.zeros(observation.shape[0])
+    return lambda observation: torch.full((observation.shape[0],), 0.5)
 
 
 def in_place(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:

@@ -2,17 +2,20 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from tensordict import TensorDict
+from tensordict.nn import TensorDictModuleBase
 
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_worker.actor import PolicyActor
-from cormorant_worker.errors import PolicyLoadError, PolicyMismatch
+from cormorant_worker.errors import PolicyError, PolicyLoadError, PolicyMismatch
 from cormorant_worker.exploration import ExplorationType, exploring, is_greedy
 from cormorant_worker.heads import make_head
 from cormorant_worker.policies import ActionHeads, atari_cnn, lstm, mlp
@@ -79,6 +82,92 @@ def test_the_dry_run_stays_within_the_observation_space(factory: Callable) -> No
     space = spaces.Tuple((spaces.Discrete(3, start=5), spaces.Box(1.0, 2.0, (2,), np.float32)))
     models = wrap_policy(factory(space, spaces.Discrete(2)), "test")
     PolicyActor(models, space, spaces.Discrete(2), device=torch.device("cpu"))
+
+
+def box(policy: Callable, **options: int) -> PolicyActor:
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    return PolicyActor(wrap_policy(policy, "test"), space, space, device=torch.device("cpu"), **options)
+
+
+def indices(policy: Callable) -> PolicyActor:
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    return PolicyActor(wrap_policy(policy, "test"), space, spaces.Discrete(3), device=torch.device("cpu"))
+
+
+def test_a_policy_of_one_number_of_rows_is_tried_with_it() -> None:
+    def fixed(observation: torch.Tensor) -> torch.Tensor:
+        assert observation.shape == (7, 2)
+        return observation.clone()
+
+    assert box(fixed, num_rows=7).outputs == ()
+
+
+def test_bfloat16_outputs_are_stored_as_float32() -> None:
+    actor = box(lambda obs: {"action": obs.bfloat16(), "value": torch.full((len(obs), 1), 0.5, dtype=torch.bfloat16)})
+    acted = actor.act((np.full((2, 2), 0.25, np.float32),), (), np.ones(2, np.bool_))
+    assert [leaf.dtype for leaf in actor.outputs] == [np.float32]
+    assert (acted.actions[0].tolist(), acted.outputs[0].tolist()) == ([[0.25, 0.25]] * 2, [[0.5], [0.5]])
+
+
+def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
+    with pytest.raises(PolicyMismatch, match=r"the policy's extra is torch\.float8_e5m2, which numpy does not have"):
+        box(lambda obs: {"action": obs.clone(), "extra": obs.to(torch.float8_e5m2)})
+
+
+def test_whole_floats_are_actions_of_integer_spaces_and_others_are_not() -> None:
+    first = np.ones(1, np.bool_)
+    actor = indices(lambda obs: obs[:, 0] * 2 if len(obs) == 1 else torch.ones(len(obs)))
+    assert actor.act((np.ones((1, 2), np.float32),), (), first).actions[0].tolist() == [2]
+    with pytest.raises(PolicyMismatch, match=r"float32 with 0\.5, the environment wants whole numbers"):
+        actor.act((np.full((1, 2), 0.25, np.float32),), (), first)
+
+
+class Remembers(TensorDictModuleBase):
+    """Carries "h", and cannot begin without."""
+
+    in_keys = ("observation", "h")
+    out_keys = ("action", ("next", "h"))
+
+    def forward(self, tensordict: TensorDict) -> TensorDict:
+        tensordict["next", "h"] = tensordict["h"] + 1
+        return tensordict.set("action", tensordict["observation"].clone())
+
+
+class Begins(Remembers):
+    """What an episode begins with, in a dtype that numpy does not have."""
+
+    def initial_state(self, batch_size: int) -> dict[str, torch.Tensor]:
+        return {"h": torch.full((batch_size, 1), 3.0, dtype=torch.bfloat16)}
+
+
+class BeginsElsewhere(Remembers):
+    def initial_state(self, batch_size: int) -> dict[str, torch.Tensor]:
+        return {"hidden": torch.zeros(batch_size, 1)}
+
+
+def test_a_recurrent_policy_without_initial_state_is_told_so() -> None:
+    with pytest.raises(PolicyError, match=r"carries h from step to step .* give it initial_state\(batch_size\)"):
+        box(Remembers())
+    with pytest.raises(PolicyMismatch, match=r"initial_state\(1\) of the policy returned \['hidden'\] and not h"):
+        box(BeginsElsewhere())
+
+
+def test_the_recurrent_policy_of_the_documentation_carries_its_state() -> None:
+    text = (Path(__file__).parents[3] / "docs/policies.md").read_text()
+    found: dict = {}
+    exec(text.split("```python\n")[1].split("```")[0], found)  # our own page
+    space = spaces.Box(-1.0, 1.0, (2,), np.float32)
+    models = wrap_policy(found["make_policy"](space, spaces.Discrete(3)), "test")
+    actor = PolicyActor(models, space, spaces.Discrete(3), device=torch.device("cpu"))
+    assert [(leaf.key, leaf.shape) for leaf in actor.states] == [(("hidden",), (32,))]
+
+
+def test_recurrent_states_go_back_in_the_policys_own_dtype() -> None:
+    actor = box(Begins())
+    assert [state.tolist() for state in actor.initial_states] == [[[3.0]]]
+    states = (np.full((2, 1), 4.0, np.float32),)
+    acted = actor.act((np.zeros((2, 2), np.float32),), states, np.zeros(2, np.bool_))
+    assert acted.states[0].tolist() == [[5.0], [5.0]]
 
 
 def test_exploration_types_choose_or_draw() -> None:

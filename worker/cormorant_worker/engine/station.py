@@ -35,7 +35,7 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.pulse import Phase, Pulse
-from cormorant_worker.errors import CormorantError, EnvCrashed, StateError
+from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, StateError
 from cormorant_worker.gate import Stopped
 from cormorant_worker.parts import read_parts
 from cormorant_worker.seeding import seed_globals
@@ -355,7 +355,7 @@ def forward_logs(uplink: Uplink) -> None:
 def describe_failure(error: Exception) -> Failed:
     """What to tell the fleet of the error that ends this worker."""
     known = isinstance(error, CormorantError)
-    final = known and not isinstance(error, EnvCrashed)
+    final = known and (not isinstance(error, EnvCrashed) or isinstance(error, EnvRaised))
     return Failed(
         kind=type(error).__name__,
         message=str(error) if known else f"{type(error).__name__}: {error}",

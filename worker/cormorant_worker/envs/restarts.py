@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cormorant_worker.errors import EnvCrashed
+from cormorant_worker.errors import EnvCrashed, EnvRaised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,8 @@ class RestartLimits:
     """Restarts over all environments of one VectorEnv, in its life."""
     barren: int = 3
     """Restarts in a row of one environment that does not complete a step in between."""
+    raises: bool = False
+    """An environment that raises is not restarted: what it raised ends the collecting. One that hangs or dies is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,11 @@ class Restarts:
 
         Raises:
             EnvCrashed: one restart too many.
+            EnvRaised: it raised, and the limits say that this is not put right.
         """
         row = crash.row
+        if self._limits.raises and crash.details:
+            raise EnvRaised(f"{crash.sentence()}\n\n{crash.details.rstrip()}")
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
         if self._barren[row] > self._limits.barren:
             raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")

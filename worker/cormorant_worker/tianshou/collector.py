@@ -8,7 +8,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from cormorant_worker.tianshou.hooks import EpisodeHook, Hooks, StepHook
 from cormorant_worker.tianshou.policies import DECIDED, Noise, batch_class, evaluating, is_tianshou_policy, make_actor
 from cormorant_worker.tianshou.requests import check_request
 from cormorant_worker.tianshou.shares import play_episodes
-from cormorant_worker.tianshou.stats import CollectStats, Tally
+from cormorant_worker.tianshou.stats import CollectStats, Tally, check_stats_class
 from cormorant_worker.tianshou.watched import WatchedLane
 from cormorant_worker.weights import WeightSlot
 
@@ -36,11 +36,14 @@ if TYPE_CHECKING:
 
 Transform = Callable[[Any], Any]
 
+Stats = TypeVar("Stats", bound=CollectStats)
+"""`Collector[CollectStats](...)`, as Tianshou's scripts write it."""
+
 _BLOCK_BYTES = 256 << 20
 _NEVER = 1 << 62
 
 
-class Collector:
+class Collector(Generic[Stats]):
     """Steps environments with a policy and stores what happens, as Tianshou's Collector does.
 
     Counts are exact, short episodes are not favoured, hidden states are reset at ends of episodes. The environments
@@ -56,6 +59,7 @@ class Collector:
         on_episode_done_hook: EpisodeHook | None = None,
         on_step_hook: StepHook | None = None,
         raise_on_nan_in_buffer: bool = False,
+        collect_stats_class: type[Any] = CollectStats,
         *,
         transforms: Sequence[Transform] = (),
         exploration_type: str = "random",
@@ -75,15 +79,17 @@ class Collector:
             on_episode_done_hook: see `hooks.py`.
             on_step_hook: see `hooks.py`.
             raise_on_nan_in_buffer: refuse to store NaN.
+            collect_stats_class: CollectStats, ours or Tianshou's; a class with updates of its own is refused.
             transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
             exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
             seed: of the random actions, of what the policy draws, and of environments that are given ready-made; -1
                 = drawn from torch's generator, so that `torch.manual_seed` fixes it.
 
         Raises:
-            ValueError: the buffer does not fit the environments.
+            ValueError: the buffer does not fit the environments, or `collect_stats_class` has updates of its own.
             EnvError, PolicyError: the environments or the policy cannot be used; says why.
         """
+        check_stats_class(collect_stats_class)
         self.policy = policy.policy if is_tianshou_policy(getattr(policy, "policy", None)) else policy
         self.env = env
         self.buffer = buffer
@@ -104,7 +110,12 @@ class Collector:
             random = RandomActor(action, self._seeds().seed("actions"))
             with evaluating(self.policy):
                 self._actor, first = make_actor(
-                    self.policy, observation, action, random, exploration_noise=exploration_noise
+                    self.policy,
+                    observation,
+                    action,
+                    random,
+                    exploration_noise=exploration_noise,
+                    num_rows=self._envs.num_envs if self._envs.lockstep else self._envs.min_in_flight,
                 )
             self._engine = engine.Collector(
                 [self._envs],
@@ -151,8 +162,8 @@ class Collector:
         Args:
             n_step: frames over all environments. When they are no multiple of the number of environments, the first
                 ones make one step more. Open episodes go on in the next call.
-            n_episode: episodes, at least as many as environments. Each environment's share is fixed beforehand and
-                played from fresh starts.
+            n_episode: episodes. Each environment's share is fixed beforehand and played from fresh starts; with fewer
+                episodes than environments, the first environments play one each.
             random: draw actions from the action space instead of asking the policy.
             render: seconds to sleep after rendering each vector step; None or 0 = do not render.
             no_grad: False = the policy is called with the gradient on. What is stored is detached in both cases.
@@ -166,7 +177,7 @@ class Collector:
                 seed without reset_before_collect: before anything is stepped.
             EnvError: the environments take no reset arguments, cannot be rendered, or do not end their episodes.
         """
-        check_request(n_step, n_episode, num_envs=self.env_num, render=render, is_closed=self.is_closed)
+        check_request(n_step, n_episode, render=render, is_closed=self.is_closed)
         kwargs = dict(gym_reset_kwargs or {})
         refuse_reset_kwargs(self._envs, kwargs)
         if "seed" in kwargs and not reset_before_collect:
@@ -268,7 +279,7 @@ class Collector:
         self._envs.close()
         self.is_closed = True
 
-    def __enter__(self) -> "Collector":
+    def __enter__(self) -> "Collector[Stats]":
         """Use as a context manager to close the environments."""
         return self
 
@@ -389,7 +400,7 @@ class Collector:
             )
 
 
-class AsyncCollector(Collector):
+class AsyncCollector(Collector[CollectStats]):
     """The same over environments that come back as they are ready: EnvPool with `batch_size < num_envs`.
 
     Counts are exact here, too: what faster environments have beyond the request is the beginning of the next one.

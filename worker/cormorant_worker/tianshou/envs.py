@@ -47,7 +47,7 @@ def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
         return cast(VectorEnv, env)
     if hasattr(env, "_state_keys") and hasattr(env, "_recv"):
         return _around_pool(env)
-    if hasattr(env, "env_num") and hasattr(env, "is_async") and callable(getattr(env, "step", None)):
+    if hasattr(env, "is_async") and hasattr(innermost(env), "env_num") and callable(getattr(env, "step", None)):
         return TheirAsyncVectorEnv(env) if env.is_async else TheirVectorEnv(env)
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
@@ -61,6 +61,15 @@ def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
             "them, an EnvPool, or a vector environment of Tianshou's"
         )
     return GivenEnvs(given, seeds=seeds(len(given)))
+
+
+def innermost(env: Any) -> Any:
+    """The vector environment of Tianshou's inside its wrappers (`VectorEnvNormObs`), which hand on `step` and `reset`
+    alone.
+    """
+    while hasattr(env, "venv"):
+        env = env.venv
+    return env
 
 
 @contextmanager
@@ -118,6 +127,11 @@ class GivenEnvs(InlineVectorEnv):
         """The next `start` resets with these seeds."""
         self._restarts = Restarts(seeds, RestartLimits(total=0))
 
+    def _replace(self, row: int, error: Exception) -> None:
+        """What an environment raises is the script's to see."""
+        error.add_note(f"in environment {row}, after {self._envs[row].steps} completed steps")
+        raise error
+
     def reset_with(self, kwargs: Mapping[str, Any]) -> None:
         """Every reset from now on gets these."""
         for env in self._envs:
@@ -141,14 +155,15 @@ class _Made:
 
 
 class TheirVectorEnv:
-    """Tianshou's DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv or RayVectorEnv, in lockstep."""
+    """Tianshou's DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv or RayVectorEnv, or a wrapper of one, in lockstep."""
 
     lockstep = True
     restarts = 0
 
     def __init__(self, env: Any) -> None:
         self._env = env
-        self.num_envs = int(env.env_num)
+        self._inner = innermost(env)
+        self.num_envs = int(self._inner.env_num)
         self.min_in_flight = 1
         self.observation_space: Space = env.observation_space[0]
         self.action_space: Space = env.action_space[0]
@@ -209,7 +224,7 @@ class TheirVectorEnv:
 
     def close(self) -> None:
         """Close the environments. May be called twice."""
-        if not self._env.is_closed:
+        if not self._inner.is_closed:
             self._env.close()
 
     def _gather(self) -> None:
@@ -250,7 +265,7 @@ class TheirAsyncVectorEnv(TheirVectorEnv):
 
     def __init__(self, env: Any) -> None:
         super().__init__(env)
-        self.min_in_flight = int(env.wait_num)
+        self.min_in_flight = int(self._inner.wait_num)
 
     def recv(self) -> Step:
         """Step what was sent, and wait for whoever is ready."""
@@ -260,5 +275,5 @@ class TheirAsyncVectorEnv(TheirVectorEnv):
         return self._step(back, back, found)
 
     def _gather(self) -> None:
-        while self._env.waiting_id:
-            self._env.step(None, list(self._env.waiting_id))
+        while self._inner.waiting_id:
+            self._env.step(None, list(self._inner.waiting_id))

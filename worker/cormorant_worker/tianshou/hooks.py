@@ -6,7 +6,7 @@
 They get Tianshou's Batches where Tianshou is in use, TensorDicts `[n]` otherwise, with Tianshou's names in both.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,16 +67,29 @@ class Hooks:
         assert self.on_step is not None
         given = self._named(step)
         actions = {"act": given["act"], "act_normalized": step.get("env_action", step["action"])}
-        self.on_step(self._wrapped(actions, len(columns)), self._wrapped(given, len(columns)))
+        rollout = self._wrapped(given, len(columns))
+        before = dict(_leaves_of(rollout))
+        self.on_step(self._wrapped(actions, len(columns)), rollout)
+        after = dict(_leaves_of(rollout))
+        if gone := sorted(".".join(name) for name in set(before) - set(after)):
+            raise ValueError(f"on_step_hook removed {', '.join(gone)}; every frame is stored whole: leave them")
+        assigned = {name: value for name, value in after.items() if value is not before.get(name)}
+        for name in [name for name in assigned if name in before]:
+            _reassign(step, name, assigned.pop(name), len(columns))
         # An indexed step is a copy: what the hook changed in place goes back.
-        batch[torch.from_numpy(columns), row] = step
+        at = torch.from_numpy(columns), row
+        batch[at] = step
+        for name, value in assigned.items():
+            values = _as_tensor(value, len(columns), name)
+            _room(batch, ".".join(name), values)[at] = values
 
     def _see_column(self, batch: "TensorDict", column: int, length: int, *, may_store: bool) -> "TensorDict":
         assert self.on_episode is not None
         begin = 0
         done = batch["next", "done"][column, :length, 0]
         for end in done.nonzero().squeeze(-1).tolist():
-            parts = [*self._begun.pop(column, []), batch[column, begin : end + 1]]
+            # What step hooks added may be in some parts only.
+            parts = [*self._begun.pop(column, []), batch[column, begin : end + 1].exclude("hooked")]
             episode: TensorDict = torch.cat(parts) if len(parts) > 1 else parts[0]
             more = self.on_episode(self._wrapped(self._named(episode), len(episode)))
             if more is not None:
@@ -88,7 +101,7 @@ class Hooks:
                 batch = _with(batch, column, begin, end + 1, more)
             begin = end + 1
         if begin < length:
-            self._begun.setdefault(column, []).append(batch[column, begin:length].clone())
+            self._begun.setdefault(column, []).append(batch[column, begin:length].exclude("hooked").clone())
         return batch
 
     def _named(self, frames: "TensorDict") -> dict[str, Any]:
@@ -126,9 +139,73 @@ def _with(batch: "TensorDict", column: int, begin: int, end: int, more: Mapping[
                 f"on_episode_done_hook returned {key} of shape {list(values.shape)} for an episode of {end - begin} "
                 "frames; return one value a frame"
             )
-        place = ("hooked", str(key))
-        if place not in batch.keys(True):
-            fill = float("nan") if values.dtype.is_floating_point else 0
-            batch[place] = torch.full((*batch.shape, *values.shape[1:]), fill, dtype=values.dtype)
-        batch[place][column, begin:end] = values
+        _room(batch, str(key), values)[column, begin:end] = values
     return batch
+
+
+def _room(batch: "TensorDict", key: str, values: torch.Tensor) -> torch.Tensor:
+    """[B, T, ...] where values that hooks gave are kept; NaN or 0 where they gave none."""
+    place = ("hooked", key)
+    if place not in batch.keys(True):
+        fill = float("nan") if values.dtype.is_floating_point else 0
+        batch[place] = torch.full((*batch.shape, *values.shape[1:]), fill, dtype=values.dtype)
+    found: torch.Tensor = batch[place]
+    return found
+
+
+_PLACES: Mapping[str, tuple[str, ...]] = {
+    "obs": ("observation",),
+    "act": ("action",),
+    "rew": ("next", "reward"),
+    "obs_next": ("next", "observation"),
+    **{name: ("next", name) for name in ("terminated", "truncated", "done")},
+    "policy": ("policy",),
+}
+"""By what hooks are given: where batches have it."""
+
+
+def _leaves_of(given: Any, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """What lies in a Batch or a TensorDict, by path."""
+    for name in given.get_keys() if hasattr(given, "get_keys") else given.keys():
+        value = given[name]
+        if hasattr(value, "get_keys") or hasattr(value, "batch_size"):
+            yield from _leaves_of(value, (*prefix, str(name)))
+        else:
+            yield (*prefix, str(name)), value
+
+
+def _reassign(step: "TensorDict", name: tuple[str, ...], value: Any, n: int) -> None:
+    """Put what a hook assigned to a field where the batch has it.
+
+    Raises:
+        ValueError: it is of another shape.
+    """
+    place = (*_PLACES[name[0]], *name[1:])
+    old = step[place]
+    values = _as_tensor(value, n, name)
+    if values.numel() != old.numel():
+        raise ValueError(
+            f"on_step_hook assigned {'.'.join(name)} of shape {list(values.shape)}; a frame's has "
+            f"{list(old.shape[1:])}, for {n} frames"
+        )
+    step[place] = values.reshape(old.shape).to(old.dtype)
+
+
+def _as_tensor(value: Any, n: int, name: tuple[str, ...]) -> torch.Tensor:
+    """A hook's value as a tensor [n, ...].
+
+    Raises:
+        ValueError: it is none, or has not one value a frame.
+    """
+    try:
+        values = torch.as_tensor(value if isinstance(value, torch.Tensor) else np.asarray(value)).detach()
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"on_step_hook gave {'.'.join(name)} as {type(value).__name__}, which cannot be stored ({error}); give an "
+            "array with one value a frame"
+        ) from error
+    if values.shape[:1] != (n,):
+        raise ValueError(
+            f"on_step_hook gave {'.'.join(name)} of shape {list(values.shape)} for {n} frames; give one value a frame"
+        )
+    return values

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from cormorant_worker.action_check import ActionCheck
-from cormorant_worker.actor import Acted, Actor, PolicyActor, samples
+from cormorant_worker.actor import Acted, Actor, PolicyActor, cast_to, samples
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy import wrap_policy
 from cormorant_worker.random_actions import RandomActor
@@ -74,7 +74,13 @@ class FrontActor:
 
 
 def make_actor(
-    policy: Any, observation: Space, action: Space, random: RandomActor, *, exploration_noise: bool | Noise
+    policy: Any,
+    observation: Space,
+    action: Space,
+    random: RandomActor,
+    *,
+    exploration_noise: bool | Noise,
+    num_rows: int,
 ) -> tuple[FrontActor, Actor]:
     """An actor for a policy, and one that draws at random and writes the same outputs.
 
@@ -85,6 +91,7 @@ def make_actor(
         action: one environment's action space.
         random: draws the random actions.
         exploration_noise: True = the policy's own; a function = that one; False = none.
+        num_rows: observations that the policy gets at once, and is tried with.
 
     Raises:
         PolicyError: the policy cannot be called, or has no noise of its own.
@@ -94,13 +101,13 @@ def make_actor(
             raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
         return FrontActor(random, None, observation), random
     if is_tianshou_policy(policy):
-        theirs = TianshouActor(policy, observation, action, noise=exploration_noise)
+        theirs = TianshouActor(policy, observation, action, noise=exploration_noise, num_rows=num_rows)
         return FrontActor(theirs, None, observation), RandomlyMapped(random, theirs, policy)
     noise = _noise_of(policy, exploration_noise)
     if noise is not None and len(leaves(action, ())) != 1:
         raise PolicyMismatch(f"exploration noise is added to one array; the action space is {action}")
     models = wrap_policy(policy, "the caller")
-    ours = PolicyActor(models, observation, action, device=_device_of(policy))
+    ours = PolicyActor(models, observation, action, device=_device_of(policy), num_rows=num_rows)
     return FrontActor(ours, noise, observation), WarmupActor(random, ours)
 
 
@@ -129,7 +136,7 @@ def _device_of(policy: Any) -> torch.device:
 class TianshouActor:
     """Asks a policy of Tianshou's. What it computes beside actions is found by one dry run."""
 
-    def __init__(self, policy: Any, observation: Space, action: Space, *, noise: bool | Noise) -> None:
+    def __init__(self, policy: Any, observation: Space, action: Space, *, noise: bool | Noise, num_rows: int) -> None:
         """Take a policy of Tianshou 1 or 2.
 
         Raises:
@@ -153,7 +160,7 @@ class TianshouActor:
         self._action = leaves(action, ("action",))[0]
         self._check = ActionCheck(action)
         self._grad = False
-        self._dry_run(observation)
+        self._dry_run(observation, num_rows)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
         """Decide for n rows."""
@@ -178,7 +185,7 @@ class TianshouActor:
         if self._noise is not None:
             decided = as_numpy(self._noise(decided, batch))
         sent = np.asarray(self._policy.map_action(decided))
-        return decided, sent.astype(self._action.dtype, copy=False), result
+        return decided, sent if sent.dtype == self._action.dtype else cast_to(self._action, sent), result
 
     def _state_of(self, states: Arrays) -> Any:
         """Rebuild the state as the policy gave it: one array, or a Batch of them."""
@@ -189,8 +196,7 @@ class TianshouActor:
         values = (wrap(array) for wrap, array in zip(self._wrap_state, states, strict=True))
         return self._rebuild(dict(zip((leaf.key[1:] for leaf in self.states), values, strict=True)))
 
-    def _dry_run(self, observation: Space) -> None:
-        n = 2  # not 1: a policy that drops or mixes its batch dimension shows
+    def _dry_run(self, observation: Space, n: int) -> None:
         obs = samples(observation, n)
         before = tuple(array.copy() for array in obs)
         try:

@@ -27,7 +27,7 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
 
     Args:
         collector: whose lanes step.
-        num_episodes: at least the number of environments.
+        num_episodes: over all environments; where there are fewer, the last environments play none.
         is_open: [B] bool, environments whose first episode is under way and is played beside their share.
         max_frames: of one environment, in which it must have played its share.
 

@@ -118,6 +118,24 @@ class CollectStats(_Printed):
         self.lens_stat = SequenceStats.from_sequence(self.lens) if self.lens.size else None
 
 
+_UPDATES = ("update_at_step_batch", "update_at_episode_done")
+
+
+def check_stats_class(given: type) -> None:
+    """Take `CollectStats`, ours or Tianshou's, as `collect_stats_class`.
+
+    Raises:
+        ValueError: a class with updates of its own, which would run once a step.
+    """
+    own = [name for name in _UPDATES if name in vars(given) and given.__name__ != "CollectStats"]
+    if own or not any(base.__name__ == "CollectStats" for base in given.__mro__):
+        what = f"overrides {', '.join(own)}" if own else "is no CollectStats"
+        raise ValueError(
+            f"collect_stats_class {given.__name__} {what}: statistics are made from whole batches here; use an "
+            "on_step_hook or an on_episode_done_hook, or derive your numbers from what collect() returns"
+        )
+
+
 class Tally:
     """Returns and lengths of episodes, made from the blocks that are handed over, over any number of batches."""
 

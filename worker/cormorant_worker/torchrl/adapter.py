@@ -3,6 +3,7 @@
 # N environments
 """
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import torch
 
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
-from cormorant_worker.errors import EnvBuildError, EnvCrashed
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
 from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
 from cormorant_worker.torchrl.specs import space_of
 
@@ -148,7 +149,12 @@ class BatchedVectorEnv:
         """Step, and begin the next episodes where one ended."""
         spec = self._env.action_spec
         action = torch.from_numpy(np.array(self._action)).to(dtype=spec.dtype, device=spec.device).reshape(spec.shape)
-        stepped, self._now = self._env.step_and_maybe_reset(self._now.set("action", action))
+        try:
+            stepped, self._now = self._env.step_and_maybe_reset(self._now.set("action", action))
+        except Exception as error:  # whatever the user's own environment raises is reported as its failure
+            raise EnvRaised(
+                f"the environments raised {type(error).__name__}: {error}\n\n{traceback.format_exc().rstrip()}"
+            ) from error
         following = stepped["next"]
         terminated, truncated = (self._flat(flag, np.bool_) for flag in _ends(following))
         ended = np.flatnonzero(terminated | truncated)

@@ -129,6 +129,7 @@ class FleetCollector:
                 else Calls(factories[i], is_trusted=bool(settings.trust_policy)),
                 settings=overrides[i],
                 device=devices[i] or general[i] or "cpu",
+                raises=True,
             )
             for i in range(count)
         ]

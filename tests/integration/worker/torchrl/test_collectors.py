@@ -419,6 +419,17 @@ def test_collectors_are_replaced_as_often_as_asked() -> None:
         list(collector)
 
 
+@pytest.mark.parametrize("how", ["inline", pytest.param("subprocess", marks=pytest.mark.slow)])
+def test_what_an_environment_raises_ends_the_collecting_at_once(how: Any) -> None:
+    env_kwargs = {"failures": [{"how": "raise", "step": 3}]}
+    with sync_sync_collector(make, env_kwargs, 2, 1, frames_per_batch=20, vectorization=how) as collector:
+        with pytest.raises(RuntimeError, match="environment 0 raised ValueError: told to fail") as raised:
+            next(iter(collector))
+        assert isinstance(raised.value, WorkerFailed)
+        assert "Traceback (most recent call last)" in str(raised.value)
+        assert collector.stats()["restarts"] == 0
+
+
 @pytest.mark.slow
 def test_weights_reach_the_collectors_that_are_named_and_no_others() -> None:
     arguments: dict[str, Any] = {"policy": Versioned(), "frames_per_batch": 8, **INLINE}

@@ -1,0 +1,26 @@
+"""Errors are caught by scripts that were written for TorchRL and Tianshou."""
+
+import inspect
+
+import pytest
+
+from cormorant_worker import errors
+
+ERRORS = [found for _, found in inspect.getmembers(errors, inspect.isclass)]
+REFUSALS = {
+    "ManifestError",
+    "DeviceUnavailable",
+    "UnknownEnv",
+    "InvalidAction",
+    "PolicyMismatch",
+}
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_errors_are_runtime_errors(error: type[Exception]) -> None:
+    assert issubclass(error, RuntimeError)
+
+
+@pytest.mark.parametrize("error", ERRORS)
+def test_errors_about_something_given_are_value_errors(error: type[Exception]) -> None:
+    assert issubclass(error, ValueError) == (error.__name__ in REFUSALS)
