@@ -23,6 +23,7 @@ from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.leader import Leader, Terms
 from cormorant_operator.logs import configure_logs
+from cormorant_operator.pace import Pace
 from cormorant_operator.probes import Probes
 from cormorant_operator.settings import Settings, read_settings
 from cormorant_operator.watch import Watch
@@ -47,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    cluster = Cluster(find_connection)
+    cluster = Cluster(find_connection, pace=Pace(rate=settings.requests_per_s, burst=settings.request_burst))
     heads = HeadClient(key=settings.key, url=settings.head_url)
     controller = Controller(cluster, heads, key=settings.key, site=settings.site, namespaces=settings.namespaces)
     leader = _leader(cluster, settings)

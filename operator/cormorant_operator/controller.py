@@ -1,7 +1,7 @@
 """The loop: a key is due, look at its job, decide, do, write the status once, and know when to look again.
 
-Two queues of job uids: one of jobs to reconcile, one of heads to ask. Neither blocks the other: a head that does not
-answer costs its own time only.
+Three queues of job uids: jobs to reconcile, heads to ask, counters to write. None blocks another: a head that does not
+answer costs its own time only, and a pod never waits for a counter.
 """
 
 import asyncio
@@ -23,6 +23,7 @@ from cormorant_operator.logs import about
 from cormorant_operator.memory import Memory
 from cormorant_operator.metrics import Handler, Metrics
 from cormorant_operator.observed import HeadAnswer, Observed, Pod
+from cormorant_operator.pace import Purpose, purpose
 from cormorant_operator.plan import CheckTemplate, DrainHead, Note, Plan, TellHead
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.recorder import event
@@ -31,7 +32,7 @@ from cormorant_operator.status import refused_status
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
-RECONCILERS, POLLERS = 8, 32
+RECONCILERS, POLLERS, WRITERS = 16, 32, 4
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
@@ -74,8 +75,10 @@ class Controller:
         self._cluster, self._heads, self._site, self._clock = cluster, heads, site, clock
         self._namespaces = namespaces or ("",)
         self.cache = Cache()
-        self.jobs_due, self.heads_due = WorkQueue(), WorkQueue()
+        self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._memories: dict[str, Memory] = {}
+        self._asked: set[str] = set()
+        """Jobs whose heads are asked: their counters move."""
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
         self._is_resync_wanted = asyncio.Event()
         self.metrics = Metrics()
@@ -91,6 +94,8 @@ class Controller:
                 tasks.create_task(self._work_on(self.jobs_due, self._reconcile, "reconcile"))
             for _ in range(POLLERS):
                 tasks.create_task(self._work_on(self.heads_due, self._poll, "poll"))
+            for _ in range(WRITERS):
+                tasks.create_task(self._work_on(self.counters_due, self._write_counters, "counters"))
             tasks.create_task(self._resync_for_ever())
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
@@ -104,11 +109,12 @@ class Controller:
 
     async def resync(self) -> None:
         """List everything, forget what is not there any more, and look at every job."""
-        for kind in _LISTED:
-            await self._list(kind)
-        # Not watched: whoever changes one is corrected at the next full look.
-        if self._site.has_network_policies:
-            await self._list("NetworkPolicy")
+        with purpose(Purpose.UPKEEP):
+            for kind in _LISTED:
+                await self._list(kind)
+            # Not watched: whoever changes one is corrected at the next full look.
+            if self._site.has_network_policies:
+                await self._list("NetworkPolicy")
         # Neither watched nor listed: that the Secret is there is believed for so long.
         for memory in self._memories.values():
             memory.has_tokens = False
@@ -162,7 +168,9 @@ class Controller:
         job = self.cache.job(uid)
         if job is None:
             self._memories.pop(uid, None)
+            self._asked.discard(uid)
             self.heads_due.forget(uid)
+            self.counters_due.forget(uid)
             return
         if isinstance(job, Unreadable):
             await self._refuse(job)
@@ -174,11 +182,16 @@ class Controller:
         uid = job.uid
         memory = self._memories.setdefault(uid, Memory())
         now = self._clock()
-        plan = reconcile(job, self._observe(uid, memory), now, site=self._site)
+        plan = reconcile(job, self._observe(uid, memory), now, site=self._site.for_jobs(len(self._asked)))
+        memory.counters = None
         failed = await self._carry_out(job, plan, memory, decided_at=now)
-        if plan.status is not None:
-            await self._executor.write_status(job.identity, plan.status)
-            await self._tell(job.identity, plan.notes)
+        if plan.status is not None and plan.is_counting:
+            memory.counters = (job.identity, plan.status)
+            self.counters_due.add(uid)
+        elif plan.status is not None:
+            with purpose(Purpose.STATUS):
+                await self._executor.write_status(job.identity, plan.status)
+                await self._tell(job.identity, plan.notes)
         self._schedule(job, plan, memory)
         if failed is not None:
             raise failed
@@ -195,12 +208,20 @@ class Controller:
                 failed = failed or error
         return failed
 
+    async def _write_counters(self, uid: str) -> None:
+        memory = self._memories.get(uid)
+        if memory is None or memory.counters is None:
+            return
+        with purpose(Purpose.COUNTERS):
+            await self._executor.write_counters(*memory.counters)
+
     async def _refuse(self, job: Unreadable) -> None:
         status = refused_status(job, self._clock().replace(microsecond=0))
         if status is not None:
-            await self._executor.write_status(job.identity, status)
-            note = Note(reason="InvalidSpec", message=job.message, is_warning=True)
-            await self._tell(job.identity, (note,))
+            with purpose(Purpose.STATUS):
+                await self._executor.write_status(job.identity, status)
+                note = Note(reason="InvalidSpec", message=job.message, is_warning=True)
+                await self._tell(job.identity, (note,))
 
     def _observe(self, uid: str, memory: Memory) -> Observed:
         return Observed(
@@ -225,7 +246,13 @@ class Controller:
             self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())
         memory.poll_s = plan.poll_s
         if plan.poll_s is None:
+            self._asked.discard(job.uid)
             return
+        self._asked.add(job.uid)
+        if plan.counters_at is not None:
+            # Whatever the head says then, what it said before is to be written.
+            memory.is_answer_due = True
+            self.heads_due.add(job.uid, after_s=(plan.counters_at - self._clock()).total_seconds())
         if words:
             # A head that does not take what it is told is not told again at once.
             after_s = self._site.hurried_poll_s if words == memory.told else 0.0

@@ -151,6 +151,16 @@ class Executor:
         memory.refuse(owner, kind, message, at=self._clock())
         log.warning("refused", owner=owner, namespace=job.identity.namespace, kind=kind.value, reason=message)
 
+    async def write_counters(self, identity: Identity, status: CollectorJobStatus) -> None:
+        """Write a status of which only counters are new, unless somebody wrote since it was decided.
+
+        It may have waited for long, and must never undo a condition that went ahead of it.
+        """
+        try:
+            await self.write_status(identity, status)
+        except Conflict:
+            log.debug("counters_not_written", job=identity.name, namespace=identity.namespace)
+
     async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
         """Write a whole status; a job that is gone needs none.
 

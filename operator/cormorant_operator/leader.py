@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import structlog
 
 from cormorant_operator.errors import ApiError, Conflict, LeaseLost, NotFound, Unreachable
+from cormorant_operator.pace import Purpose, purpose
 
 log = structlog.get_logger()
 
@@ -120,6 +121,10 @@ class Leader:
 
     async def _try(self) -> bool:
         """Take or renew the lease. Returns whether it is ours."""
+        with purpose(Purpose.LEASE):
+            return await self._take_or_renew()
+
+    async def _take_or_renew(self) -> bool:
         try:
             lease = await self._leases.get("Lease", namespace=self._namespace, name=self._name)
         except NotFound:

@@ -4,6 +4,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.job import Identity
 from cormorant_operator.observed import HeadAnswer, Refusal, RefusalKind, Verdict
 from cormorant_operator.plan import POD_OWNER, DrainHead, TellHead
 
@@ -27,6 +29,8 @@ class Memory:
     """What its head was told last."""
     is_answer_due: bool = False
     """Its head was told something: the next answer shows whether it took it."""
+    counters: tuple[Identity, CollectorJobStatus] | None = None
+    """A status of which only counters are new, and the version that it follows; it waits for its turn."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 

@@ -17,7 +17,7 @@ from cormorant_contract.metrics.labels import HANDLER
 # Prometheus does without them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
 
-Handler = Literal["reconcile", "poll"]
+Handler = Literal["reconcile", "poll", "counters"]
 Values = Mapping[tuple[str, ...], float]
 """By the values of a metric's labels, in their order."""
 Family = CounterMetricFamily | GaugeMetricFamily

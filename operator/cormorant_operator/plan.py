@@ -151,6 +151,10 @@ class Plan:
     """In the order in which they are to be done."""
     status: CollectorJobStatus | None = None
     """To be written after the actions; None: it is right as it is."""
+    is_counting: bool = False
+    """Nothing but counters is new in the status: its write may wait, and is not worth a retry."""
+    counters_at: datetime | None = None
+    """When counters that moved are to be written, after one more question to the head; None: none wait."""
     notes: tuple[Note, ...] = ()
     due: datetime | None = None
     """When time alone changes the decision; None: never."""

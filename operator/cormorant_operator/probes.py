@@ -62,7 +62,11 @@ class Probes:
                 who: sum(group.restarts for group in status.groups) for who, status in jobs.items()
             },
             declared.JOB_HEAD_RESTARTS: {who: status.head_restarts for who, status in jobs.items()},
-            declared.QUEUE_DEPTH: {("jobs",): controller.jobs_due.num_late, ("heads",): controller.heads_due.num_late},
+            declared.QUEUE_DEPTH: {
+                ("jobs",): controller.jobs_due.num_late,
+                ("heads",): controller.heads_due.num_late,
+                ("counters",): controller.counters_due.num_late,
+            },
             declared.QUEUE_WAIT: {(): controller.jobs_due.longest_wait_s},
             declared.API_REQUESTS: {
                 (method, str(code)): count for (method, code), count in sorted(self._cluster.requests.items())

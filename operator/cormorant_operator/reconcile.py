@@ -35,7 +35,7 @@ from cormorant_operator.plan import (
 from cormorant_operator.pods import Birth, worker_pod
 from cormorant_operator.progress import moving_until, stall_deadline
 from cormorant_operator.site import Site
-from cormorant_operator.status import make_status, write_at
+from cormorant_operator.status import is_counting, make_status, write_at
 from cormorant_operator.suspension import Suspension, plan_suspension
 from cormorant_operator.view import View
 from cormorant_operator.workers import WorkerPlan, plan_workers
@@ -213,15 +213,19 @@ def _plan(
     before = view.job.status
     at = write_at(before, status, now=view.now, pace_s=view.site.status_s)
     is_worth = at == view.now
-    later = [due for due in (at, moving_until(view)) if due is not None and due > view.now]
     head = view.live_head
     is_asked = head is not None and head.is_asked
+    # A count is written as the head has just told it, and not as it was a poll ago.
+    counters_at = _whole(at) if at is not None and not is_worth and is_asked else None
+    later = [due for due in (at if counters_at is None else None, moving_until(view)) if due is not None]
     pace = view.site.hurried_poll_s if is_hurried or course.suspension == "draining" else view.site.poll_s
     return Plan(
         actions=tuple(actions),
         status=status if is_worth else None,
+        is_counting=is_worth and is_counting(before, status),
+        counters_at=counters_at,
         notes=notes_of(before, status) if is_worth else (),
-        due=min((_whole(due) for due in (*dues, *later)), default=None),
+        due=min((_whole(due) for due in (*dues, *(due for due in later if due > view.now))), default=None),
         poll_s=pace if is_asked else None,
     )
 

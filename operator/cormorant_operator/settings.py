@@ -13,6 +13,8 @@ from cormorant_operator.head_client import DEFAULT_URL
 from cormorant_operator.site import Site
 
 _SHORTEST_KEY = 32
+_COUNTERS_SHARE = 0.7
+"""Of the budget, for status writes of counters alone: what else happens has the rest at least, and goes first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,10 @@ class Settings:
     """Namespace and name of the Lease; None: there is no other operator."""
     identity: str
     probe_port: int
+    requests_per_s: float
+    """To the API server, on average."""
+    request_burst: int
+    """Requests at once, after a pause."""
 
 
 def read_settings(arguments: Sequence[str] | None = None) -> Settings:
@@ -43,6 +49,10 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         raise SettingsError(f"--lease {given.lease} is not NAMESPACE/NAME")
     if given.poll_seconds <= 0:
         raise SettingsError(f"--poll-seconds {given.poll_seconds} is not above 0")
+    if given.api_qps < 1:
+        raise SettingsError(f"--api-qps {given.api_qps} is below 1")
+    if given.api_burst < 1:
+        raise SettingsError(f"--api-burst {given.api_burst} is below 1")
     for cidr in given.open_to_cidr:
         _check_cidr(cidr)
     site = Site(
@@ -52,6 +62,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         has_network_policies=given.network_policies,
         open_to_cidrs=tuple(given.open_to_cidr),
         poll_s=given.poll_seconds,
+        counters_per_s=_COUNTERS_SHARE * given.api_qps,
     )
     return Settings(
         key=_read_key(given.key_file),
@@ -61,6 +72,8 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         lease=(namespace, name) if given.lease else None,
         identity=f"{socket.gethostname()}-{os.getpid()}",
         probe_port=given.probe_port,
+        requests_per_s=given.api_qps,
+        request_burst=given.api_burst,
     )
 
 
@@ -94,6 +107,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--namespace", action="append", default=[], help="to look after; repeatable; none: all")
     parser.add_argument("--lease", default="", help="NAMESPACE/NAME of the Lease, when there are several operators")
     parser.add_argument("--poll-seconds", type=float, default=15.0, help="between two looks at a head")
+    parser.add_argument("--api-qps", type=float, default=50.0, help="requests a second to the API server (default: 50)")
+    parser.add_argument("--api-burst", type=int, default=100, help="requests at once after a pause (default: 100)")
     parser.add_argument("--head-url", default=DEFAULT_URL, help="with {ip}, {namespace}, {job}, {epoch}")
     parser.add_argument("--probe-port", type=int, default=8080, help="of /livez, /readyz, /metrics; 0: any free one")
     return parser

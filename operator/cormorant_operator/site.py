@@ -1,6 +1,6 @@
 """What one installation of the operator gives all its jobs. Read by `reconcile`; made by `settings`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,10 @@ class Site:
     hurried_poll_s: float = 2.0
     """The same, while something waits for the head's answer."""
     status_s: float = 15.0
-    """Between two status writes of which nothing but the counters is new."""
+    """Between two status writes of which nothing but the counters is new, at least: with many jobs the controller
+    stretches it."""
+    counters_per_s: float = 35.0
+    """Status writes a second of which nothing but the counters is new, of all jobs together."""
     resync_s: float = 300.0
     """Between two full lists of what the operator looks after; watches tell of changes in between."""
     resync_again_s: float = 10.0
@@ -32,3 +35,8 @@ class Site:
     """A head's time from SIGTERM to SIGKILL: it drains for half of it."""
     worker_grace_s: int = 60
     """The same for workers, which finish or hand over their batch."""
+
+    def for_jobs(self, number: int) -> "Site":
+        """With so many jobs that collect, counters are written so rarely that all of them fit into their share."""
+        needed_s = number / self.counters_per_s
+        return replace(self, status_s=needed_s) if needed_s > self.status_s else self

@@ -54,12 +54,17 @@ def write_at(before: CollectorJobStatus, after: CollectorJobStatus, *, now: date
     """
     if before == after:
         return None
-    counters = {name: getattr(before, name) for name in _COUNTERS}
     last = before.frames.last_progress_time
     is_moving = after.frames.collected > before.frames.collected
-    if not is_moving or last is None or after.model_copy(update=counters) != before:
+    if not is_moving or last is None or not is_counting(before, after):
         return now
     return max(now, last + timedelta(seconds=pace_s))
+
+
+def is_counting(before: CollectorJobStatus, after: CollectorJobStatus) -> bool:
+    """Whether two statuses differ by nothing but counters."""
+    counters = {name: getattr(before, name) for name in _COUNTERS}
+    return after.model_copy(update=counters) == before
 
 
 def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:

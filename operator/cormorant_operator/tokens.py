@@ -17,7 +17,7 @@ class Tokens:
     ray: str = field(repr=False)
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1 << 16)
 def derive(key: bytes, *, uid: str) -> Tokens:
     """The tokens of a job.
 

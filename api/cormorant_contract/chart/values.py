@@ -87,6 +87,18 @@ class Jobs(Contract):
     """Time between two looks at a head that runs."""
 
 
+class ApiRequests(Contract):
+    """The operator's budget of requests to the API server. Pods go first, then conditions, then counters: these are
+    written the more rarely, the more jobs there are.
+    """
+
+    per_second: Annotated[Whole, Field(ge=1, le=10000)] = 50
+    """Requests a second, on average."""
+
+    burst: Annotated[Whole, Field(ge=1, le=10000)] = 100
+    """Requests at once after a pause."""
+
+
 class Key(Contract):
     """The key that all jobs' tokens are derived from."""
 
@@ -224,6 +236,10 @@ class Values(Contract):
 
     jobs: Jobs = Jobs()
     """What the operator gives all its jobs."""
+
+    api_requests: ApiRequests = ApiRequests()
+    """The operator's budget of requests to the API server. Pods go first, then conditions, then counters: these are
+    written the more rarely, the more jobs there are."""
 
     key: Key = Key()
     """The key that all jobs' tokens are derived from."""

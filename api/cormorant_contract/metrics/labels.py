@@ -74,11 +74,16 @@ JOB_NAMESPACE = Label(name="job_namespace", help="Namespace of the job.", at_mos
 JOB = Label(name="collectorjob", help="Name of the job.", at_most=1)
 JOB_PHASE = Label(name="phase", help="`status.phase`: one is 1, the others are not exported.", at_most=1)
 HANDLER = Label(
-    name="handler", help="reconcile: a decision and what follows. poll: a question to a head.",
-    values=("reconcile", "poll"),
+    name="handler",
+    help="reconcile: a decision and what follows. poll: a question to a head. counters: a write of counters alone.",
+    values=("reconcile", "poll", "counters"),
 )  # fmt: skip
 API_METHOD = Label(
     name="method", help="HTTP method of a request to the API server.", values=("GET", "POST", "PATCH", "PUT", "DELETE")
 )
 CODE = Label(name="code", help="Status that the API server answered; 0: it did not.", at_most=20)
-QUEUE = Label(name="queue", help="jobs: to be reconciled. heads: to be asked.", values=("jobs", "heads"))
+QUEUE = Label(
+    name="queue",
+    help="jobs: to be reconciled. heads: to be asked. counters: to be written.",
+    values=("jobs", "heads", "counters"),
+)

@@ -8,7 +8,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
-from cormorant_operator.errors import HeadSilent, NotFound, Refused, Unreachable
+from cormorant_operator.errors import Conflict, HeadSilent, NotFound, Refused, Unreachable
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.site import Site
@@ -24,7 +24,9 @@ class Api:
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], dict[str, Any]] = {}
         self.is_away = False
-        self.lists = self.patches = 0
+        self.lists = self.patches = self.conflicts = self.counters_held = 0
+        self.counters_hang: asyncio.Event | None = None
+        """The next status write waits for it."""
         self._version = 0
 
     def store(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -46,7 +48,14 @@ class Api:
         return self.store(manifest)
 
     async def apply_status(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
+        version = manifest["metadata"].get("resourceVersion")
+        if (hang := self.counters_hang) is not None:
+            self.counters_held, self.counters_hang = 1, None
+            await hang.wait()
         before = self.stored["CollectorJob", manifest["metadata"]["name"]]
+        if version not in (None, before["metadata"]["resourceVersion"]):
+            self.conflicts += 1
+            raise Conflict(409, {"message": "the object has been modified"}, request="PATCH")
         return self.store({**before, "status": manifest["status"]})
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
@@ -251,5 +260,24 @@ def test_full_list_that_failed_is_tried_again_soon() -> None:
         scene.api.is_away = False
         await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 1)
         assert victim not in scene.api.stored
+
+    play(acts)
+
+
+def test_condition_overtakes_counters_that_wait_and_is_not_undone_by_them() -> None:
+    async def acts(scene: Scene) -> None:
+        def progressing() -> str:
+            return next(str(c["reason"]) for c in scene.status["conditions"] if c["type"] == "Progressing")
+
+        api = scene.api
+        await scene.until(lambda: progressing() == "NoFrames")
+        hang = api.counters_hang = asyncio.Event()
+        scene.head.answer = replace(scene.head.answer, version=3)  # a counter, and no condition
+        await scene.until(lambda: api.counters_held == 1)
+        scene.edit(generation=2, paused=True)
+        await scene.until(lambda: scene.status.get("phase") == "Paused")
+        hang.set()
+        await scene.until(lambda: api.conflicts == 1)
+        assert scene.status["phase"] == "Paused"
 
     play(acts)

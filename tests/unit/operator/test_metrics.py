@@ -36,9 +36,9 @@ def test_looks_are_timed_and_errors_counted_and_a_cancelled_one_is_none() -> Non
     counts = {
         labels["handler"]: value for labels, value in found["cormorant_operator_reconcile_duration_seconds_count"]
     }
-    assert counts == {"reconcile": 2, "poll": 1}
+    assert counts == {"reconcile": 2, "poll": 1, "counters": 0}
     errors = {labels["handler"]: value for labels, value in found["cormorant_operator_reconcile_errors_total"]}
-    assert errors == {"reconcile": 1, "poll": 0}
+    assert errors == {"reconcile": 1, "poll": 0, "counters": 0}
 
 
 def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
-from cormorant_operator.pace import Pace
 from cormorant_operator.work_queue import WorkQueue
 
 
@@ -113,14 +112,6 @@ def test_waiting_taker_wakes_when_something_is_added() -> None:
         assert await taking == "a"
 
     run(test())
-
-
-def test_requests_beyond_the_burst_are_spread() -> None:
-    clock = Clock()
-    pace = Pace(rate=10, burst=2, clock=clock)
-    assert [round(pace.take(), 3) for _ in range(5)] == [0.0, 0.0, 0.1, 0.2, 0.3]
-    clock.now = 10.0
-    assert [round(pace.take(), 3) for _ in range(3)] == [0.0, 0.0, 0.1]
 
 
 def test_key_that_was_given_to_a_worker_who_ends_goes_to_the_next() -> None:

@@ -1,0 +1,122 @@
+"""The budget of requests: how many, and who goes first."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from cormorant_operator.pace import Pace, Purpose, purpose
+from cormorant_operator.site import Site
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Bench:
+    """A pace of 10 a second under a clock that is moved by hand, and the order in which requests went."""
+
+    def __init__(self, *, burst: int = 1) -> None:
+        self.clock, self.sent = Clock(), list[str]()
+        self.pace = Pace(rate=10, burst=burst, clock=self.clock)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._told = 0
+
+    async def ask(self, name: str, *, of: Purpose) -> asyncio.Task[None]:
+        async def send() -> None:
+            with purpose(of):
+                await self.pace.wait()
+            self.sent.append(name)
+
+        self._tasks.append(asyncio.create_task(send()))
+        await asyncio.sleep(0)
+        return self._tasks[-1]
+
+    async def pass_time(self, seconds: float) -> list[str]:
+        """What went since this was called last."""
+        self.clock.now += seconds
+        self.pace.hand_out()
+        for _ in range(3):
+            await asyncio.sleep(0)
+        self._told, told = len(self.sent), self._told
+        return self.sent[told:]
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+def play(acts: Callable[[Bench], Awaitable[None]], *, burst: int = 1) -> None:
+    async def run() -> None:
+        bench = Bench(burst=burst)
+        try:
+            await acts(bench)
+        finally:
+            await bench.close()
+
+    asyncio.run(run())
+
+
+def test_requests_beyond_the_burst_are_spread() -> None:
+    async def acts(bench: Bench) -> None:
+        for name in "abcde":
+            await bench.ask(name, of=Purpose.PODS)
+        assert await bench.pass_time(0) == ["a", "b"]
+        assert await bench.pass_time(0.1) == ["c"]
+        assert await bench.pass_time(0.05) == []
+        assert await bench.pass_time(0.05) == ["d"]
+        assert await bench.pass_time(10) == ["e"]
+        # However long it was quiet, the bucket holds no more than the burst.
+        assert await bench.pass_time(10) == []
+        for name in "fghi":
+            await bench.ask(name, of=Purpose.PODS)
+        assert await bench.pass_time(0) == ["f", "g"]
+
+    play(acts, burst=2)
+
+
+def test_pods_go_before_status_before_counters_before_lists() -> None:
+    async def acts(bench: Bench) -> None:
+        await bench.ask("first", of=Purpose.UPKEEP)
+        await bench.pass_time(0)
+        for of in (Purpose.UPKEEP, Purpose.COUNTERS, Purpose.STATUS, Purpose.PODS, Purpose.LEASE):
+            await bench.ask(of.name, of=of)
+        went = [name for _ in range(5) for name in await bench.pass_time(0.1)]
+        assert went == ["LEASE", "PODS", "STATUS", "COUNTERS", "UPKEEP"]
+
+    play(acts)
+
+
+def test_no_request_waits_for_ever_behind_urgent_ones() -> None:
+    async def acts(bench: Bench) -> None:
+        await bench.ask("first", of=Purpose.PODS)
+        await bench.ask("a list", of=Purpose.UPKEEP)
+        waited = 0
+        while "a list" not in bench.sent:
+            await bench.ask("pod", of=Purpose.PODS)
+            await bench.pass_time(0.1)
+            waited += 1
+        assert waited * 0.1 <= Purpose.UPKEEP.value + 1
+
+    play(acts)
+
+
+def test_request_that_is_given_up_costs_nothing() -> None:
+    async def acts(bench: Bench) -> None:
+        await bench.ask("first", of=Purpose.PODS)
+        given_up = await bench.ask("given up", of=Purpose.PODS)
+        await bench.ask("next", of=Purpose.PODS)
+        given_up.cancel()
+        assert await bench.pass_time(0.1) == ["first", "next"]
+
+    play(acts)
+
+
+def test_counters_of_a_thousand_jobs_fit_into_their_share_within_30_s() -> None:
+    site = Site(counters_per_s=35)
+    assert site.for_jobs(100).status_s == 15
+    assert round(site.for_jobs(1000).status_s, 1) == 28.6
+    assert round(site.for_jobs(4000).status_s, 1) == 114.3
