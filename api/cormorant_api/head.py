@@ -140,7 +140,7 @@ class Head:
         if self._running is not None:
             self._running.fleet.drain()
             # A paused fleet cannot finish what it holds.
-            self._running.pauses.nudge()
+            self._running.pauses.overrule()
 
     def close(self) -> None:
         """End every wait and give all loans back. The fleet is left to whoever started it. May be called twice."""

@@ -47,6 +47,8 @@ class LeaseBook:
         """Guards `_leases`, `_numbers`."""
         self._leases: dict[str, Lease] = {}
         self._numbers = 0
+        self.is_overruled = False
+        """A fleet that drains finishes what it holds, whoever would have it stand still."""
 
     def grant(self, owner: str, *, reason: str, ttl_s: float) -> tuple[Lease, bool]:
         """Give a lease, or renew the owner's. Returns it, and True when it is new."""
@@ -91,7 +93,7 @@ class LeaseBook:
     @property
     def wants_pause(self) -> bool:
         """Whether the fleet shall stand still."""
-        return self.spec_paused or bool(self.held())
+        return not self.is_overruled and (self.spec_paused or bool(self.held()))
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -132,7 +134,8 @@ class PauseKeeper:
         self.bell = bell
         self.error = ""
         self._pause, self._resume = pause, resume
-        self._is_paused = starts_paused
+        self._is_paused: bool | None = starts_paused
+        """None after a call that failed: some workers may stand still, and some not."""
         self._nudge = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="pauses", daemon=True)
@@ -152,12 +155,17 @@ class PauseKeeper:
         """The leases changed."""
         self._nudge.set()
 
+    def overrule(self) -> None:
+        """The fleet goes on from here, and stands still for nobody any more."""
+        self.book.is_overruled = True
+        self._nudge.set()
+
     @property
     def state(self) -> PauseState:
-        """Where the fleet is."""
+        """Where the fleet is. What was to stand still and may not all go on yet is called paused."""
         if self.book.wants_pause:
             return "paused" if self._is_paused else "draining"
-        return "running"
+        return "running" if self._is_paused is False else "paused"
 
     @property
     def is_settled(self) -> bool:
@@ -203,7 +211,7 @@ class PauseKeeper:
         except CormorantError as error:
             if self.error != str(error):
                 log.warning("pause_failed" if wanted else "resume_failed", reason=str(error))
-            self.error = str(error)
+            self._is_paused, self.error = None, str(error)
             self.bell.ring()
             return False
         self._is_paused, self.error = wanted, ""

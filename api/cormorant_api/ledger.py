@@ -1,6 +1,6 @@
 """Batches that are lent to consumers: at least once, and never again after an acknowledgement.
 
-    READY --lend--> LENT --ack--> ACKED (its memory goes back once nobody sends it any more)
+    READY --lend--> LENT --ack--> ACKED (its memory goes back once nobody sends or reads it any more)
       ^              |
       +-- release, or the time to acknowledge is over: handed out again before newer ones
 
@@ -36,6 +36,10 @@ class Lendable(Protocol):
 L = TypeVar("L", bound=Lendable)
 
 
+def _by_nobody() -> bool:
+    return False
+
+
 @dataclass(slots=True, kw_only=True)
 class Entry(Generic[L]):
     """One batch in the ledger. Guarded by the ledger's lock."""
@@ -51,6 +55,8 @@ class Entry(Generic[L]):
     is_acked: bool = False
     attached: list[object] = field(default_factory=list)
     """Kept alive as long as the batch."""
+    is_read: Callable[[], bool] = _by_nobody
+    """Whether a consumer reads its memory in place at this moment."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +67,8 @@ class Lent(Generic[L]):
     loan: L
     delivery: int
     """1 for the first time."""
+    lent_at: float
+    """When its time to acknowledge began, by the ledger's clock."""
 
 
 @dataclass(slots=True)
@@ -83,6 +91,8 @@ class LedgerCounts:
     redelivered: int
     stale_frames: int
     """Thrown away because a consumer asked for fresher ones."""
+    held: int
+    """Acknowledged by one consumer while another still reads their memory."""
 
 
 class Ledger(Generic[L]):
@@ -140,12 +150,18 @@ class Ledger(Generic[L]):
         self.bell.ring()
 
     def expire(self) -> int:
-        """Take back what was not acknowledged in time. Returns how many batches."""
+        """Take back what was not acknowledged in time, and the memory that was still read when it was. Returns how many
+        batches were late.
+        """
         now = self._clock()
         with self._lock:
             late = [e for e in self._entries.values() if e.consumer and not e.is_acked and e.deadline <= now]
             for entry in late:
                 self._take_back(entry)
+            over = [self._forget_if_over(entry) for entry in tuple(self._entries.values())]
+        for loan in over:
+            if loan is not None:
+                loan.release()
         if late:
             self.bell.ring()
         return len(late)
@@ -153,11 +169,9 @@ class Ledger(Generic[L]):
     def close(self) -> None:
         """Give every loan back that nobody reads any more; the rest when its sender is done."""
         with self._lock:
-            idle = [e.loan for e in self._entries.values() if not e.senders and not e.is_acked]
-            for number in [n for n, e in self._entries.items() if not e.senders]:
-                del self._entries[number]
             for entry in self._entries.values():
                 entry.is_acked = True
+            idle = [loan for e in tuple(self._entries.values()) if (loan := self._forget_if_over(e)) is not None]
             self._ready.clear()
             self._is_exhausted = True
         for loan in idle:
@@ -182,16 +196,18 @@ class Ledger(Generic[L]):
                 entry = self._entries[heapq.heappop(self._ready)]
                 if oldest_version is not None and 0 <= entry.loan.min_version < oldest_version:
                     self._stale_frames += entry.loan.num_frames
-                    del self._entries[entry.number]
-                    stale.append(entry.loan)
+                    entry.is_acked = True
+                    if (loan := self._forget_if_over(entry)) is not None:
+                        stale.append(loan)
                     self._settled()
                     continue
-                entry.consumer, entry.deadline = consumer, self._clock() + self.ack_within_s
+                now = self._clock()
+                entry.consumer, entry.deadline = consumer, now + self.ack_within_s
                 entry.deliveries += 1
                 entry.senders += 1
                 self._redelivered += entry.deliveries > 1
                 self._consumers[consumer].taken += 1
-                found = Lent(id=self._id(entry.number), loan=entry.loan, delivery=entry.deliveries)
+                found = Lent(id=self._id(entry.number), loan=entry.loan, delivery=entry.deliveries, lent_at=now)
         for loan in stale:
             loan.release()
         return found
@@ -208,12 +224,15 @@ class Ledger(Generic[L]):
         if loan is not None:
             loan.release()
 
-    def attach(self, batch_id: str, what: object) -> None:
-        """Keep something alive until a batch is acknowledged; when it was already, until nobody sends it."""
+    def attach(self, batch_id: str, what: object, *, is_read: Callable[[], bool]) -> None:
+        """A batch is read where it lies: keep something alive as long as the batch, and its memory as long as `is_read`
+        says so, which must be quick.
+        """
         with self._lock:
             number = self._number(batch_id)
             if number is not None and (entry := self._entries.get(number)) is not None:
                 entry.attached.append(what)
+                entry.is_read = is_read
 
     def ack(self, batch_id: str) -> bool:
         """A consumer has used a batch: it is never handed out again. True when known, acknowledged before or now."""
@@ -287,6 +306,7 @@ class Ledger(Generic[L]):
                 acked_frames=self._acked_frames,
                 redelivered=self._redelivered,
                 stale_frames=self._stale_frames,
+                held=sum(1 for e in self._entries.values() if e.is_acked and not e.senders),
             )
 
     def consumers(self) -> dict[str, tuple[ConsumerRecord, int]]:
@@ -308,7 +328,7 @@ class Ledger(Generic[L]):
         heapq.heappush(self._ready, entry.number)
 
     def _forget_if_over(self, entry: Entry[L]) -> L | None:
-        if not entry.is_acked or entry.senders:
+        if not entry.is_acked or entry.senders or entry.is_read():
             return None
         del self._entries[entry.number]
         return entry.loan

@@ -1,8 +1,9 @@
 """Where a batch lies in this machine's memory, for consumers that map it instead of having it sent."""
 
+import fcntl
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -72,10 +73,28 @@ def describe_memory(
         max_version=lent.loan.max_version,
         delivery=lent.delivery,
         ack_within_s=ack_within_s,
+        lent_at=lent.lent_at,
         metadata=dict(parsed.metadata),
         parts=tuple(parts),
     )
     return described, extra
+
+
+def reading_of(loan: Loan) -> Callable[[], bool]:
+    """What says whether a consumer maps the memory of a loan: consumers hold a shared lock on each part."""
+    homes = [part.memory for part in loan.parts if part.memory is not None]
+    return lambda: any(_is_locked(home.descriptor) for home in homes)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it was closed with the fleet
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
 
 
 def _located(

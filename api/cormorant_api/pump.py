@@ -108,9 +108,17 @@ class Pump(Generic[L]):
             self._ledger.bell.ring()
 
     def _keep_time(self) -> None:
+        told = 0
         while True:
             with self._changed:
                 if self._changed.wait_for(lambda: self._is_closed, _TICK_S):
                     return
             if late := self._ledger.expire():
                 log.warning("batches_not_acknowledged", batches=late, seconds=self._ledger.ack_within_s)
+            if (held := self._ledger.counts().held) > told:
+                log.warning(
+                    "batches_still_read",
+                    batches=held,
+                    reason="a consumer maps what others acknowledged; until it lets go, workers have less memory",
+                )
+            told = held

@@ -68,6 +68,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             lent=counts.lent,
             acked=counts.acked,
             redelivered=counts.redelivered,
+            held=counts.held,
             ended=running.ledger.has_ended,
         ),
         consumers=tuple(

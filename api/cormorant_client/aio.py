@@ -7,12 +7,14 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from cormorant_client.batch import Batch
 from cormorant_client.batches import Batches
 from cormorant_client.client import Client, connect
+from cormorant_client.errors import ClientError
 from cormorant_client.events import read_events
 from cormorant_client.pauses import Pause
 from cormorant_client.publishing import MAIN_MODEL, Publishable, PulledWeights, make_body
@@ -156,19 +158,41 @@ class AsyncUpdate:
 
 
 class AsyncBatches:
-    """An asynchronous iterator of `Batch`; see `Batches`."""
+    """An asynchronous iterator of `Batch`; see `Batches`. One task at a time iterates.
+
+    An await that is cancelled loses nothing: the batch that it asked for goes to the next one.
+    """
 
     def __init__(self, batches: Batches, call: Callable[..., Any]) -> None:
         self._batches = batches
         self._call = call
+        self._asked: asyncio.Task[Batch | None] | None = None
+        """Asks for the next batch; outlives the await that began it, until somebody has seen the batch."""
+        self._is_awaited = False
 
     def __aiter__(self) -> "AsyncBatches":
         """Itself."""
         return self
 
     async def __anext__(self) -> Batch:
-        """Acknowledge the last batch and wait for the next."""
-        batch: Batch | None = await self._call(next, self._batches, None)
+        """Acknowledge the last batch and wait for the next.
+
+        Raises:
+            ClientError: another task waits for a batch of this iteration.
+        """
+        if self._is_awaited:
+            raise ClientError("two tasks iterate over the same batches; call client.batches() once for each of them")
+        if self._asked is None:
+            self._asked = asyncio.ensure_future(self._call(next, self._batches, None))
+        self._is_awaited = True
+        try:
+            batch: Batch | None = await asyncio.shield(self._asked)
+        except Exception:
+            self._asked = None
+            raise
+        finally:
+            self._is_awaited = False
+        self._asked = None
         if batch is None:
             raise StopAsyncIteration
         return batch
@@ -178,8 +202,13 @@ class AsyncBatches:
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
-        """Acknowledge the last batch if all went well, and close."""
-        await self._call(self._batches.__exit__, kind, *rest)
+        """Acknowledge the last batch if all went well, and close. A batch that was asked for and not seen goes back."""
+        if self._asked is None:
+            await self._call(self._batches.__exit__, kind, *rest)
+            return
+        await self._call(self._batches.close)
+        with suppress(Exception):  # closing ends it; whoever awaited it has left
+            await self._asked
 
 
 class AsyncPause:

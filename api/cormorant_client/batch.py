@@ -68,6 +68,7 @@ class Batch:
         *,
         is_shared: bool = False,
         on_ack: Callable[["Batch"], None] | None = None,
+        on_forget: Callable[[], None] | None = None,
     ) -> None:
         self.parts = tuple(parts)
         self.id = str(metadata["id"])
@@ -84,6 +85,7 @@ class Batch:
         """What the manifest's multiStep and splitTrajectories ask for: `tensordict()` does it, `numpy()` does not."""
         self.is_shared = is_shared
         self._on_ack = on_ack
+        self._on_forget = on_forget
         self._is_gone = False
         self._nested: dict[str, Any] | None = None
 
@@ -141,12 +143,18 @@ class Batch:
     def ack(self) -> None:
         """Tell the head that the batch is learned from and must not be delivered again. May be called twice."""
         if not self._is_gone and self._on_ack is not None:
+            self._let_go()  # before the head asks whether anybody still reads its memory
             self._on_ack(self)
         self.forget()
 
     def forget(self) -> None:
         """The head has the batch back: its memory is not ours any more."""
+        self._let_go()
         self._is_gone = True
+
+    def _let_go(self) -> None:
+        if self._on_forget is not None:
+            self._on_forget()
 
     @property
     def is_acked(self) -> bool:
@@ -187,6 +195,7 @@ def decode_memory(
     parts: Iterable[tuple[memoryview, Mapping[str, tuple[str, tuple[int, ...], int]]]],
     *,
     on_ack: Callable[[Batch], None] | None = None,
+    on_forget: Callable[[], None] | None = None,
 ) -> Batch:
     """Lay a batch over mapped memory.
 
@@ -194,6 +203,7 @@ def decode_memory(
         metadata: as a file would have it.
         parts: each worker's memory, and (dtype, shape, offset) of its tensors by the names that a file would have.
         on_ack: called once, when the batch is acknowledged.
+        on_forget: called when the memory is not read any more, before the head hears of it; may be called twice.
 
     Raises:
         BadBatch: the memory does not hold what is said.
@@ -206,7 +216,7 @@ def decode_memory(
         }
     except (KeyError, ValueError) as error:
         raise BadBatch(f"the head's memory does not hold the batch it told of: {error}") from error
-    return assemble_batch(metadata, arrays, is_shared=True, on_ack=on_ack)
+    return assemble_batch(metadata, arrays, is_shared=True, on_ack=on_ack, on_forget=on_forget)
 
 
 def assemble_batch(
@@ -215,6 +225,7 @@ def assemble_batch(
     *,
     is_shared: bool = False,
     on_ack: Callable[[Batch], None] | None = None,
+    on_forget: Callable[[], None] | None = None,
 ) -> Batch:
     """Put a batch together from its metadata and arrays by name (`0/observation`, ...).
 
@@ -230,7 +241,7 @@ def assemble_batch(
         parts = [_part(number, entry, arrays) for number, entry in enumerate(document["parts"])]
         if not parts or not any(part.num_steps for part in parts):
             raise BadBatch(f"batch {document['id']} has no steps")
-        return Batch(parts, document, is_shared=is_shared, on_ack=on_ack)
+        return Batch(parts, document, is_shared=is_shared, on_ack=on_ack, on_forget=on_forget)
     except (KeyError, TypeError, ValueError) as error:
         raise BadBatch(f"the batch's metadata cannot be read: {type(error).__name__} {error}") from error
 

@@ -18,7 +18,7 @@ from cormorant_client import memory
 from cormorant_client.batch import Batch, decode, decode_memory
 from cormorant_client.errors import ClientError, NotFound, StreamEnded
 from cormorant_client.head import Head, quoted
-from cormorant_client.memory import Mappings, NotHere
+from cormorant_client.memory import Held, Mappings, NotHere
 from cormorant_client.transport import Interrupt, Reply
 from cormorant_contract.rest import headers
 from cormorant_contract.rest.batches import MemoryBatch
@@ -134,8 +134,7 @@ class _Fetcher:
             if batch.id in self._acked:
                 # It was learned from for so long that the head had given it out again.
                 batch.ack()
-            elif fetched.is_fresh:
-                self._current = batch
+            elif fetched.is_fresh and self._hand_out(batch):
                 return batch
             else:
                 self._release(batch)
@@ -161,12 +160,20 @@ class _Fetcher:
             left = [fetched.batch for fetched in self._ready]
             self._ready.clear()
             self._end = self._end or "done"
-        if self._current is not None:
-            left.insert(0, self._current)
-            self._current = None
+            if self._current is not None:
+                left.insert(0, self._current)
+                self._current = None
         for batch in left:
             if not batch.is_acked:
                 self._release(batch)
+
+    def _hand_out(self, batch: Batch) -> bool:
+        """Note who is learned from now; False when everything went back in the meantime."""
+        with self._condition:
+            if self._interrupt.event.is_set():
+                return False
+            self._current = batch
+            return True
 
     def _next_ready(self) -> _Fetched | None:
         with self._condition:
@@ -257,19 +264,24 @@ class _Fetcher:
     def _map(self, reply: Reply, at: float) -> _Fetched | None:
         told = self._head.parse(MemoryBatch, reply)
         mappings = self._mappings = self._mappings or Mappings(self._head.listeners())
+        held = Held()
         try:
             parts = [
                 (
-                    mappings.open(part.path, part.size_bytes),
+                    held.add(mappings.open(part.path, part.size_bytes)),
                     {name: (found.dtype, found.shape, found.offset) for name, found in part.tensors.items()},
                 )
                 for part in told.parts
             ]
+            if told.lent_at is not None and time.monotonic() - told.lent_at >= told.ack_within_s:
+                held.release()  # the head may have taken it back before it was held; it comes again
+                return None
+            batch = decode_memory(told.metadata, parts, on_ack=self._ack, on_forget=held.release)
         except NotHere:
+            held.release()
             # A head that was killed in between has forgotten the batch; the next one's memory may be in reach.
             with suppress(NotFound):
                 self._head.post(f"/v1/batches/{quoted(told.id)}/release")
                 self._uses_memory = False  # the same batch comes again, as bytes
             return None
-        batch = decode_memory(told.metadata, parts, on_ack=self._ack)
         return _Fetched(batch=batch, within_s=told.ack_within_s, at=at)

@@ -1,18 +1,26 @@
 """Batches in the head's own memory, for a learner on the same machine: opened by path, mapped, never sent.
 
+A mapping holds a shared lock on its memory (flock), and the head lets nobody write there as long as one is held. The
+lock belongs to the open file: it ends with the batch, with its last array, or with the process, however that ends.
+
 A path like /proc/17/fd/9 means something else on another machine, and in another container: memory is opened only when
 the process in the path is the one that listens at the head's port here.
 """
 
+import fcntl
 import mmap
 import os
 import re
+import time
+import weakref
+from dataclasses import dataclass
 from pathlib import Path
 
 from cormorant_client.address import Address
 
 _PATH = re.compile(r"^/proc/([0-9]+)/fd/[0-9]+$")
 _LISTENING = "0A"
+_LOCK_WITHIN_S = 1.0
 
 
 class NotHere(Exception):
@@ -24,6 +32,31 @@ def is_possible(address: Address) -> bool:
     return address.is_loopback and Path("/proc/net/tcp").exists()
 
 
+@dataclass(frozen=True, slots=True)
+class Mapped:
+    """One memory of the head, and the open file that holds it."""
+
+    data: memoryview
+    descriptor: int
+
+
+class Held:
+    """The memories of one batch: held until `release`, or until nobody knows this and its arrays any more."""
+
+    def __init__(self) -> None:
+        self._descriptors: list[int] = []
+        weakref.finalize(self, _close, self._descriptors)
+
+    def add(self, mapped: Mapped) -> memoryview:
+        """Hold one more. Returns its bytes."""
+        self._descriptors.append(mapped.descriptor)
+        return mapped.data
+
+    def release(self) -> None:
+        """The head may write there again. May be called twice."""
+        _close(self._descriptors, unlocks=True)
+
+
 class Mappings:
     """Opens the head's memory. Each batch gets mappings of its own, which end with its last array."""
 
@@ -32,8 +65,8 @@ class Mappings:
         self._heads: set[int] = set()
         """Processes that are known to be the head."""
 
-    def open(self, path: str, size_bytes: int) -> memoryview:
-        """Map one memory: what is written there later stays ours, what the head writes is seen.
+    def open(self, path: str, size_bytes: int) -> Mapped:
+        """Map one memory and hold it: what is written there later stays ours, and the head does not write.
 
         Raises:
             NotHere: the path leads nowhere, elsewhere, or may not be opened.
@@ -51,13 +84,43 @@ class Mappings:
         except OSError as error:
             raise NotHere(f"{path} cannot be opened: {error.strerror}") from error
         try:
-            if os.fstat(descriptor).st_size < size_bytes:
-                raise NotHere(f"{path} holds fewer than {size_bytes:,} bytes")
-            return memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY))
-        except (OSError, ValueError) as error:
-            raise NotHere(f"{path} cannot be mapped: {error}") from error
-        finally:
+            return _map(descriptor, path, size_bytes)
+        except BaseException:
             os.close(descriptor)
+            raise
+
+
+def _map(descriptor: int, path: str, size_bytes: int) -> Mapped:
+    try:
+        held_bytes = os.fstat(descriptor).st_size
+        if held_bytes >= size_bytes:
+            _lock(descriptor)
+            return Mapped(memoryview(mmap.mmap(descriptor, size_bytes, access=mmap.ACCESS_COPY)), descriptor)
+    except (OSError, ValueError) as error:
+        raise NotHere(f"{path} cannot be mapped: {error}") from error
+    raise NotHere(f"{path} holds {held_bytes:,} bytes, fewer than the {size_bytes:,} of the batch")
+
+
+def _lock(descriptor: int) -> None:
+    """Hold a memory. The head tries for a moment whether anybody does, and that moment is waited for."""
+    deadline = time.monotonic() + _LOCK_WITHIN_S
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.001)
+        else:
+            return
+
+
+def _close(descriptors: list[int], *, unlocks: bool = False) -> None:
+    while descriptors:
+        descriptor = descriptors.pop()
+        if unlocks:  # arrays may live on, and their mapping has the same open file
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
 
 
 def _listens(pid: int, port: int) -> bool:

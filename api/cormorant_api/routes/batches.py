@@ -9,7 +9,7 @@ from cormorant_api.batch_stream import BatchStream
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.lending import find_batch, lend_next, oldest_wanted
-from cormorant_api.memory_batch import describe_memory
+from cormorant_api.memory_batch import describe_memory, reading_of
 from cormorant_api.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
 from cormorant_api.tokens import Role
 from cormorant_api.transfer import BufferResponse, Hangup
@@ -104,7 +104,7 @@ async def next_batch(
         }
         if MEMORY_JSON in request.headers.get("accept", ""):
             described, extra = describe_memory(lent, batch, ack_within_s=ledger.ack_within_s)
-            ledger.attach(lent.id, extra)
+            ledger.attach(lent.id, extra, is_read=reading_of(lent.loan))
             ledger.sent(lent.id)
             head.metrics.handed_over("memory", batch.size_bytes)
             return Response(described.model_dump_json(), media_type=MEMORY_JSON, headers=headers)

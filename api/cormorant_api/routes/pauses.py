@@ -14,6 +14,7 @@ from cormorant_contract.rest.problems import ProblemType
 
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
+_RESUME_WITHIN_S = 10.0
 _GRANTED = answers(ProblemType.BUSY, also={201: {"model": PauseLease, "description": "A new lease."}})
 
 
@@ -57,6 +58,7 @@ async def end_pause(request: Request, lease: str) -> Response:
     head.running.pauses.nudge()
     if ended is not None:
         log.info("pause_ended", lease=ended.id, owner=ended.owner, who=author_of(request))
+        await _settled(head, _RESUME_WITHIN_S)
     return Response(status_code=204)
 
 
@@ -76,7 +78,7 @@ async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
     running.pauses.nudge()
     if ended is not None:
         log.info("pause_ended", lease=ended.id, owner=ended.owner, who=author_of(request))
-        await _settled(head, 10.0)
+        await _settled(head, _RESUME_WITHIN_S)
     return running.pauses.describe()
 
 

@@ -24,7 +24,11 @@ class MemoryPart(Answer):
 
 
 class MemoryBatch(Answer):
-    """Where a batch lies. Valid until it is acknowledged, released, or its time to acknowledge is over."""
+    """Where a batch lies. Valid until it is acknowledged, released, or its time to acknowledge is over.
+
+    A reader that holds a shared lock (flock) on a part's open file before that time is over may read it for as long as
+    it holds the lock: nobody writes there before.
+    """
 
     id: str
     frames: Count
@@ -32,6 +36,8 @@ class MemoryBatch(Answer):
     max_version: int
     delivery: Count
     ack_within_s: Millis
+    lent_at: float | None = None
+    """When the time to acknowledge began, by CLOCK_MONOTONIC of the machine. None: an older head does not say."""
     metadata: dict[str, str]
     """The `__metadata__` that the safetensors file would have."""
     parts: tuple[MemoryPart, ...]

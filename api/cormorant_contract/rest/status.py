@@ -59,6 +59,8 @@ class QueueReport(Answer):
     """With consumers, not acknowledged."""
     acked: Count
     redelivered: Count
+    held: Count = 0
+    """Acknowledged by one consumer while another still reads their shared memory; no worker may write there."""
     ended: bool
     """All is delivered and acknowledged."""
 

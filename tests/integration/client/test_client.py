@@ -4,7 +4,8 @@ import asyncio
 import json
 import re
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from cormorant_client import (
     Batch,
     BatchGone,
     Client,
+    ClientError,
     Conflict,
     Forbidden,
     LearnerLink,
@@ -59,6 +61,13 @@ def checker() -> Any:
     return make_checker(NUM_ENVS, action="box", gaps=True, acts_by_version=True, **OPTIONS)
 
 
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("memory", ["auto", "never"])
 def test_every_value_arrives(client: Client, memory: Any) -> None:
     judge, seen = checker(), set()
@@ -80,6 +89,28 @@ def test_a_shared_batch_is_gone_after_the_next_was_asked_for(client: Client) -> 
         next(batches)
         with pytest.raises(BatchGone, match="copy=True"):
             first.numpy()
+
+
+def test_a_late_reader_of_shared_memory_sees_what_it_was_given(tmp_path: Path) -> None:
+    job = make_job(
+        num_envs=NUM_ENVS, policy="versioned", action="box", collection={"framesPerBatch": 30},
+        queue={"capacityBatches": 2}, **OPTIONS,
+    )  # fmt: skip
+    with (
+        serve(job, directory=tmp_path, workers=1, ack_within_s=0.5) as served,
+        connect(served.server.url, token=served.writer.token) as client,
+        client.batches(prefetch=0) as slow,
+    ):
+        seen = next(slow)
+        kept = seen.tensordict(copy=True)
+        wait_until(lambda: client.status().queue.ready == 1)
+        with client.batches(600, prefetch=0) as others:
+            delivered = [(batch.id, batch.delivery) for batch in others]
+        assert delivered[0] == (seen.id, 2), "a batch that is not acknowledged in time goes to others"
+        assert client.status().queue.held == 1
+        assert (seen.tensordict() == kept).all(), "nobody writes where a reader still looks"
+        seen.ack()
+        wait_until(lambda: client.status().queue.held == 0)
 
 
 def test_what_was_not_acknowledged_comes_again(client: Client) -> None:
@@ -241,6 +272,38 @@ def test_the_asyncio_twin(served: Served) -> None:
             return frames, update.version - before
 
     assert asyncio.run(learn()) == (90, 1)
+
+
+def test_a_cancelled_await_loses_no_batch(served: Served) -> None:
+    async def run(client: AsyncClient) -> tuple[int, int]:
+        before = (await client.status()).frames.delivered
+        seen = 0
+        async with client.batches(prefetch=0) as batches:
+            for _ in range(20):
+                try:
+                    seen += (await asyncio.wait_for(anext(batches), 0.004)).num_frames
+                except TimeoutError:
+                    continue
+        return seen, (await client.status()).frames.delivered - before
+
+    async def connected() -> tuple[int, int]:
+        async with AsyncClient(served.server.url, token=served.writer.token) as client:
+            return await run(client)
+
+    seen, acknowledged = asyncio.run(connected())
+    assert acknowledged <= seen, "what nobody saw is not acknowledged"
+
+
+def test_two_tasks_cannot_iterate_over_the_same_batches(served: Served) -> None:
+    async def run() -> None:
+        async with (
+            AsyncClient(served.server.url, token=served.writer.token) as client,
+            client.batches(prefetch=0) as batches,
+        ):
+            await asyncio.gather(anext(batches), anext(batches))
+
+    with pytest.raises(ClientError, match="two tasks iterate over the same batches"):
+        asyncio.run(run())
 
 
 def test_the_link_publishes_every_other_update_and_measures_staleness(client: Client) -> None:

@@ -1,7 +1,8 @@
 """Pause leases: who holds one, when it ends, and what the keeper does about it."""
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -19,7 +20,7 @@ class Clock:
 
 
 class Brakes:
-    """Counts what the keeper does; the first `failing` pauses fail."""
+    """Counts what the keeper does; the first `failing` pauses fail, and leave the fleet half paused."""
 
     def __init__(self, failing: int = 0) -> None:
         self.done: list[str] = []
@@ -43,6 +44,13 @@ class Brakes:
         with self.happened:
             self.done.append(what)
             self.happened.notify_all()
+
+
+def wait_until(happened: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
 
 
 @pytest.fixture
@@ -139,3 +147,32 @@ def test_a_pause_that_fails_is_tried_again_and_told(keepers: list[PauseKeeper]) 
     assert keeper.state == "draining"
     keeper.nudge()
     brakes.wait_for("pause")
+
+
+def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keepers: list[PauseKeeper]) -> None:
+    book, brakes = LeaseBook(), Brakes(failing=1000)
+    keeper = keep(keepers, book, brakes)
+    lease, _ = book.grant("one", reason="", ttl_s=100)
+    keeper.nudge()
+    assert keeper.state == "draining"
+    wait_until(lambda: keeper.error != "")
+    book.end(lease.id)
+    assert keeper.state == "paused", "it does not run before it was resumed"
+    keeper.nudge()
+    brakes.wait_for("resume")
+    wait_until(lambda: keeper.state == "running")
+    assert keeper.error == ""
+
+
+def test_a_fleet_that_drains_stands_still_for_nobody(keepers: list[PauseKeeper]) -> None:
+    book, brakes = LeaseBook(), Brakes()
+    keeper = keep(keepers, book, brakes)
+    book.grant("one", reason="", ttl_s=100)
+    keeper.nudge()
+    brakes.wait_for("pause")
+    keeper.overrule()
+    brakes.wait_for("pause", "resume")
+    book.grant("two", reason="", ttl_s=100)
+    keeper.nudge()
+    wait_until(lambda: keeper.is_settled)
+    assert (keeper.state, brakes.done) == ("running", ["pause", "resume"])

@@ -113,6 +113,35 @@ def test_memory_goes_back_only_when_the_last_response_has_read_it() -> None:
     assert loan.releases == 1
 
 
+def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
+    books, loan, mapped = Books(), FakeLoan(), [True]
+    books.add(loan)
+    slow = books.lend("slow")
+    books.ledger.attach(slow, None, is_read=lambda: mapped[0])
+    books.clock.now = 61
+    books.ledger.expire()
+    assert books.ledger.ack(books.lend("quick"))
+    books.ledger.expire()
+    assert (loan.releases, books.ledger.counts().held) == (0, 1)
+    assert books.settled == [10], "the frames are settled, whoever looks at them"
+    mapped[0] = False
+    books.ledger.expire()
+    assert (loan.releases, books.ledger.counts().held) == (1, 0)
+
+
+def test_what_is_too_old_for_others_stays_with_who_reads_it() -> None:
+    books, loan = Books(), FakeLoan(min_version=3)
+    books.add(loan)
+    slow = books.ledger.lend("slow")
+    assert slow is not None
+    books.clock.now = 61
+    books.ledger.expire()
+    assert books.ledger.lend("picky", oldest_version=4) is None
+    assert (loan.releases, books.settled) == (0, [10])
+    books.ledger.sent(slow.id)
+    assert loan.releases == 1
+
+
 def test_a_release_hands_the_batch_on_at_once() -> None:
     books = Books()
     books.add(FakeLoan(), FakeLoan())
