@@ -281,7 +281,7 @@ class Head:
 
     def _keep_house(self) -> None:
         running = self.running
-        has_told_end = False
+        has_told_end, has_told_error = False, ""
         while not self._ended.wait(_TICK_S):
             try:
                 stats = running.fleet.stats()
@@ -302,6 +302,13 @@ class Head:
             except CormorantError as error:
                 # The main thread sees the same, and ends the process with it.
                 self.failure = self.failure or str(error)
+            except Exception as error:
+                # A disk that is full now may have room at the next look: what this thread does must not end with it.
+                if str(error) != has_told_error:
+                    log.exception("housekeeping_failed", reason=f"{type(error).__name__}: {error}")
+                has_told_error = str(error)
+            else:
+                has_told_error = ""
 
 
 def _nothing() -> None:

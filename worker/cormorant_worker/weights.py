@@ -7,7 +7,7 @@ One thread offers, the collector's thread applies; the lock guards the offer tha
 """
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NewType
 
@@ -110,6 +110,8 @@ class WeightSlot:
         self._modules = dict(modules)
         self.specs = specs_of(modules)
         self.version = INITIAL_VERSION
+        self.on_applied: Callable[[PolicyVersion], None] = _nobody_listens
+        """Told each version as it begins to act, by the thread that applies it."""
         self._lock = threading.Condition()
         """Guards `_offered` and the versions; notified of every offer."""
         self._offered: Weights | None = None
@@ -160,6 +162,7 @@ class WeightSlot:
             self._offered = None
         self._copy(weights or {})
         self.version = version
+        self.on_applied(version)
         return version
 
     def load(self, weights: Weights) -> None:
@@ -184,3 +187,7 @@ class WeightSlot:
             model: {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
             for model, module in self._modules.items()
         }
+
+
+def _nobody_listens(version: PolicyVersion) -> None:
+    """Collectors without a fleet report to nobody."""

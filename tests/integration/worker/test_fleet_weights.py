@@ -2,10 +2,12 @@
 
 import os
 import signal
+import threading
 import time
 from collections import defaultdict
 
 import pytest
+import structlog
 import torch
 
 from cormorant_testing.collecting import make_job
@@ -119,3 +121,32 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
         assert time.monotonic() - began < 25  # no ticket waited for what will not come
         assert fleet.publish(numbered(2), wait_s=30).applied == ("cpu-0",)
         assert fleet.receipt(1).refused == {}
+
+
+def test_every_publish_is_reported_where_each_batch_begins_with_new_episodes() -> None:
+    # Most of the time goes into resets: weights come between the worker's look at the offer and the collector's.
+    slow = {"how": "slow", "at": "reset", "seconds": 0.02}
+    collection = {"framesPerBatch": 4, "resetAtEachBatch": True}
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, collection=collection, failures=[slow])
+    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+        over = threading.Event()
+        taking = threading.Thread(target=lambda: [fleet.skip(timeout_s=30) for _ in iter(over.is_set, True)])
+        taking.start()
+        try:
+            for version in range(1, 13):
+                assert fleet.publish(numbered(version), wait_s=20).applied == ("cpu-0",), version
+        finally:
+            over.set()
+            taking.join(60)
+
+
+def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:
+    env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 1}
+    with structlog.testing.capture_logs() as lines:
+        with LocalFleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
+            assert fleet.take(timeout_s=30) is not None
+        said = next(line for line in lines if line["event"] == "said")
+    assert (said["worker"], said["env_worker"], said["event_kind"], said["step"]) == ("cpu-0", "mine", "step", 0)
+    assert said["lock"].startswith("<unlocked _thread.lock")
+    exploded = next(line for line in lines if line["event"] == "exploded")
+    assert (exploded["env_level"], exploded["log_level"]) == (3, "info")

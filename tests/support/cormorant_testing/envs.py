@@ -12,6 +12,7 @@ An environment that is restarted gets another seed, and so another ident: failur
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from typing import Any, Literal
 
 import gymnasium
 import numpy as np
+import structlog
 from gymnasium import spaces
 
 ObservationKind = Literal["box", "image", "dict", "tuple", "discrete", "multi_discrete", "multi_binary", "nested"]
@@ -340,6 +342,30 @@ class Forgetful(CountingEnv):
 
     def set_state(self, state: Mapping[str, Any]) -> None:
         raise OSError("no memory of it")
+
+
+class LosesItOnce(CountingEnv):
+    """The environment of one seed raises as it is saved for the first time."""
+
+    def __init__(self, *, seed_that_raises: int, flag: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._raises, self._flag = seed_that_raises, Path(flag)
+
+    def get_state(self) -> dict[str, Any]:
+        if self._counts.seed == self._raises and not self._flag.exists():
+            self._flag.touch()
+            raise OSError("lost it")
+        return super().get_state()
+
+
+class LogsAnything(CountingEnv):
+    """Logs what a fleet's own log lines hold, and what no other process can read."""
+
+    def step(self, action: Any) -> Any:
+        log = structlog.get_logger()
+        log.warning("said", worker="mine", event_kind="step", lock=threading.Lock(), step=self._counts.step)
+        log.info("exploded", level=3, timestamp=object())
+        return super().step(action)
 
 
 def make_limited(*, limit: int, **kwargs: Any) -> gymnasium.Env[Any, Any]:

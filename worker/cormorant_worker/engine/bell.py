@@ -1,32 +1,44 @@
 """What wakes the fleet's thread out of its wait: rung by callers that have changed something."""
 
-from contextlib import suppress
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+import os
+import threading
 
 
 class Bell:
     """A pipe of which only the fleet's thread reads. `ring` may be called by any thread, and after `close`."""
 
     def __init__(self) -> None:
-        self._read, self._write = Pipe(duplex=False)
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._read, False)
+        os.set_blocking(self._write, False)
+        self._lock = threading.Lock()
+        """Guards what follows, and the descriptors: after `close` their numbers are somebody else's. Held for one
+        system call that never waits.
+        """
+        self._is_rung = self._is_closed = False
 
-    @property
-    def source(self) -> Connection:
+    def fileno(self) -> int:
         """What to wait on: readable once somebody has rung."""
         return self._read
 
     def ring(self) -> None:
-        """Have the thread look at once."""
-        with suppress(OSError):  # closed: nobody looks any more
-            self._write.send_bytes(b"x")
+        """Have the thread look at once. Never waits; ringing twice is as good as once."""
+        with self._lock:
+            if not (self._is_rung or self._is_closed):
+                self._is_rung = True
+                os.write(self._write, b"x")
 
     def hush(self) -> None:
         """Forget who has rung so far. Called by the fleet's thread."""
-        while self._read.poll():
-            self._read.recv_bytes()
+        with self._lock:
+            if self._is_rung and not self._is_closed:
+                self._is_rung = False
+                os.read(self._read, 1)
 
     def close(self) -> None:
-        """Close both ends."""
-        self._read.close()
-        self._write.close()
+        """Close both ends. May be called twice."""
+        with self._lock:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self._read)
+                os.close(self._write)

@@ -281,7 +281,7 @@ class Crew:
                 member.version = PolicyVersion(message.version)
                 self._events.note("applied", worker=member.name, version=message.version)
             case Logged():
-                getattr(log, message.level, log.info)(message.event, worker=member.name, **message.fields)
+                getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": member.name})
             case Leaving():
                 log.info("worker_leaving", worker=member.name)
                 member.is_leaving = True

@@ -471,7 +471,7 @@ class LocalFleet:
                     if self._is_closed:
                         return
                     self._turn()
-                    sources = [self._bell.source, *self._crew.sources()]
+                    sources = [self._bell, *self._crew.sources()]
                 self._events.tell()  # without the condition: a listener must not hold callers up
                 ready = wait(sources, timeout=_POLL_S)
                 with self._changed:

@@ -113,6 +113,8 @@ class Station:
         self._is_built = True
         self.collector.pulse = self._pulse.frames
         self.collector.timing = timing
+        # Whoever lets weights act, this class between batches or the collector as it begins one, they are reported.
+        self.collector.weights.on_applied = lambda version: self._uplink.send(Applied(version=version))
         self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
         self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
@@ -231,11 +233,8 @@ class Station:
                 self.collector.gate.seal()
 
     def _apply_weights(self) -> None:
-        """Let the newest staged weights act, and say so. The caller holds `_boundary`."""
-        before = self.collector.weights.version
-        version = self.collector.weights.apply()
-        if version != before:
-            self._uplink.send(Applied(version=version))
+        """Let the newest staged weights act. The caller holds `_boundary`."""
+        self.collector.weights.apply()
 
     def _finish(self) -> None:
         self._pulse.enter(Phase.STORING)
@@ -342,14 +341,36 @@ def _open_sink(uri: str, start: Start, collector: Collector, layout: Layout) -> 
 
 
 def forward_logs(uplink: Uplink) -> None:
-    """Log events travel to the fleet, which knows where the user reads them."""
+    """Log events travel to the fleet, which knows where the user reads them: as plain data, whatever was logged."""
 
     def forward(_: object, level: str, event: MutableMapping[str, Any]) -> str:
-        fields = {key: value for key, value in event.items() if key != "event"}
-        uplink.send(Logged(level=level, event=str(event.get("event", "")), fields=fields))
+        fields = {_plain_name(key): _plain(value) for key, value in event.items() if key != "event"}
+        known = level if level in _LEVELS else "error" if level == "exception" else "info"
+        uplink.send(Logged(level=known, event=str(_plain(event.get("event", ""))), fields=fields))
         raise structlog.DropEvent
 
-    structlog.configure(processors=[forward])
+    structlog.configure(processors=[structlog.processors.format_exc_info, forward])
+
+
+_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
+_OUR_FIELDS = frozenset({"worker", "event", "level", "timestamp"})
+"""Of a log line; the fleet fills them."""
+
+
+def _plain_name(key: object) -> str:
+    """A user's field never takes the place of one of ours."""
+    name = str(_plain(key))
+    return f"env_{name}" if name in _OUR_FIELDS else name
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    """A value that every process can read: the fleet imports no class of a user's, and runs nothing of theirs."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value  # type: ignore[return-value]  # as the line says
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001  # a user's __repr__ may raise anything
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
 
 
 def describe_failure(error: Exception) -> Failed:

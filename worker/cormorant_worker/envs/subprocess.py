@@ -184,8 +184,11 @@ class SubprocessVectorEnv:
         self._check_idle("state")
         for process in self._processes:
             process.wake(SAVE)
+        # Every answer is read, whatever the others say: one that is left in its socket would answer the next question.
         answers = [self._answer(process) for process in self._processes]
-        states = [answer.state for answer in answers if answer.state is not None]
+        if failed := [answer for answer in answers if isinstance(answer, EnvCrashed)]:
+            raise failed[0]
+        states = [answer.state for answer in answers if isinstance(answer, Saved) and answer.state is not None]
         if len(states) < self.num_envs:
             return None
         return pack(Vectors(envs=states, restarts=self._restarts.state()))
@@ -439,15 +442,21 @@ class SubprocessVectorEnv:
             with contextlib.suppress(OSError):
                 os.write(descriptor, command)
 
-    def _answer(self, process: EnvProcess) -> Saved:
+    def _answer(self, process: EnvProcess) -> Saved | EnvCrashed:
+        details = ""
         try:
             answer = process.receive()
+            if isinstance(answer, Saved):
+                return answer
+            what = "could not be saved"
+            if isinstance(answer, Failed):
+                what, details = f"could not be saved: it {answer.what}", answer.details
         except EOFError:
-            raise EnvCrashed(f"environment {process.row} {process.ending()} while its state was saved") from None
-        if isinstance(answer, Saved):
-            return answer
-        details = f": it {answer.what}\n\n{answer.details}" if isinstance(answer, Failed) else ""
-        raise EnvCrashed(f"environment {process.row} could not be saved{details}")
+            what = f"{process.ending()} while its state was saved"
+        # It is replaced before its next step: an answer that comes late must not be taken for that of a later question.
+        crash = Crash(row=process.row, what=what, steps=int(self._steps[process.row]), details=details)
+        self._dead.setdefault(process.row, crash)
+        return EnvCrashed(f"environment {process.row} {what}" + (f"\n\n{details}" if details else ""))
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,5 +1,6 @@
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -138,6 +139,22 @@ def test_restored_environments_go_on_bit_by_bit() -> None:
             referee.drive(other, actions)
         with pytest.raises(StateError):
             other.restore(b"[]")
+
+
+def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
+    factory = EnvFactory(
+        entrypoint="cormorant_testing.envs:LosesItOnce",
+        kwargs={"seed_that_raises": SEEDS[0], "flag": str(tmp_path / "raised"), "lengths": 50},
+    )
+    with contextlib.closing(SubprocessVectorEnv(factory, num_envs=3, seeds=SEEDS)) as env:
+        env.start()
+        with pytest.raises(EnvCrashed, match="environment 0 could not be saved: it raised OSError: lost it"):
+            env.state()
+        others = [process.connection for process in env._processes[1:]]
+        assert select.select(others, [], [], 0.5)[0] == []
+        step_times(env, 2)
+        assert env.restarts == 1
+        assert env.state() is not None
 
 
 def test_environments_without_states_cannot_be_saved() -> None:
