@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 import torch
@@ -471,7 +471,7 @@ class LocalFleet:
                     if self._is_closed:
                         return
                     self._turn()
-                    sources = [self._bell, *self._crew.sources()]
+                    sources: list[Any] = [self._bell, *self._crew.sources()]
                 self._events.tell()  # without the condition: a listener must not hold callers up
                 ready = wait(sources, timeout=_POLL_S)
                 with self._changed:
