@@ -7,7 +7,7 @@
                  ApiServerError NameNotFreeYet
     Ready        True: EnoughWorkers    False: HeadNotReady TooFewWorkers NotWanted
     Updating     True: ReplacingHead RollingUpdate    False: UpToDate
-    Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable
+    Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable TokenRefused
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
     Paused       True: Spec API NoWorkers    False: NotPaused
@@ -25,8 +25,9 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
-from cormorant_operator import progress
+from cormorant_operator import names, progress
 from cormorant_operator.job import find
+from cormorant_operator.observed import Pod
 from cormorant_operator.obstacles import acceptance_trouble, scheduling_trouble
 from cormorant_operator.outcome import Outcome
 from cormorant_operator.suspension import State
@@ -145,8 +146,7 @@ def _progressing(view: View, course: Course) -> Fact:
     if head is None or not head.is_ready:
         return Fact(type="Progressing", status="False", reason="NotReady", message="the head does not answer yet")
     if view.observed.is_silent:
-        message = f"{head.name} is ready and does not answer GET /v1/status"
-        return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
+        return _unheard(view, head)
     if progress.pause_reason(view):
         return Fact(type="Progressing", status="False", reason="Paused")
     if progress.is_all_collected(view):
@@ -156,6 +156,20 @@ def _progressing(view: View, course: Course) -> Fact:
         message = "the queue is full; workers wait for a learner to take a batch"
         return Fact(type="Progressing", status="True", reason="WaitingForConsumer", message=message)
     return _moving(view)
+
+
+def _unheard(view: View, head: Pod) -> Fact:
+    if view.observed.is_refused:
+        secret = names.tokens_secret(view.job.name)
+        message = (
+            f"{head.name} answers and does not take the operator's token: the Secret {secret} was changed, or the "
+            "operator's key; the operator puts the Secret right"
+        )
+        return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
+    message = f"{head.name} is ready and does not answer GET /v1/status; nothing is done about it"
+    if view.observed.is_cut_off:
+        message += ": most heads are silent to this operator, so look at its network (egress policy, mTLS, CNI) first"
+    return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
 
 
 def _moving(view: View) -> Fact:

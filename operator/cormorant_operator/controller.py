@@ -16,11 +16,11 @@ import structlog
 from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.cluster import Cluster, ListedKind
-from cormorant_operator.errors import ApiError, HeadSilent, OperatorError
+from cormorant_operator.errors import ApiError, HeadSilent, OperatorError, TokenRefused
 from cormorant_operator.executor import Executor, Heads
 from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.logs import about
-from cormorant_operator.memory import Memory
+from cormorant_operator.memory import Census, Memory
 from cormorant_operator.metrics import Handler, Metrics
 from cormorant_operator.observed import HeadAnswer, Observed, Pod
 from cormorant_operator.pace import Purpose, purpose
@@ -79,6 +79,7 @@ class Controller:
         self._memories: dict[str, Memory] = {}
         self._asked: set[str] = set()
         """Jobs whose heads are asked: their counters move."""
+        self.census = Census()
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
         self._is_resync_wanted = asyncio.Event()
         self.metrics = Metrics()
@@ -171,6 +172,7 @@ class Controller:
             self._asked.discard(uid)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
+            self.census.forget(uid)
             return
         if isinstance(job, Unreadable):
             await self._refuse(job)
@@ -231,7 +233,11 @@ class Controller:
             children=self.cache.children(uid),
             has_tokens=memory.has_tokens,
             answer=memory.answer,
+            heard_since=memory.heard_since,
+            heard_at=memory.heard_at,
             is_silent=memory.is_silent,
+            is_refused=memory.is_refused,
+            is_cut_off=memory.is_silent and self.census.is_cut_off,
             refusals=dict(memory.refusals),
             verdicts=dict(memory.verdicts),
         )
@@ -247,6 +253,7 @@ class Controller:
         memory.poll_s = plan.poll_s
         if plan.poll_s is None:
             self._asked.discard(job.uid)
+            self.census.forget(job.uid)
             return
         self._asked.add(job.uid)
         if plan.counters_at is not None:
@@ -276,20 +283,31 @@ class Controller:
         memory = self._memories.get(uid)
         if not isinstance(job, Job) or memory is None or head is None or not head.is_asked:
             return
-        before = (memory.answer, memory.is_silent)
+        before = memory.heard
         try:
-            memory.answer, memory.is_silent = await self._heads.ask(job, head), False
+            memory.hear(await self._heads.ask(job, head), at=self._clock(), gap_s=self._site.longest_gap_s)
         except HeadSilent as error:
             if not memory.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
-            memory.is_silent = True
+            memory.is_silent, memory.is_refused = True, isinstance(error, TokenRefused)
+        self._note_state(uid, memory)
         memory.polled_at, memory.polled_pod = asyncio.get_running_loop().time(), head.uid
-        if memory.is_answer_due or (memory.answer, memory.is_silent) != before:
+        if memory.is_answer_due or memory.heard != before:
             memory.is_answer_due = False
             self.jobs_due.add(uid)
         elif memory.poll_s is not None:
             # Nothing is new: what was decided holds until its due time.
             self.heads_due.add(uid, after_s=memory.poll_s)
+
+    def _note_state(self, uid: str, memory: Memory) -> None:
+        was_cut_off = self.census.is_cut_off
+        self.census.note(uid, "refusing" if memory.is_refused else "silent" if memory.is_silent else "answering")
+        if self.census.is_cut_off and not was_cut_off:
+            log.error(
+                "heads_silent_together",
+                reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
+                "operator; look at its own network first (egress policy, mTLS, CNI). Their jobs are left alone",
+            )
 
 
 def _live_head(pods: tuple[Pod, ...]) -> Pod | None:

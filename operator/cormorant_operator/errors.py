@@ -10,6 +10,7 @@ OperatorError
   NameTaken            an object of the name exists and belongs to another owner
   Unreachable          no answer from the API server within the time
   HeadSilent           a head did not answer, or with nothing that can be read
+    TokenRefused       a head answered that it does not know the operator's token
   LeaseLost            another operator leads
 """
 
@@ -84,6 +85,10 @@ class Unreachable(OperatorError):
 
 class HeadSilent(OperatorError):
     """A head did not answer, or with nothing that can be read."""
+
+
+class TokenRefused(HeadSilent):
+    """A head answered that it does not know the operator's token."""
 
 
 class LeaseLost(OperatorError):

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
 from cormorant_operator.entrypoints import API_PORT
-from cormorant_operator.errors import HeadSilent
+from cormorant_operator.errors import HeadSilent, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.tokens import derive
@@ -103,7 +103,8 @@ class HeadClient:
             ) from error
         if response.status >= 400:
             words = content[:300].decode(errors="replace")
-            raise HeadSilent(f"{head.name} answered {method} {path} with {response.status}: {words}")
+            kind = TokenRefused if response.status == 401 else HeadSilent
+            raise kind(f"{head.name} answered {method} {path} with {response.status}: {words}")
         try:
             return answer.model_validate_json(content)
         except ValidationError as error:

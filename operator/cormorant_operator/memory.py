@@ -1,8 +1,10 @@
 """What the operator knows of a job beside what the cluster shows; all of it may be forgotten at any time."""
 
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Identity
@@ -18,7 +20,13 @@ class Memory:
 
     has_tokens: bool = False
     answer: HeadAnswer | None = None
+    heard_since: datetime | None = None
+    """From when on the head has answered without a gap."""
+    heard_at: datetime | None = None
+    """When it answered last."""
     is_silent: bool = False
+    is_refused: bool = False
+    """The head does not take the operator's token."""
     polled_at: float | None = None
     """When its head was asked last, by the event loop's clock."""
     polled_pod: str = ""
@@ -33,6 +41,19 @@ class Memory:
     """A status of which only counters are new, and the version that it follows; it waits for its turn."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def heard(self) -> tuple[HeadAnswer | None, bool, bool]:
+        """What its head said last; when it changes, there is something new to decide."""
+        return self.answer, self.is_silent, self.is_refused
+
+    def hear(self, answer: HeadAnswer, *, at: datetime, gap_s: float) -> None:
+        """The head answered. After a longer gap, or of another head, nothing before it is known first-hand."""
+        is_same = self.answer is not None and self.answer.pod_uid == answer.pod_uid
+        if not is_same or self.heard_at is None or (at - self.heard_at).total_seconds() > gap_s:
+            self.heard_since = at
+        self.answer, self.heard_at = answer, at
+        self.is_silent = self.is_refused = False
 
     def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:
         """Something was refused, again or for the first time."""
@@ -56,3 +77,33 @@ class Memory:
         self.verdicts[template] = verdict
         while len(self.verdicts) > _MOST_VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
+
+
+HeadState = Literal["answering", "silent", "refusing"]
+_FEWEST_SILENT = 3
+
+
+class Census:
+    """How the heads of all jobs answered when they were asked last."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[HeadState] = Counter()
+        """Heads by state."""
+        self._states: dict[str, HeadState] = {}
+
+    def note(self, uid: str, state: HeadState) -> None:
+        """The head of a job was asked."""
+        self.forget(uid)
+        self._states[uid] = state
+        self.counts[state] += 1
+
+    def forget(self, uid: str) -> None:
+        """A job has no head to ask."""
+        if (before := self._states.pop(uid, None)) is not None:
+            self.counts[before] -= 1
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether so many are silent at once that the fault is rather here, or between, than there."""
+        silent = self.counts["silent"]
+        return silent >= _FEWEST_SILENT and 2 * silent > self.counts.total()

@@ -48,6 +48,7 @@ class Pod:
     scheduled_since: datetime | None = None
     """When it was given its node."""
     ready_since: datetime | None = None
+    unready_since: datetime | None = None
     deletion_deadline: datetime | None = None
     """Set from the moment that it is deleted: when its grace is over."""
     is_disrupted: bool = False
@@ -86,6 +87,12 @@ class Pod:
     def is_ready(self) -> bool:
         """Whether it works."""
         return self.is_live and self.ready_since is not None
+
+    @property
+    def starting_since(self) -> datetime | None:
+        """From when on it could have become ready; None: it has no node yet."""
+        moments = (self.scheduled_since or self.created, self.unready_since)
+        return max(moment for moment in moments if moment is not None) if self.is_scheduled else None
 
     @property
     def is_asked(self) -> bool:
@@ -173,8 +180,16 @@ class Observed:
     """This operator has seen to the Secret since its last full look."""
     answer: HeadAnswer | None = None
     """The last answer of the newest head."""
+    heard_since: datetime | None = None
+    """From when on this operator has heard the newest head, without a gap. None: it has not, since it began to lead."""
+    heard_at: datetime | None = None
+    """When it answered last."""
     is_silent: bool = False
     """The head was asked after that, and did not answer."""
+    is_refused: bool = False
+    """The head did answer: it does not take the operator's token."""
+    is_cut_off: bool = False
+    """So many heads are silent at once that the fault is this operator's, or the network's, and not theirs."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """By group, "head" or the kind of another child; the last one of each, until a creation works."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)

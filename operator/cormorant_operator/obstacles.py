@@ -53,11 +53,11 @@ def is_waiting_for_room(view: View) -> bool:
     """Whether what a job lacks to be ready, its head or else workers, has no node, or the API server cannot make it."""
     head = view.live_head
     if head is None or not head.is_ready:
-        return head is not None and head.obstacle is Obstacle.UNSCHEDULABLE
+        return head is not None and not head.is_scheduled
     refusals = (view.observed.refusals.get(group.name) for group in view.groups)
     workers = (pod for pods in view.workers.values() for pod in pods if pod.is_live)
     return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
-        pod.obstacle is Obstacle.UNSCHEDULABLE for pod in workers
+        not pod.is_scheduled for pod in workers
     )
 
 

@@ -32,11 +32,11 @@ def outcome_dues(view: View) -> Iterator[datetime]:
     for deadline in (
         progress.stall_deadline(view),
         progress.startup_deadline(view),
-        progress.readiness_deadline(view),
         progress.drain_deadline(view),
     ):
         if deadline is not None:
-            yield deadline.at
+            # One that passed and is not over waits for the head's next answer.
+            yield deadline.at if deadline.at > view.now else view.after(view.now, view.site.poll_s)
     if view.policy.on_unschedulable != "Wait":
         for pod in view.observed.pods:
             if (at := late_at(view, pod)) is not None and at > view.now:
@@ -59,7 +59,7 @@ def _completions(view: View) -> Iterator[Outcome]:
             kind="Completed", reason="AllFramesDelivered", message=f"{frames} frames were collected and delivered"
         )
     drained = progress.drain_deadline(view)
-    if drained is not None and drained.is_over(view.now):
+    if drained is not None and drained.is_over:
         yield Outcome(
             kind="Completed",
             reason="DrainTimedOut",
@@ -106,20 +106,14 @@ def _slot_failures(view: View) -> Iterator[Outcome]:
 def _missed_deadlines(view: View) -> Iterator[Outcome]:
     policy = view.policy
     started, stalled = progress.startup_deadline(view), progress.stall_deadline(view)
-    if started is not None and started.is_over(view.now):
-        yield Outcome(
-            kind="Failed",
-            reason="StartupDeadlineExceeded",
-            message=f"nothing was collected within startupDeadlineSeconds {policy.startup_deadline_seconds}",
-        )
-    unready = progress.readiness_deadline(view)
-    if unready is not None and unready.is_over(view.now):
+    if started is not None and started.is_over:
         trouble = acceptance_trouble(view) or scheduling_trouble(view)
         words = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
+        what = "it was not ready again" if progress.has_collected(view) else "nothing was collected"
         yield Outcome(
             kind="Failed",
             reason="StartupDeadlineExceeded",
-            message=f"it was not ready again within startupDeadlineSeconds {policy.startup_deadline_seconds}{words}",
+            message=f"{what} within startupDeadlineSeconds {policy.startup_deadline_seconds}{words}",
         )
     late = [pod for pod in view.observed.pods if is_late(view, pod)]
     if policy.on_unschedulable == "Fail" and late:
@@ -129,7 +123,7 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
             message=f"{late[0].name} found no node within unschedulableAfterSeconds "
             f"{policy.unschedulable_after_seconds}: {late[0].obstacle_message}",
         )
-    if policy.on_stall == "Fail" and stalled is not None and stalled.is_over(view.now):
+    if policy.on_stall == "Fail" and stalled is not None and stalled.is_over:
         yield Outcome(
             kind="Failed",
             reason="Stalled",

@@ -48,6 +48,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         scheduled_since=_since(conditions.get("PodScheduled", {})),
         ready_since=_since(conditions.get("Ready", {})),
+        unready_since=_since(conditions.get("Ready", {}), "False"),
         deletion_deadline=_deletion_deadline(metadata),
         is_disrupted=disruption.get("status") == "True",
         obstacle=obstacle,
@@ -116,8 +117,8 @@ def _ran_s(ended: Mapping[str, Any]) -> float:
     return max(0.0, (over - began).total_seconds()) if began is not None and over is not None else 0.0
 
 
-def _since(condition: Mapping[str, Any]) -> datetime | None:
-    return _moment(condition.get("lastTransitionTime")) if condition.get("status") == "True" else None
+def _since(condition: Mapping[str, Any], status: str = "True") -> datetime | None:
+    return _moment(condition.get("lastTransitionTime")) if condition.get("status") == status else None
 
 
 def _deletion_deadline(metadata: Mapping[str, Any]) -> datetime | None:

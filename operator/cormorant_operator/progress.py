@@ -1,5 +1,6 @@
 """How far a job is, and whether it stands still. Frames never go back within an epoch, whatever a head says."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -129,71 +130,96 @@ class Deadline:
     """Something that must happen before a time."""
 
     at: datetime
+    known_until: datetime
+    """Up to when it is known that it did not happen."""
 
-    def is_over(self, now: datetime) -> bool:
-        """Whether it did not happen in time."""
-        return now >= self.at
+    @property
+    def is_over(self) -> bool:
+        """Whether it is known that it did not happen in time."""
+        return self.known_until >= self.at
 
 
 def stall_deadline(view: View) -> Deadline | None:
-    """When a job that collects nothing counts as stalled; None while it need not collect anything.
+    """When a job that collects nothing counts as stalled; None while it need not collect anything, or nobody knows.
 
-    It must while head and workers are ready, nobody paused it, and there is room for batches. An unscheduled pod makes
-    no stall: replacing it would cost its place in the scheduler's queue.
+    It must while head and workers are ready, nobody paused it, and there is room for batches. Time counts only while
+    this operator hears the head say that no frame came: a silent head, or one that was not asked yet, may well collect.
+    An unscheduled pod makes no stall: replacing it would cost its place in the scheduler's queue.
     """
     limit = view.policy.progress_deadline_seconds
-    ready = since(view.job.status, "Ready", "True")
-    if not limit or ready is None or not view.has_enough or is_all_collected(view):
+    ready, heard, until = since(view.job.status, "Ready", "True"), view.heard_since, view.heard_at
+    if not limit or ready is None or heard is None or until is None or not view.has_enough:
         return None
-    if pause_reason(view) or is_waiting_for_consumer(view):
+    if is_all_collected(view) or pause_reason(view) or is_waiting_for_consumer(view):
         return None
     status = view.job.status
     starts = (
         ready,
+        heard,
         status.start_time,
         frames_status(view).last_progress_time,
         _unpaused_at(view),
         _served_at(view),
     )
-    return Deadline(at=max(start for start in starts if start is not None) + timedelta(seconds=limit))
+    return _deadline(starts, limit_s=limit, known_until=until)
 
 
 def startup_deadline(view: View) -> Deadline | None:
-    """When a job that has collected nothing at all fails; None when it has, or may take for ever."""
-    limit, status = view.policy.startup_deadline_seconds, view.job.status
-    has_collected = frames_status(view).last_progress_time is not None or frames_collected(view)
-    if not limit or status.start_time is None or has_collected or pause_reason(view):
-        return None
-    started = max(status.start_time, _unpaused_at(view) or status.start_time)
-    return Deadline(at=started + timedelta(seconds=limit))
-
-
-def readiness_deadline(view: View) -> Deadline | None:
-    """When a job that has collected before, and is not ready any more, fails; None: it is, or may take for ever.
+    """When a job that is not ready, or never collected anything, fails; None: it is, or may take for ever.
 
     Each new pod has the whole time from its node on, and so has a job after a pause. What waits for a node keeps its
-    place, as `onUnschedulable` says; what the API server cannot make, by a quota or a fault, is asked for again.
+    place, as `onUnschedulable` says; what the API server cannot make, by a quota or a fault, is asked for again; and
+    where a pod is about to come there is nothing to judge yet.
     """
-    limit, status, head = view.policy.startup_deadline_seconds, view.job.status, view.live_head
-    last = frames_status(view).last_progress_time
-    if not limit or status.start_time is None or last is None:
+    limit, status = view.policy.startup_deadline_seconds, view.job.status
+    if not limit or status.start_time is None or is_all_collected(view) or pause_reason(view):
         return None
-    if view.has_enough or is_all_collected(view) or pause_reason(view) or is_waiting_for_room(view):
+    if is_waiting_for_room(view) or _is_awaiting_pod(view):
         return None
-    # Without a head one is about to come, unless its template is refused; one that drains is on its way out.
+    known_until = view.now
+    if not view.has_enough:
+        starting = [pod.starting_since for pod in view.observed.pods if pod.is_live and not pod.is_ready]
+        began = [since(status, "Ready", "False") or view.now, *starting]
+    elif has_collected(view) or view.heard_since is None or view.heard_at is None:
+        return None
+    else:
+        began, known_until = [view.heard_since], view.heard_at
+    starts = (*began, frames_status(view).last_progress_time, status.start_time, _unpaused_at(view))
+    return _deadline(starts, limit_s=limit, known_until=known_until)
+
+
+def _deadline(starts: Iterable[datetime | None], *, limit_s: float, known_until: datetime) -> Deadline:
+    began = max(start for start in starts if start is not None)
+    return Deadline(at=began + timedelta(seconds=limit_s), known_until=known_until)
+
+
+def has_collected(view: View) -> bool:
+    """Whether a frame was ever counted, by whichever head."""
+    return frames_status(view).last_progress_time is not None or frames_collected(view) > 0
+
+
+def _is_awaiting_pod(view: View) -> bool:
+    """Whether a pod that the job lacks will be made, or goes on purpose."""
+    head = view.live_head
     if head is None:
-        if not view.is_refused(view.templates.head):
-            return None
-    elif head.draining_since is not None:
-        return None
-    came = [pod.scheduled_since or pod.created for pod in view.observed.pods if pod.is_live and not pod.is_ready]
-    starts = (since(status, "Ready", "False") or view.now, last, status.start_time, _unpaused_at(view), *came)
-    return Deadline(at=max(start for start in starts if start is not None) + timedelta(seconds=limit))
+        return not view.is_refused(view.templates.head)
+    if head.draining_since is not None:
+        return True
+    return head.is_ready and any(
+        slot.live is None and slot.index < view.sizes[group.name] and not view.is_refused(view.templates.worker(group))
+        for group in view.groups
+        for slot in view.slots[group.name]
+    )
 
 
 def drain_deadline(view: View) -> Deadline | None:
-    """When a job of which everything is collected is complete, though learners did not take all of it."""
-    last = frames_status(view).last_progress_time
-    if last is None or not is_all_collected(view) or is_true(view.job.status, "Suspended"):
+    """When a job of which everything is collected is complete, though learners did not take all of it.
+
+    Time counts only while this operator hears the head: a learner may have taken much while nobody looked.
+    """
+    last, heard, until = frames_status(view).last_progress_time, view.heard_since, view.heard_at
+    if last is None or heard is None or until is None or not is_all_collected(view):
         return None
-    return Deadline(at=last + timedelta(seconds=view.policy.drain_seconds))
+    if is_true(view.job.status, "Suspended"):
+        return None
+    return _deadline((last, heard), limit_s=view.policy.drain_seconds, known_until=until)

@@ -69,7 +69,7 @@ def _decide(view: View) -> Plan:
     if suspension.state != "no":
         return _suspend(view, suspension)
     stalled = stall_deadline(view)
-    if stalled is not None and stalled.is_over(view.now):
+    if stalled is not None and stalled.is_over:
         return _restart(view)
     return _run(view)
 

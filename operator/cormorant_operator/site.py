@@ -40,3 +40,8 @@ class Site:
         """With so many jobs that collect, counters are written so rarely that all of them fit into their share."""
         needed_s = number / self.counters_per_s
         return replace(self, status_s=needed_s) if needed_s > self.status_s else self
+
+    @property
+    def longest_gap_s(self) -> float:
+        """Between two answers of a head: after a longer one nothing is known first-hand of the time before."""
+        return max(60.0, 4 * self.poll_s)

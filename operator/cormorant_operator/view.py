@@ -83,6 +83,17 @@ class View:
         return answer
 
     @property
+    def heard_since(self) -> datetime | None:
+        """From when on this operator has heard the live head; None while it is silent: no clock runs then."""
+        return self.observed.heard_since if self.answer is not None else None
+
+    @property
+    def heard_at(self) -> datetime | None:
+        """Up to when the live head is known first-hand; None while it is silent."""
+        heard_at = self.observed.heard_at
+        return min(heard_at, self.now) if heard_at is not None and self.answer is not None else None
+
+    @property
     def base_image(self) -> str:
         """The image of this epoch: that of the manifest, else the one that the head began with."""
         if self.job.spec.image:

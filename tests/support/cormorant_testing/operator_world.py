@@ -82,6 +82,7 @@ class World:
         self.children: dict[tuple[str, str], str] = {}
         self.has_tokens = False
         self.answer: HeadAnswer | None = None
+        self.heard_since: datetime | None = None
         self.is_silent = False
         self.refusals: dict[str, Refusal] = {}
         self.verdicts: dict[str, Verdict] = {}
@@ -109,6 +110,8 @@ class World:
             children=dict(self.children),
             has_tokens=self.has_tokens,
             answer=self.answer,
+            heard_since=self.heard_since,
+            heard_at=self.now,
             is_silent=self.is_silent,
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
@@ -147,7 +150,7 @@ class World:
 
     def restart_operator(self) -> None:
         """What lives in the operator's memory is gone."""
-        self.has_tokens, self.answer, self.is_silent = False, None, False
+        self.has_tokens, self.answer, self.heard_since, self.is_silent = False, None, None, False
         self.refusals, self.verdicts = {}, {}
         self.attempts, self.epoch = {}, 0
         for pod in self.pods.values():
@@ -266,6 +269,11 @@ class World:
         """A node is found."""
         self._change(name, is_scheduled=True, scheduled_since=self.now, obstacle=Obstacle.NONE, obstacle_message="")
 
+    def place_all(self) -> None:
+        for pod in list(self.pods.values()):
+            if pod.is_live and not pod.is_scheduled:
+                self.place(pod.name)
+
     def start(self, name: str) -> None:
         """A node is found, the image is there, the probes answer."""
         pod = self._change(
@@ -302,6 +310,9 @@ class World:
                 sizes=sizes,
                 is_spec_paused=self.job.spec.paused,
             )
+            self.heard_since = self.now
+        if self.is_silent or self.heard_since is None:
+            self.heard_since = self.now
         self.is_silent = False
         self.answer = replace(self.answer, **changes)
 
@@ -344,6 +355,11 @@ class World:
         self._change(name, phase="Unknown", deletion_deadline=self.now, is_disrupted=True, ready_since=None)
 
     def block(self, name: str, obstacle: Obstacle, message: str) -> None:
+        """It cannot start; what has an image to pull has a node."""
+        if obstacle is Obstacle.UNSCHEDULABLE:
+            self._change(name, is_scheduled=False, scheduled_since=None)
+        elif not self.pods[name].is_scheduled:
+            self.place(name)
         self._change(name, obstacle=obstacle, obstacle_message=message)
 
     def _change(self, name: str, **changes: Any) -> Pod:

@@ -1,6 +1,9 @@
 """No room, a silent head, and others who change what is ours: the rest of the table."""
 
+from dataclasses import replace
 from datetime import timedelta
+
+import pytest
 
 from cormorant_operator.children import digest_of, services
 from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
@@ -12,6 +15,7 @@ from cormorant_operator.plan import (
     DeletePod,
     TellHead,
 )
+from cormorant_operator.reconcile import reconcile
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 # -- room ------------------------------------------------------------------------------------------------------
@@ -125,6 +129,7 @@ def test_image_that_cannot_be_pulled_is_said_and_ends_at_the_startup_deadline() 
     world = World(runPolicy={"startupDeadlineSeconds": 900})
     world.settle()
     world.start("pong-head-1")
+    world.place_all()
     world.block(world.live()[0].name, Obstacle.IMAGE_PULL, "image x: not found")
     world.settle()
     assert world.condition("Scheduled") == "False/ImagePull"
@@ -174,6 +179,7 @@ def test_every_new_head_has_the_whole_startup_deadline() -> None:
     world.settle()
     world.vanish("pong-head-2")
     world.settle()
+    world.place("pong-head-3")
     world.tick(899)
     world.settle()
     assert (world.head.name, world.condition("Failed")) == ("pong-head-3", "")
@@ -227,6 +233,7 @@ def test_pause_and_suspension_hold_the_startup_deadline_of_a_new_head() -> None:
     world.settle()
     world.edit(suspend=False)
     world.settle()
+    world.place_all()
     ends_after_its_startup_deadline(world)
 
 
@@ -331,12 +338,30 @@ def test_secret_of_a_new_job_is_made_once() -> None:
     assert ("ConfigMap", order.claim["metadata"]["name"]) in world.children
 
 
-def test_silent_control_plane_is_unknown_then_stalled_then_restarted() -> None:
-    world = running()
+def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
+    world = running(runPolicy={"onStall": "Fail"})
     world.is_silent = True
     world.settle()
     assert world.condition("Progressing") == "Unknown/ControlPlaneUnreachable"
     assert world.condition("Ready") == "True/EnoughWorkers"
+    assert world.told.count("ControlPlaneUnreachable") == 1
+    world.tick(100_000)
+    world.settle()
+    assert world.plan().is_empty
+    assert (world.condition("Stalled"), world.condition("Failed")) == ("False/NotStalled", "")
+    # It is heard again, and has the whole time: what it did meanwhile is not known.
+    world.say(world.head)
+    world.settle()
+    world.tick(599)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/Stalled"
+
+
+def test_head_that_answers_and_collects_nothing_is_stalled_then_restarted() -> None:
+    world = waiting()
     world.tick(599)
     assert of_kind(world.step().actions, DeletePod) == []
     world.tick(1)
@@ -352,6 +377,109 @@ def test_silent_control_plane_is_unknown_then_stalled_then_restarted() -> None:
     world.run()
     assert (world.head.name, world.head.failures, world.job.status.head_restarts) == ("pong-head-2", 1, 1)
     assert world.condition("Stalled") == "False/NotStalled"
+
+
+@pytest.mark.parametrize("on_stall", ["Restart", "Fail"])
+def test_operator_that_was_away_leaves_healthy_jobs_alone(on_stall: str) -> None:
+    worlds = [running(runPolicy={"onStall": on_stall, "startupDeadlineSeconds": 900}) for _ in range(50)]
+    for world in worlds:
+        pods = set(world.pods)
+        world.restart_operator()
+        world.tick(10_000)
+        world.settle()  # it leads again, and has asked no head yet
+        world.tick(599)
+        world.settle()
+        world.collect(4_000_000)
+        world.settle()
+        assert set(world.pods) == pods
+        assert (world.condition("Failed"), world.condition("Stalled")) == ("", "False/NotStalled")
+        assert of_kind(world.done, DeletePod) == []
+
+
+def test_operator_that_was_away_gives_a_job_that_stands_still_the_whole_time_again() -> None:
+    world = running(runPolicy={"onStall": "Fail"})
+    world.restart_operator()
+    world.tick(10_000)
+    world.say(world.head, frames=1000, settled=1000)
+    world.settle()
+    world.tick(599)
+    world.settle()
+    assert world.condition("Failed") == ""
+    world.tick(1)
+    world.settle()
+    assert world.condition("Failed") == "True/Stalled"
+
+
+def test_operator_that_was_away_does_not_end_what_it_never_saw_begin() -> None:
+    world = World(runPolicy={"startupDeadlineSeconds": 900, "progressDeadlineSeconds": 0})
+    world.run()
+    world.restart_operator()
+    world.tick(10_000)
+    world.settle()
+    assert (world.job.status.frames.collected, world.condition("Failed")) == (0, "")
+    world.collect(5000)
+    world.settle()
+    assert world.condition("Progressing") == "True/FramesCollected"
+
+
+def test_worker_that_vanished_while_the_operator_was_away_ends_no_job() -> None:
+    world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900})
+    world.delete(world.live()[0].name)
+    world.settle()
+    assert world.condition("Ready") == "False/TooFewWorkers"
+    world.restart_operator()
+    world.tick(10_000)
+    world.vanish(world.live()[0].name)
+    world.run()
+    assert (len(world.live()), world.condition("Failed")) == (1, "")
+
+
+def test_learners_have_their_time_after_the_operator_was_away() -> None:
+    world = running(runPolicy={"drainSeconds": 600})
+    world.collect(100_000, settled=90_000)
+    world.settle()
+    world.restart_operator()
+    world.tick(10_000)
+    world.settle()
+    assert world.condition("Completed") == ""
+    world.say(world.head, frames=100_000, settled=95_000)
+    world.settle()
+    world.tick(599)
+    world.settle()
+    assert world.condition("Completed") == ""
+    world.tick(1)
+    world.settle()
+    assert world.condition("Completed") == "True/DrainTimedOut"
+
+
+def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
+    world = World(runPolicy={"startupDeadlineSeconds": 900})
+    world.quota = 0
+    for _ in range(60):
+        world.tick(3600)
+        world.settle()
+    assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/QuotaExceeded", "")
+    world.quota = None
+    world.tick(60)
+    world.settle()
+    for pod in world.pods:
+        world.block(pod, Obstacle.UNSCHEDULABLE, "Scheduling is blocked due to non-empty scheduling gates")
+    world.tick(500_000)
+    world.settle()
+    assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/Unschedulable", "")
+    world.place(world.head.name)
+    world.settle()
+    ends_after_its_startup_deadline(world)
+
+
+def test_head_that_does_not_take_the_token_is_not_called_silent() -> None:
+    world = running()
+    observed = replace(world.observe(), is_silent=True, is_refused=True)
+    plan = reconcile(world.job, observed, world.now, site=world.site)
+    assert plan.status is not None
+    (fact,) = [c for c in plan.status.conditions if c.type == "Progressing"]
+    assert (fact.status, fact.reason) == ("Unknown", "TokenRefused")
+    assert "Secret pong-tokens" in fact.message
 
 
 def test_stalled_job_fails_where_it_is_told_so() -> None:
