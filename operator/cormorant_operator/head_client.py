@@ -16,6 +16,8 @@ from cormorant_operator.tokens import derive
 T = TypeVar("T", bound=BaseModel)
 ANSWER_S = 2.0
 """For a head to answer."""
+_KEEP_ALIVE_S = 70.0
+"""For a connection to wait for the next question: less than the 75 s after which a head closes it."""
 _MOST_BYTES = 4 << 20
 DEFAULT_URL = f"http://{{ip}}:{API_PORT}"
 
@@ -33,7 +35,8 @@ class HeadClient:
         """
         self._key, self._url = key, url
         self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=ANSWER_S), connector=aiohttp.TCPConnector(limit=64)
+            timeout=aiohttp.ClientTimeout(total=ANSWER_S),
+            connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=_KEEP_ALIVE_S),
         )
 
     async def close(self) -> None:

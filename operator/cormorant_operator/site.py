@@ -25,8 +25,10 @@ class Site:
     stretches it."""
     counters_per_s: float = 35.0
     """Status writes a second of which nothing but the counters is new, of all jobs together."""
-    resync_s: float = 300.0
-    """Between two full lists of what the operator looks after; watches tell of changes in between."""
+    glance_s: float = 300.0
+    """Between two looks at the first page of each kind: whether watches have missed that all of it went."""
+    glances: int = 11
+    """Such looks between two full lists; watches tell of changes in between."""
     resync_again_s: float = 10.0
     """After a full list that failed."""
     most_creates: int = 50

@@ -124,3 +124,28 @@ def test_head_that_cannot_be_reached_or_knows_another_key_is_silent(talk: Talk) 
     other = replace(talk.job, identity=replace(talk.job.identity, uid="u2"))
     with pytest.raises(HeadSilent, match="401"):
         talk(lambda client: client.ask(other, HEAD))
+
+
+def test_connection_to_a_head_is_kept_for_the_next_question() -> None:
+    connections = 0
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 4\r\n\r\nbusy")
+
+    async def talk() -> None:
+        server = await asyncio.start_server(answer, "127.0.0.1", 0)
+        client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
+        manifest = make_job(num_envs=2, lengths=4)
+        identity = Identity(name="toy", namespace="a", uid="u")
+        job = Job(identity=identity, templates=Templates(manifest.spec), status=manifest.status)
+        for _ in range(3):
+            with pytest.raises(HeadSilent, match="503"):
+                await client.ask(job, HEAD)
+        await client.close()
+        server.close()
+
+    asyncio.run(talk())
+    assert connections == 1

@@ -1,6 +1,7 @@
 """What the loop looks at again, and when: answers that tell nothing new are not decided about."""
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,8 @@ class Api:
         self.stored: dict[tuple[str, str], dict[str, Any]] = {}
         self.is_away = False
         self.lists = self.patches = self.conflicts = self.counters_held = 0
+        self.page, self.pages = 500, Counter[str]()
+        self.refused_secrets = 0
         self.counters_hang: asyncio.Event | None = None
         """The next status write waits for it."""
         self._version = 0
@@ -42,6 +45,9 @@ class Api:
         return stored
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> dict[str, Any]:
+        if manifest["kind"] == "Secret" and ("Secret", manifest["metadata"]["name"]) in self.stored:
+            self.refused_secrets += 1
+            raise Conflict(409, {"reason": "AlreadyExists"}, request="POST")
         return dict(manifest) if is_dry_run else self.store(manifest)
 
     async def apply(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +81,10 @@ class Api:
         self.lists += 1
         if self.is_away:
             raise Unreachable("the API server does not answer")
-        yield [item for (stored, _), item in self.stored.items() if stored == kind], str(self._version)
+        found = [item for (stored, _), item in self.stored.items() if stored == kind]
+        for first in range(0, len(found) or 1, self.page):
+            self.pages[kind] += 1
+            yield found[first : first + self.page], str(self._version)
 
 
 class Head:
@@ -279,5 +288,31 @@ def test_condition_overtakes_counters_that_wait_and_is_not_undone_by_them() -> N
         hang.set()
         await scene.until(lambda: api.conflicts == 1)
         assert scene.status["phase"] == "Paused"
+
+    play(acts)
+
+
+def test_glance_finds_that_all_pods_went_unseen() -> None:
+    async def acts(scene: Scene) -> None:
+        before = {pod.uid for pod in scene.controller.cache.pods("j")}
+        for key in [key for key in scene.api.stored if key[0] == "Pod"]:
+            del scene.api.stored[key]  # and no watch tells of it
+        await scene.controller.glance()
+        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 3)
+
+    play(acts)
+
+
+def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
+    async def acts(scene: Scene) -> None:
+        before = scene.controller.cache.pods("j")
+        refused = scene.api.refused_secrets
+        scene.api.page = 1
+        scene.api.pages.clear()
+        await scene.controller.glance()
+        await asyncio.sleep(3 * SITE.poll_s)
+        assert scene.api.pages["Pod"] == 2
+        assert scene.controller.cache.pods("j") == before
+        assert scene.api.refused_secrets == refused
 
     play(acts)
