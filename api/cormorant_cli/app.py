@@ -4,6 +4,8 @@ A command's module imports typer, the contract and the standard library; what is
 imports in the body of the command. So `cormorant validate` starts in a blink, and help needs no worker installed.
 """
 
+from typing import Annotated
+
 import typer
 
 from cormorant_cli import (
@@ -15,6 +17,7 @@ from cormorant_cli import (
     doctor,
     envs,
     get,
+    init,
     logs,
     openapi,
     pause,
@@ -29,32 +32,67 @@ from cormorant_cli import (
     weights,
 )
 
+
+def _examples(*commands: str) -> str:
+    return "\n\n".join(("Examples:", *commands))
+
+
+_HERE, _CLUSTER, _HEAD, _REFERENCE = "On this machine", "On a cluster", "A running head", "Reference"
+
 app = typer.Typer(
     name="cormorant",
     help="Collects reinforcement-learning experience: one CollectorJob manifest, on this machine or on Kubernetes.",
+    epilog="Start here: cormorant init, then cormorant run job.yaml. Every command takes --help.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(run.run)
-app.command()(validate.validate)
-app.command()(envs.envs)
-app.add_typer(dataset.app)
-app.command()(submit.submit)
-app.command()(get.get)
-app.command()(describe.describe)
-app.command()(status.status)
-app.command()(top.top)
-app.command()(logs.logs)
-app.command()(scale.scale)
-app.add_typer(weights.app)
-app.command()(pause.pause)
-app.command()(pause.resume)
-app.add_typer(state.app)
-app.add_typer(batches.app)
-app.command()(delete.delete)
-app.command()(doctor.doctor)
-app.command()(crd.crd)
-app.command()(openapi.openapi)
-app.command()(version.version)
+app.command(rich_help_panel=_HERE)(init.init)
+app.command(
+    rich_help_panel=_HERE,
+    epilog=_examples(
+        "cormorant run job.yaml",
+        "cormorant run job.yaml --serve --directory head",
+        "cormorant run job.yaml --workers 4 --frames 100000",
+    ),
+)(run.run)
+app.command(
+    rich_help_panel=_HERE, epilog=_examples("cormorant validate job.yaml", "cormorant validate examples/*.yaml")
+)(validate.validate)
+app.command(rich_help_panel=_HERE, epilog=_examples("cormorant envs Pong --spaces"))(envs.envs)
+app.add_typer(dataset.app, rich_help_panel=_HERE)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant submit job.yaml --code . -n rl --wait"))(
+    submit.submit
+)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant get -A", "cormorant get pong -n rl -o yaml"))(get.get)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant describe pong -n rl"))(describe.describe)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant logs pong -n rl --all -f"))(logs.logs)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant scale pong --replicas 8 -n rl"))(scale.scale)
+app.command(rich_help_panel=_CLUSTER)(delete.delete)
+app.command(rich_help_panel=_CLUSTER, epilog=_examples("cormorant doctor pong -n rl"))(doctor.doctor)
+app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant status pong -n rl --watch"))(status.status)
+app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant top -A"))(top.top)
+app.add_typer(weights.app, rich_help_panel=_HEAD)
+app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
+app.command(rich_help_panel=_HEAD)(pause.resume)
+app.add_typer(state.app, rich_help_panel=_HEAD)
+app.add_typer(batches.app, rich_help_panel=_HEAD)
+app.command(rich_help_panel=_REFERENCE)(crd.crd)
+app.command(rich_help_panel=_REFERENCE)(openapi.openapi)
+app.command(rich_help_panel=_REFERENCE)(version.version)
+
+
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
+        version.version()
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options that stand before a command."""

@@ -7,7 +7,7 @@ import typer
 
 from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
 
-app = typer.Typer(name="batches", help="Look at a head's batches.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(name="batches", help="Look at a head's batches.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.command()

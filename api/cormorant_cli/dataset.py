@@ -10,12 +10,13 @@ from typing import Annotated, Literal
 import typer
 
 from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.printing import counted, size_of
 
 app = typer.Typer(
     name="dataset",
     help="Look into durable datasets, verify and export them.",
     no_args_is_help=True,
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
 )
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="The dataset: a folder, or any URI that fsspec opens.")]
@@ -55,19 +56,18 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table("part", box=box.SIMPLE)
-    for title in ("frames", "shards", "MB", "trajectories", "policy versions"):
+    for title in ("frames", "shards", "size", "trajectories", "policy versions"):
         table.add_column(title, justify="right")
     for row in rows:
         low, high = row["minPolicyVersion"], row["maxPolicyVersion"]
         versions = "-" if low is None else f"{low}..{high}"
-        size = f"{_megabytes(row['sizeBytes']):.1f}"
-        table.add_row(
-            str(row["part"]), str(row["frames"]), str(row["shards"]), size, str(row["trajectoriesEnded"]), versions
-        )
+        counts = (f"{row[name]:,}" for name in ("frames", "shards"))
+        size, ended = size_of(int(str(row["sizeBytes"]))), f"{row['trajectoriesEnded']:,}"
+        table.add_row(str(row["part"]), *counts, size, ended, versions)
     console = Console()
     console.print(f"{uri}: {json.dumps(dict(description.env))}", markup=False, highlight=False, soft_wrap=True)
     console.print(table)
-    console.print(f"{frames} frames in {len(rows)} parts", highlight=False)
+    console.print(f"{counted(frames, 'frame')} in {counted(len(rows), 'part')}", highlight=False)
 
 
 @app.command()
@@ -85,10 +85,8 @@ def verify(uri: Uri, as_json: AsJson = False) -> None:
         for note in report.notes:
             typer.echo(f"note: {note}", err=True)
         if report.is_good:
-            size = _megabytes(report.size_bytes)
-            typer.echo(
-                f"{uri}: ok, {report.frames} frames in {report.shards} shards of {report.parts} parts, {size:.1f} MB"
-            )
+            where = f"{counted(report.shards, 'shard')} of {counted(report.parts, 'part')}"
+            typer.echo(f"{uri}: ok, {counted(report.frames, 'frame')} in {where}, {size_of(report.size_bytes)}")
     if not report.is_good:
         raise typer.Exit(1)
 
@@ -114,7 +112,9 @@ def export(
         typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to}, indent=2))
         return
     cut = f", {done.cut} of them without their end" if to == "minari" else f", and {done.cut} without their end"
-    typer.echo(f"{done.path}: {done.frames} frames, {done.episodes} episodes{cut if done.cut else ''}")
+    typer.echo(
+        f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}"
+    )
 
 
 @contextmanager
@@ -128,7 +128,3 @@ def _sentences() -> Iterator[None]:
         yield
     except (CormorantError, ImportError) as error:
         raise CommandFailed(str(error)) from error
-
-
-def _megabytes(size_bytes: object) -> float:
-    return int(str(size_bytes)) / 1e6

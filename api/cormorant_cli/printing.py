@@ -64,6 +64,23 @@ def columns_of(rows: Iterable[Sequence[str]], *, indent: str = "") -> str:
     return "\n".join(indent + line.rstrip() for line in padded)
 
 
+def size_of(size_bytes: float) -> str:
+    """A size as people read it, in binary units."""
+    if size_bytes < 1024:
+        return counted(int(size_bytes), "byte")
+    size = size_bytes / 1024
+    for unit in ("KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 shard", "2,048 frames"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def _cell(value: object) -> str:
     if value is None or value == "":
         return "-"

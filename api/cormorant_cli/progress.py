@@ -19,6 +19,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+from cormorant_cli.printing import counted, size_of
+
 Event = Mapping[str, object]
 
 RECENT_EPISODES = 100
@@ -270,7 +272,7 @@ class LiveDisplay:
         """Show that workers are starting, which takes seconds."""
         self._job = plan.job
         self._console.print(Text(_opening(plan)))
-        workers = f"{plan.workers} worker{'s' if plan.workers > 1 else ''}"
+        workers = counted(plan.workers, "worker")
         self._live.start()
         self._live.update(Spinner("dots", text=Text(f"starting {workers}")))
 
@@ -340,7 +342,7 @@ def summary_lines(summary: Summary) -> list[str]:
             f"raise totalFrames (now {summary.total_frames or 0:,}) to go on, or give output.dataset another uri",
         ]
     verb = "collected" if summary.reason == "done" else "stopped after"
-    played = f"{summary.episodes:,} episodes"
+    played = counted(summary.episodes, "episode")
     if summary.mean_return is not None and summary.mean_length is not None:
         last = min(summary.episodes, RECENT_EPISODES)
         played += f"; the last {last} returned {summary.mean_return:.2f} in {summary.mean_length:.1f} frames on average"
@@ -354,7 +356,7 @@ def summary_lines(summary: Summary) -> list[str]:
         return [*lines, "what no consumer acknowledged was not kept: add output.dataset to keep everything"]
     if not summary.dataset:
         return [*lines, "the frames were counted and not kept: add output.dataset, or read them with open_fleet()"]
-    size = _size(summary.dataset_bytes or 0)
+    size = size_of(summary.dataset_bytes or 0)
     lines.append(f"dataset: {summary.dataset}, {summary.frames:,} frames, {size}")
     if summary.reason == "interrupted":
         lines.append("the same command goes on where this one stopped")
@@ -366,7 +368,7 @@ def summary_lines(summary: Summary) -> list[str]:
 def _opening(plan: Plan) -> str:
     frames = f"{plan.total_frames:,} frames" if plan.total_frames else "frames until Ctrl-C"
     target = f" into {plan.dataset}" if plan.dataset else ""
-    return f"{plan.job}: {frames} of {plan.env}; {plan.workers} worker{'s' if plan.workers > 1 else ''}{target}"
+    return f"{plan.job}: {frames} of {plan.env}; {counted(plan.workers, 'worker')}{target}"
 
 
 def _serving_lines(serving: Serving) -> list[str]:
@@ -387,7 +389,7 @@ def _amount(snapshot: Snapshot) -> str:
 
 
 def _details(snapshot: Snapshot) -> list[str]:
-    parts = [f"{snapshot.episodes:,} episodes"]
+    parts = [counted(snapshot.episodes, "episode")]
     if snapshot.mean_return is not None and snapshot.mean_length is not None:
         parts += [f"return {snapshot.mean_return:.2f}", f"length {snapshot.mean_length:.1f}"]
     parts.append(f"policy version {snapshot.version}")
@@ -402,7 +404,7 @@ def _workers_line(snapshot: Snapshot) -> str:
         shown.append(f"and {len(snapshot.workers) - _MOST_WORKERS} more")
     restarts = [f"{snapshot.restarts} restarted"] if snapshot.restarts else []
     env_restarts = sum(worker.env_restarts for worker in snapshot.workers)
-    restarts += [f"{env_restarts} environments restarted"] if env_restarts else []
+    restarts += [f"{counted(env_restarts, 'environment')} restarted"] if env_restarts else []
     return "workers: " + ", ".join([*shown, *restarts])
 
 
@@ -417,15 +419,6 @@ def _time_left(snapshot: Snapshot) -> str:
 
 def _counts(dropped: Mapping[str, int]) -> str:
     return ", ".join(f"{count:,} ({reason})" for reason, count in sorted(dropped.items()))
-
-
-def _size(size_bytes: int) -> str:
-    size = float(size_bytes)
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "bytes" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
 
 
 def _log_line(event: Event) -> str:

@@ -82,39 +82,62 @@ def run(
     manifest: Annotated[
         str, typer.Argument(metavar="MANIFEST", help="A CollectorJob in YAML; - reads standard input.")
     ],
-    name: Annotated[str, typer.Option(help="metadata.name of the job, for files with several.")] = "",
+    name: Annotated[str, typer.Option(help="metadata.name of the job, for files with several jobs.")] = "",
     workers: Annotated[
-        int, typer.Option(min=0, help="Worker processes; 0 is what the manifest says, at most one a core.")
+        int,
+        typer.Option(
+            min=0, rich_help_panel="Workers", help="Number of workers; 0: as the manifest says, at most one per core."
+        ),
     ] = 0,
     device: Annotated[
-        Device, typer.Option(help="Where policies run; auto is where the worker groups say.")
+        Device, typer.Option(rich_help_panel="Workers", help="Device of the policies; auto: as the worker groups say.")
     ] = Device.AUTO,
     fleet: Annotated[
-        FleetKind, typer.Option(help="local: workers are processes of this machine; ray: actors of a Ray cluster.")
+        FleetKind,
+        typer.Option(rich_help_panel="Workers", help="local: processes of this machine; ray: actors on a Ray cluster."),
     ] = FleetKind.LOCAL,
     ray_address: Annotated[
         str,
         typer.Option(
             envvar="RAY_ADDRESS",
-            help='Of --fleet ray: "auto" or host:port of a cluster; empty: one of its own.',
+            rich_help_panel="Workers",
+            help='Ray cluster for --fleet ray: "auto" or host:port; empty: start one.',
         ),
     ] = "",
-    frames: Annotated[int, typer.Option(min=0, help="Frames to collect instead of totalFrames; 0 keeps those.")] = 0,
+    frames: Annotated[int, typer.Option(min=0, help="Frames to collect; 0: totalFrames of the manifest.")] = 0,
     serve: Annotated[
-        bool, typer.Option("--serve", help="Serve the REST API: batches go to whoever asks for them over HTTP.")
+        bool,
+        typer.Option(
+            "--serve",
+            rich_help_panel="Serving",
+            help="Serve the REST API and the live page; learners take batches over HTTP.",
+        ),
     ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65534, help="Of --serve; bulk bytes are on the next one.")] = 8000,
+    port: Annotated[
+        int,
+        typer.Option(
+            min=0, max=65534, rich_help_panel="Serving", help="Port of the REST API; bulk data uses the next one."
+        ),
+    ] = 8000,
     directory: Annotated[
-        Path | None, typer.Option(help="Of --serve: keeps weights, tokens and the count of frames for the next run.")
+        Path | None,
+        typer.Option(
+            rich_help_panel="Serving", help="Folder that keeps weights, tokens and the frame count for the next run."
+        ),
     ] = None,
     metrics_port: Annotated[
         int,
         typer.Option(
-            min=0, max=65535, help="Serve metrics for Prometheus on it, on loopback; 0: none. --serve has its own."
+            min=0,
+            max=65535,
+            rich_help_panel="Output",
+            help="Port for Prometheus metrics on loopback; 0: none. With --serve they are at /metrics.",
         ),
     ] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object a line.")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Log every detail; show tracebacks.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON Lines.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", rich_help_panel="Output", help="Log every detail; show tracebacks.")
+    ] = False,
 ) -> None:
     """Collect what a manifest says, without Kubernetes.
 

@@ -10,7 +10,7 @@ from cormorant_cli.errors import BadInput
 from cormorant_cli.weights import write_whole
 
 app = typer.Typer(
-    name="state", help="Save a running fleet's state, and go on from it.", no_args_is_help=True, rich_markup_mode=None
+    name="state", help="Save a running fleet's state, and go on from it.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
 

@@ -10,7 +10,7 @@ from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace
 from cormorant_cli.errors import BadInput, CommandFailed
 
 app = typer.Typer(
-    name="weights", help="Publish, fetch and roll back a head's weights.", no_args_is_help=True, rich_markup_mode=None
+    name="weights", help="Publish, fetch and roll back a head's weights.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
 ModelName = Annotated[str, typer.Option("--model", help="Whose weights; for `push`, if the names in FILE do not say.")]

@@ -13,7 +13,7 @@ export class Shares {
   constructor(figure, parts) {
     this.parts = parts;
     this.points = []; // [seconds since 1970, {key: share}]
-    this.svg = figure.appendChild(make("svg", { role: "img" }));
+    this.svg = figure.appendChild(make("svg", { role: "img", "aria-label": "Where the workers' time goes. Nothing yet." }));
     const legend = figure.appendChild(document.createElement("p"));
     legend.className = "legend";
     parts.forEach(({ name }, i) => {

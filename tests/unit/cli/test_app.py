@@ -3,12 +3,14 @@
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import typer
 
 from cormorant_cli import __main__ as entry
+from cormorant_cli.app import app
 from cormorant_cli.crd import crd_yaml
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_contract.errors import ManifestError, Problem
@@ -86,3 +88,56 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
         timeout=60,
     )
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["version"]])
+def test_version_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(arguments) == 0
+    assert capsys.readouterr().out == f"cormorant {metadata.version('cormorant')}\n"
+
+
+@pytest.mark.parametrize("arguments", [["-h"], ["run", "-h"], ["weights", "-h"], ["dataset", "verify", "-h"]])
+def test_short_help_option_works_everywhere(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(arguments) == 0
+    assert "Usage: cormorant" in capsys.readouterr().out
+
+
+def test_examples_in_help_parse() -> None:
+    group = typer.main.get_command(app)
+    examples = [
+        line.split()[1:]
+        for command in group.commands.values()  # type: ignore[attr-defined]  # a group has commands
+        for line in (command.epilog or "").splitlines()
+        if line.startswith("cormorant ")
+    ]
+    assert len(examples) > 12
+    for name, *arguments in examples:
+        command = group.commands[name]  # type: ignore[attr-defined]  # as above
+        with command.make_context(name, arguments) as context:
+            assert context.params
+
+
+def test_completion_knows_the_commands() -> None:
+    environment = {"_CORMORANT_COMPLETE": "complete_bash", "COMP_WORDS": "cormorant va", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [str(Path(sys.executable).parent / "cormorant")],
+        capture_output=True, text=True, timeout=60, env={**os.environ, **environment},
+    )  # fmt: skip
+    assert "validate" in done.stdout, done.stderr
+
+
+# -- init ------------------------------------------------------------------------------------------------------
+
+
+def test_init_writes_a_job_that_validates(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["init", str(tmp_path / "new")]) == 0
+    assert entry.run(["validate", str(tmp_path / "new" / "job.yaml")]) == 0
+    assert capsys.readouterr().out.splitlines()[-1].endswith("cartpole: ok")
+
+
+def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "policy.py").write_text("mine")
+    assert entry.run(["init", str(tmp_path)]) == 2
+    assert f"{tmp_path / 'policy.py'} exist" in capsys.readouterr().err
+    assert (tmp_path / "policy.py").read_text() == "mine"
+    assert not (tmp_path / "job.yaml").exists()

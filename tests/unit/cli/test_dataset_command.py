@@ -41,7 +41,7 @@ def test_ls_shows_parts_and_sums(uri, capsys):
     assert run("ls", uri) == 0
     text = capsys.readouterr().out
     assert "cpu-0-0" in text
-    assert "8 frames in 1 parts" in text
+    assert "8 frames in 1 part" in text
 
 
 def test_ls_speaks_json(uri, capsys):
@@ -53,7 +53,7 @@ def test_ls_speaks_json(uri, capsys):
 
 def test_verify_accepts_a_good_dataset(uri, capsys):
     assert run("verify", uri) == 0
-    assert "ok, 8 frames in 1 shards of 1 parts" in capsys.readouterr().out
+    assert "ok, 8 frames in 1 shard of 1 part" in capsys.readouterr().out
 
 
 def test_verify_refuses_a_changed_one(uri, tmp_path, capsys):
