@@ -235,10 +235,11 @@ ALERTS = (
     ),
     Alert(
         alert="CormorantNoLeader",
-        expr="max by (namespace) (cormorant_operator_leader) == 0",
+        # Without a single operator there is no series to compare.
+        expr="max by (namespace) (cormorant_operator_leader) == 0 or absent(cormorant_operator_leader)",
         for_="5m",
         severity="warning",
-        summary="no operator leads",
+        summary="no operator leads, or none is scraped",
         description="Jobs go on, and nobody replaces pods or answers changes of jobs.",
     ),
     Alert(

@@ -82,10 +82,11 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
     def notice(raw: dict[str, Any], *, is_deleted: bool) -> None:
         loop.call_soon_threadsafe(partial(controller.notice, raw, is_deleted=is_deleted))
 
-    def on_gap() -> None:
-        loop.call_soon_threadsafe(controller.want_resync)
+    def on_gap(namespace: str) -> None:
+        loop.call_soon_threadsafe(controller.want_resync, namespace)
 
-    watch = Watch(notice, namespaces=settings.namespaces, on_gap=on_gap)
+    namespaces = settings.namespaces or ("",)
+    watches = [Watch(notice, namespace=namespace, on_gap=partial(on_gap, namespace)) for namespace in namespaces]
     stopping = asyncio.create_task(stop.wait())
     tasks: list[asyncio.Task[Any]] = [stopping]
     try:
@@ -97,7 +98,8 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
                 return _OK
             tasks.append(asyncio.create_task(leader.keep()))
             tasks.remove(acquiring)
-        watch.start()
+        for watch in watches:
+            watch.start()
         tasks.append(asyncio.create_task(controller.run()))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
@@ -109,7 +111,9 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
         await asyncio.gather(*tasks, return_exceptions=True)
         if leader is not None:
             await leader.release()
-        await asyncio.to_thread(watch.stop)
+        for watch in watches:
+            watch.ask_to_stop()
+        await asyncio.gather(*(asyncio.to_thread(watch.stop) for watch in watches))
 
 
 if __name__ == "__main__":

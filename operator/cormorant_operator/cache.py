@@ -34,6 +34,7 @@ class _Seen:
 class _Family:
     """What is known of one uid of a job."""
 
+    namespace: str
     job: Job | Unreadable | None = None
     version: int = 0
     members: dict[str, _Seen] = field(default_factory=dict)
@@ -68,24 +69,26 @@ class Cache:
             return self._see_job(raw, uid, version)
         return self._see_member(raw, uid, version)
 
-    def prune(self, kind: Kind, uids: Iterable[str], *, version: str) -> set[str]:
+    def prune(self, kind: Kind, uids: Iterable[str], *, version: str, namespace: str = "") -> set[str]:
         """Forget what a complete list did not show: watches that broke off do not tell of what went meanwhile.
 
         Args:
             kind: of the list.
             uids: that it showed.
             version: of the world that it showed; what is newer is kept.
+            namespace: that was listed; empty: all.
 
         Returns:
             Uids of the jobs concerned.
         """
         shown, limit = set(uids), int(version) if version.isdecimal() else 0
+        listed = {uid: family for uid, family in self._families.items() if namespace in ("", family.namespace)}
         if kind == "CollectorJob":
-            gone = [u for u, f in self._families.items() if f.job is not None and u not in shown and f.version <= limit]
+            gone = [u for u, f in listed.items() if f.job is not None and u not in shown and f.version <= limit]
             return {owner for uid in gone if (owner := self._bury(uid, is_job=True, version=limit))}
         members = [
             uid
-            for family in self._families.values()
+            for family in listed.values()
             for uid, seen in family.members.items()
             if seen.kind == kind and uid not in shown and seen.version <= limit
         ]
@@ -96,9 +99,13 @@ class Cache:
         family = self._families.get(uid)
         return family.job if family is not None else None
 
-    def jobs(self) -> list[str]:
-        """Uids of every job."""
-        return [uid for uid, family in self._families.items() if family.job is not None]
+    def jobs(self, namespace: str = "") -> list[str]:
+        """Uids of every job, or of those of a namespace."""
+        return [
+            uid
+            for uid, family in self._families.items()
+            if family.job is not None and namespace in ("", family.namespace)
+        ]
 
     def pods(self, uid: str) -> tuple[Pod, ...]:
         """Pods of a job."""
@@ -146,7 +153,7 @@ class Cache:
         self._bury(uid, is_job=False, version=math.inf)
 
     def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
-        family = self._families.setdefault(uid, _Family())
+        family = self._families.setdefault(uid, _Family(raw["metadata"]["namespace"]))
         if family.job is not None and version <= family.version:
             return ""
         family.job, family.version = read_job(raw, before=family.job), version
@@ -161,7 +168,7 @@ class Cache:
         if not owner or fact is None:
             # Another client took our labels or our reference away.
             return self._bury(uid, is_job=False, version=version)
-        family = self._families.setdefault(owner, _Family())
+        family = self._families.setdefault(owner, _Family(raw["metadata"]["namespace"]))
         self.note_birth(raw)
         family.members[uid] = _Seen(owner, version, fact, raw["metadata"]["name"], raw["kind"])
         self._owners[uid] = owner

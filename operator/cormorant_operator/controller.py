@@ -6,7 +6,7 @@ answer costs its own time only, and a pod never waits for a counter.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
@@ -16,7 +16,7 @@ import structlog
 from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.cluster import Cluster, ListedKind
-from cormorant_operator.errors import ApiError, HeadSilent, OperatorError, TokenRefused
+from cormorant_operator.errors import ApiError, HeadSilent, OperatorError, Refused, TokenRefused
 from cormorant_operator.executor import Executor, Heads
 from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.logs import about
@@ -82,6 +82,10 @@ class Controller:
         self.census = Census()
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
         self._is_resync_wanted = asyncio.Event()
+        self._wanted: set[str] = set()
+        """Namespaces to be listed again soon."""
+        self.lost: dict[str, str] = {}
+        """Namespaces that may not be listed, and why: nothing is decided about their jobs."""
         self.metrics = Metrics()
         self.is_filled = False
         """Everything was listed once: until then nothing is decided."""
@@ -104,20 +108,39 @@ class Controller:
         if uid := self.cache.see(raw, is_deleted=is_deleted):
             self.jobs_due.add(uid)
 
-    def want_resync(self) -> None:
-        """Watches may have missed something: list everything again, soon."""
+    def want_resync(self, namespace: str = "") -> None:
+        """Watches may have missed something: list a namespace again, soon; an empty one stands for all."""
+        self._wanted |= {namespace} if namespace else set(self._namespaces)
         self._is_resync_wanted.set()
 
-    async def resync(self) -> None:
-        """List everything, forget what is not there any more, and look at every job."""
-        with purpose(Purpose.UPKEEP):
-            for kind in self._kinds():
-                await self._list(kind)
-        # Neither watched nor listed: that the Secret is there is believed for so long.
-        for memory in self._memories.values():
-            memory.has_tokens = False
-        for uid in self.cache.jobs():
-            self.jobs_due.add(uid)
+    async def resync(self, namespaces: Collection[str] | None = None, *, is_glance: bool = False) -> None:
+        """List everything, forget what is not there any more, and look at every job.
+
+        A namespace that is refused is set aside with its jobs, until it can be listed again: what goes on in it is
+        unknown, and no other namespace suffers from it.
+
+        Args:
+            namespaces: those to be listed; None: all.
+            is_glance: see `glance`.
+
+        Raises:
+            OperatorError: the API server is away, or refuses all namespaces at once.
+        """
+        for namespace in self._namespaces if namespaces is None else sorted(namespaces):
+            try:
+                with purpose(Purpose.UPKEEP):
+                    await self._list_all_of(namespace, is_glance=is_glance and namespace not in self.lost)
+            except Refused as error:
+                if not namespace:
+                    raise
+                if namespace not in self.lost:
+                    log.warning("namespace_lost", namespace=namespace, reason=str(error))
+                self.lost[namespace] = str(error)
+            else:
+                if self.lost.pop(namespace, None) is not None:
+                    log.info("namespace_back", namespace=namespace)
+        if len(self.lost) == len(self._namespaces):
+            raise OperatorError("; ".join(self.lost.values()))
 
     async def glance(self) -> None:
         """Begin to list each kind, and end where it takes a second page.
@@ -125,46 +148,63 @@ class Controller:
         Watches tell when they have listed again, but for a list that shows nothing. Such a list is short: what went
         unseen is found here, without reading ten thousand pods.
         """
-        with purpose(Purpose.UPKEEP):
-            for kind in self._kinds():
-                await self._list(kind, is_glance=True)
+        await self.resync(is_glance=True)
 
-    def _kinds(self) -> tuple[ListedKind, ...]:
+    async def _list_all_of(self, namespace: str, *, is_glance: bool) -> None:
         # Policies are not watched: whoever changes one is corrected when they are listed.
-        return (*_LISTED, "NetworkPolicy") if self._site.has_network_policies else _LISTED
+        for kind in (*_LISTED, "NetworkPolicy") if self._site.has_network_policies else _LISTED:
+            await self._list(kind, namespace, is_glance=is_glance)
+        if is_glance:
+            return
+        for uid in self.cache.jobs(namespace):
+            # Neither watched nor listed: that the Secret is there is believed for so long.
+            if (memory := self._memories.get(uid)) is not None:
+                memory.has_tokens = False
+            self.jobs_due.add(uid)
 
-    async def _list(self, kind: ListedKind, *, is_glance: bool = False) -> None:
+    async def _list(self, kind: ListedKind, namespace: str, *, is_glance: bool) -> None:
         selector = "" if kind == "CollectorJob" else names.WATCHED
         shown: list[str] = []
-        versions: list[int] = []
-        for namespace in self._namespaces:
-            shown_at, pages = 0, 0
-            async for page, version in self._cluster.list(kind, namespace=namespace, selector=selector):
-                pages += 1
-                if is_glance and pages > 1:
-                    return  # not nothing: whatever went, the watches have told of it
-                shown_at = int(version) if version.isdecimal() else 0
-                for raw in page:
-                    shown.append(raw["metadata"]["uid"])
-                    self.notice(raw)
-            versions.append(shown_at)
-        for uid in self.cache.prune(kind, shown, version=str(min(versions))):
+        shown_at, pages = "", 0
+        async for page, version in self._cluster.list(kind, namespace=namespace, selector=selector):
+            pages += 1
+            if is_glance and pages > 1:
+                return  # not nothing: whatever went, the watches have told of it
+            shown_at = version
+            for raw in page:
+                shown.append(raw["metadata"]["uid"])
+                self.notice(raw)
+        for uid in self.cache.prune(kind, shown, version=shown_at, namespace=namespace):
             self.jobs_due.add(uid)
 
     async def _resync_for_ever(self) -> None:
-        wait_s, glances, is_owed = self._site.glance_s, 0, False
+        now = asyncio.get_running_loop().time
+
+        def soon(seconds: float) -> float:
+            return now() + seconds * random.uniform(0.9, 1.1)
+
+        glance_at, glances, is_owed = soon(self._site.glance_s), 0, False
         while True:
+            wait_s = self._site.resync_again_s if self.lost and not is_owed else glance_at - now()
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._is_resync_wanted.wait(), wait_s * random.uniform(0.9, 1.1))
-            is_full = is_owed or self._is_resync_wanted.is_set() or glances >= self._site.glances
+                await asyncio.wait_for(self._is_resync_wanted.wait(), max(0.0, wait_s))
+            is_due = now() >= glance_at
+            is_full = is_due and (is_owed or glances >= self._site.glances)
+            wanted = self._wanted | self.lost.keys()
+            self._wanted = set()
             self._is_resync_wanted.clear()
             try:
-                await (self.resync() if is_full else self.glance())
+                if wanted or is_full:
+                    await self.resync(None if is_full else wanted)
+                if is_due and not is_full:
+                    await self.glance()
             except OperatorError as error:
-                wait_s, is_owed = self._site.resync_again_s, is_full
-                log.warning("resync_failed", reason=str(error), retry_s=round(wait_s, 1))
+                is_owed |= is_full or bool(wanted)
+                glance_at = soon(self._site.resync_again_s)
+                log.warning("resync_failed", reason=str(error), retry_s=round(glance_at - now(), 1))
             else:
-                wait_s, glances, is_owed = self._site.glance_s, 0 if is_full else glances + 1, False
+                if is_due:
+                    glance_at, glances, is_owed = soon(self._site.glance_s), 0 if is_full else glances + 1, False
 
     async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:
@@ -193,6 +233,8 @@ class Controller:
         if isinstance(job, Unreadable):
             await self._refuse(job)
             return
+        if job.identity.namespace in self.lost:
+            return  # seen to when the namespace is listed again
         with about(job):
             await self._decide(job)
 

@@ -68,6 +68,7 @@ class Probes:
                 ("counters",): controller.counters_due.num_late,
             },
             declared.QUEUE_WAIT: {(): controller.jobs_due.longest_wait_s},
+            declared.LOST_NAMESPACES: {(): len(controller.lost)},
             declared.API_REQUESTS: {
                 (method, str(code)): count for (method, code), count in sorted(self._cluster.requests.items())
             },

@@ -8,7 +8,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+import time
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import kopf
@@ -22,7 +23,9 @@ from cormorant_operator.connection import find_connection
 log = structlog.get_logger()
 _KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
 _STOP_S = 10.0
-_PAUSE_S = 2.0
+_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+_LASTED_S = 30.0
+"""Watches that held for so long are watched again after the shortest pause."""
 _LOOK_S = 0.5
 _FIRST_STREAM_S = 60.0
 _LISTED_S = 1.5
@@ -82,17 +85,17 @@ def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegi
 class Watch:
     """kopf in a thread, from `start` to `stop`."""
 
-    def __init__(self, notice: Notice, *, namespaces: Sequence[str] = (), on_gap: Callable[[], None]) -> None:
+    def __init__(self, notice: Notice, *, namespace: str = "", on_gap: Callable[[], None]) -> None:
         """Start nothing yet.
 
         Args:
             notice: called from the thread.
-            namespaces: those that are watched; none means all.
+            namespace: that is watched; empty: all. Each has a watch of its own, since one that is refused ends it.
             on_gap: called from the thread when something may have been missed: kopf gave up and is started again, or
                 has listed anew because a stream's version was too old (an HTTP 410 within the stream). A list that
                 shows nothing at all is not heard of.
         """
-        self._notice, self._namespaces, self._on_gap = notice, list(namespaces), on_gap
+        self._notice, self._namespace, self._on_gap = notice, namespace, on_gap
         self._gap: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
@@ -100,6 +103,10 @@ class Watch:
     def start(self) -> None:
         """Begin to watch."""
         self._thread.start()
+
+    def ask_to_stop(self) -> None:
+        """Begin to end."""
+        self._stop.set()
 
     def stop(self) -> None:
         """End, within ten seconds. May be called twice."""
@@ -110,14 +117,17 @@ class Watch:
     def _run(self) -> None:
         # It would warn that signals are not its business, and tell of each resource that it finds.
         logging.getLogger("kopf").setLevel(logging.ERROR)
+        pause_s = _PAUSE_S
         while not self._stop.is_set():
-            reason = "a stream ended"
+            reason, began = "a stream ended", time.monotonic()
             try:
                 run_bounded(self._watch())
             except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
                 reason = repr(error)
-            if not self._stop.wait(_PAUSE_S):
-                log.warning("watches_broke_off", reason=reason)
+            # A namespace that is refused is refused for long; a stream that broke is back at once.
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if time.monotonic() - began < _LASTED_S else _PAUSE_S
+            if not self._stop.wait(pause_s):
+                log.warning("watches_broke_off", namespace=self._namespace, reason=reason, paused_s=pause_s)
                 self._on_gap()
 
     async def _watch(self) -> None:
@@ -127,8 +137,8 @@ class Watch:
                 registry=registry(self._notice, self._listed),
                 settings=settings(),
                 standalone=True,
-                clusterwide=not self._namespaces,
-                namespaces=self._namespaces,
+                clusterwide=not self._namespace,
+                namespaces=[self._namespace] if self._namespace else [],
                 stop_flag=stop,
             )
         )

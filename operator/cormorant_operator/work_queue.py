@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
+_MINUTE_S = 60.0
 _FIRST_DELAY_S = 0.5
 _LONGEST_DELAY_S = 300.0
 
@@ -38,8 +39,8 @@ class WorkQueue:
         """Workers that wait for a key, the first to come first."""
         self._timer: asyncio.TimerHandle | None = None
         """For the next key that is due, while somebody waits."""
-        self.longest_wait_s = 0.0
-        """That a key was late at most."""
+        self._waits: dict[int, float] = {}
+        """How late a key was at most, by minute: this one and the last."""
 
     def __len__(self) -> int:
         """Keys that wait, due or not."""
@@ -50,6 +51,12 @@ class WorkQueue:
         """Keys that are due and not taken yet."""
         now = self._clock()
         return sum(due <= now for due in self._due.values())
+
+    @property
+    def longest_wait_s(self) -> float:
+        """How late a key was taken at most, within the last minute or two."""
+        minute = int(self._clock() // _MINUTE_S)
+        return max((wait_s for at, wait_s in self._waits.items() if at >= minute - 1), default=0.0)
 
     def add(self, key: str, *, after_s: float = 0.0) -> None:
         """Look at a key, at the latest after so long; an earlier time that it waits for holds."""
@@ -130,6 +137,12 @@ class WorkQueue:
             heapq.heappop(self._heap)
             del self._due[key]
             self._taken.add(key)
-            self.longest_wait_s = max(self.longest_wait_s, now - due)
+            self._note_wait(now, now - due)
             return key, None
         return None, None
+
+    def _note_wait(self, now: float, wait_s: float) -> None:
+        minute = int(now // _MINUTE_S)
+        if minute not in self._waits:
+            self._waits = {at: longest for at, longest in self._waits.items() if at == minute - 1} | {minute: 0.0}
+        self._waits[minute] = max(self._waits[minute], wait_s)

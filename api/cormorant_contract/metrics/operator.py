@@ -36,10 +36,15 @@ RECONCILE_ERRORS = _of_operator(
     "reconcile_errors_total", "counter", "Looks that ended with an error, and are repeated.", HANDLER
 )
 QUEUE_DEPTH = _of_operator("workqueue_depth", "gauge", "Jobs that are due and not looked at yet.", QUEUE)
-QUEUE_WAIT = _of_operator("workqueue_longest_wait_seconds", "gauge", "How late a job was looked at, at most.")
+QUEUE_WAIT = _of_operator(
+    "workqueue_longest_wait_seconds", "gauge", "How late a job was reconciled, at most, in the last minute."
+)
+LOST_NAMESPACES = _of_operator(
+    "lost_namespaces", "gauge", "Namespaces that may not be listed; their jobs are left alone."
+)
 API_REQUESTS = _of_operator("api_requests_total", "counter", "Answers of the API server.", API_METHOD, CODE)
 
 OPERATOR_METRICS = (
     LEADER, JOBS, JOB_PHASE_METRIC, JOB_WORKER_RESTARTS, JOB_HEAD_RESTARTS, RECONCILE, RECONCILE_ERRORS, QUEUE_DEPTH,
-    QUEUE_WAIT, API_REQUESTS,
+    QUEUE_WAIT, LOST_NAMESPACES, API_REQUESTS,
 )  # fmt: skip

@@ -265,9 +265,9 @@ class Installed:
         self.namespace("delete", "cjob", "clash")
 
     def _stale_secret(self) -> dict[str, Any]:
-        """What a job of the same name left, whose collection is under way."""
-        labels = {"cormorant.dev/collectorjob": "pong", "cormorant.dev/job-uid": "an-older-one"}
-        metadata = {"name": "pong-tokens", "labels": labels}
+        """What a job of the same name left, which the garbage collector deletes."""
+        owner = {"apiVersion": "cormorant.dev/v1alpha1", "kind": "CollectorJob", "name": "pong", "uid": "an-older-one"}
+        metadata = {"name": "pong-tokens", "ownerReferences": [owner]}
         return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "data": {}}
 
 
@@ -317,6 +317,32 @@ def test_operator_uses_every_right_that_it_has_and_lacks_none(
                 assert answer.status == 200
     assert proxy.denied == set()
     assert proxy.used == granted(release, is_cluster_wide=is_cluster_wide) - ASKED_BY_ADMISSION
+
+
+def test_operator_outlives_the_loss_of_a_namespace(namespace: Namespace, release: Release, tmp_path: Path) -> None:
+    with Namespace("lost") as other, StubHeads() as heads, Kubelet(namespace):
+        release.install(f"watchNamespaces={{{other.name},{namespace.name}}}")
+        namespace("scale", "deployment/cormorant", "--replicas=0")
+        installed = Installed(namespace, release, tmp_path, heads)
+
+        def replaces_a_worker() -> None:
+            gone = next(name for name in namespace.names("pods") if name.startswith("pong-cpu-"))
+            namespace("delete", "pod", gone)
+            pods = namespace.names
+            namespace.until(
+                lambda: gone not in pods("pods") and len(pods("pods")) == 3, what=f"{gone} is replaced by another pod"
+            )
+
+        namespace("apply", "-f", "-", document=job())
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            namespace.until(lambda: installed.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+            other("delete", "rolebinding", "--all")
+            # Streams that are open stay open until the server ends them, so what is refused are the next ones.
+            replaces_a_worker()
+        with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
+            namespace.until(lambda: Right("", "pods", "list") in proxy.denied, what="a list is refused")
+            replaces_a_worker()
+        namespace("delete", "cjob", "pong")
 
 
 def test_jobs_live_through_uninstalling_and_are_adopted_without_a_restart(

@@ -182,6 +182,12 @@ def test_each_alert_fires_in_its_world(tmp_path: Path) -> None:
     assert fired == set(ALERTS), done.stdout + done.stderr
 
 
+def test_no_leader_fires_when_no_operator_is_left(tmp_path: Path) -> None:
+    without = {name: values for name, values in healthy().items() if "cormorant_operator" not in name}
+    done = run_promtool(tmp_path, [case(without, name="no operator", expected={"CormorantNoLeader": []})])
+    assert 'alertname="CormorantNoLeader"' in done.stdout + done.stderr
+
+
 def test_an_alert_says_which_job_and_where_to_read_on(tmp_path: Path) -> None:
     expected = {
         "exp_labels": {"severity": "critical", "namespace": "team-a", "collectorjob": "pong"},

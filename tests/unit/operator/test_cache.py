@@ -83,6 +83,7 @@ def test_complete_list_buries_what_a_broken_watch_never_told_of() -> None:
     cache.see(job(version=1))
     cache.see(pod(version=2))
     cache.see(pod(version=9, uid="newer"))
+    assert cache.prune("Pod", [], version="5", namespace="another") == set()
     assert cache.prune("Pod", [], version="5") == {"j1"}
     assert [p.uid for p in cache.pods("j1")] == ["newer"], "what came after the list stays"
     assert cache.prune("CollectorJob", [], version="5") == {"j1"}

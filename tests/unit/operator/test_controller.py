@@ -30,6 +30,8 @@ class Api:
         self.refused_secrets = 0
         self.counters_hang: asyncio.Event | None = None
         """The next status write waits for it."""
+        self.forbidden: set[str] = set()
+        """Namespaces whose pods may not be listed."""
         self._version = 0
 
     def store(self, manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +83,10 @@ class Api:
         self.lists += 1
         if self.is_away:
             raise Unreachable("the API server does not answer")
+        if namespace in self.forbidden and kind == "Pod":
+            raise Refused(403, {"message": f"pods is forbidden in {namespace}"}, request="GET pods")
         found = [item for (stored, _), item in self.stored.items() if stored == kind]
+        found = [item for item in found if namespace in ("", item["metadata"]["namespace"])]
         for first in range(0, len(found) or 1, self.page):
             self.pages[kind] += 1
             yield found[first : first + self.page], str(self._version)
@@ -114,19 +119,22 @@ class Head:
 class Scene:
     """A controller with one job of two workers that run."""
 
-    def __init__(self) -> None:
+    def __init__(self, *namespaces: str) -> None:
         self.api, self.head = Api(), Head()
         api: Any = self.api
-        self.controller = Controller(api, self.head, key=b"k" * 32, site=SITE)
+        self.controller = Controller(api, self.head, key=b"k" * 32, site=SITE, namespaces=namespaces)
 
     def edit(self, *, generation: int = 1, **spec: Any) -> None:
+        self.controller.notice(self.submit("pong", namespace="a", uid="j", generation=generation, **spec))
+
+    def submit(self, name: str, *, namespace: str, uid: str, generation: int = 1, **spec: Any) -> dict[str, Any]:
         job = {
             "apiVersion": "cormorant.dev/v1alpha1",
             "kind": "CollectorJob",
-            "metadata": {"name": "pong", "namespace": "a", "uid": "j", "generation": generation},
+            "metadata": {"name": name, "namespace": namespace, "uid": uid, "generation": generation},
             "spec": make_spec(**spec),
         }
-        self.controller.notice(self.api.store(job))
+        return self.api.store(job)
 
     @property
     def decided(self) -> float:
@@ -316,3 +324,30 @@ def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
         assert scene.api.refused_secrets == refused
 
     play(acts)
+
+
+def test_lost_namespace_stops_no_other_and_comes_back() -> None:
+    async def run() -> None:
+        scene = Scene("a", "b")
+        scene.api.forbidden = {"b"}
+        scene.submit("pong", namespace="a", uid="j")
+        scene.submit("lost", namespace="b", uid="k")
+        working = asyncio.create_task(scene.controller.run())
+
+        def of_the_lost() -> set[str]:
+            return {kind for kind, name in scene.api.stored if name.startswith("lost-")}
+
+        try:
+            await scene.until(lambda: scene.status.get("phase") == "Running")
+            assert (list(scene.controller.lost), of_the_lost()) == (["b"], set())
+            lists = scene.api.lists
+            await scene.until(lambda: scene.api.lists >= lists + 4)
+            assert of_the_lost() == set(), "nothing is decided about jobs whose pods cannot be seen"
+            scene.api.forbidden = set()
+            await scene.until(lambda: "Pod" in of_the_lost())
+            assert scene.controller.lost == {}
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
+
+    asyncio.run(run())

@@ -157,3 +157,24 @@ def test_one_key_wakes_one_worker_the_first_to_wait() -> None:
         await asyncio.gather(*waiting, return_exceptions=True)
 
     run(test())
+
+
+def test_longest_wait_is_forgotten_after_two_minutes() -> None:
+    async def test() -> None:
+        queue, clock = make_queue()
+        queue.add("a")
+        clock.now = 30.0
+        await queue.take()
+        queue.done("a")
+        assert queue.longest_wait_s == 30.0
+        clock.now = 70.0
+        queue.add("b")
+        clock.now = 72.0
+        await queue.take()
+        assert queue.longest_wait_s == 30.0
+        clock.now = 130.0
+        assert queue.longest_wait_s == 2.0
+        clock.now = 180.0
+        assert queue.longest_wait_s == 0.0
+
+    run(test())
