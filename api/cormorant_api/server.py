@@ -100,11 +100,10 @@ class HeadServer:
             CormorantError: what the fleet says.
         """
         journal = self.head.journal
-        restarts = self.job.spec.run_policy.max_restarts_per_slot
         options = replace(
             options,
             floor_frames=journal.frames,
-            first_attempt=journal.epoch * (restarts + 1),
+            epoch=journal.epoch,
             healthy_s=math.inf,
             starts_paused=True,
         )

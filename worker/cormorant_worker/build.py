@@ -78,12 +78,13 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
             weights = WeightSlot(models.modules)
             if spec.policy.initial_weights:
                 weights.load(read_weights(spec.policy.initial_weights))
-        share, rest = divmod(spec.collection.init_random_frames, place.num_workers)
+        warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
             seeds=seeds,
+            first_trajectory=place.first_trajectory,
             max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
             reset_at_each_batch=spec.collection.reset_at_each_batch,
-            init_random_frames=share + (place.index < rest) if actor is not warmup and place.attempt == 0 else 0,
+            init_random_frames=warmup_frames if actor is not warmup else 0,
             exploration_type=ExplorationType(spec.policy.exploration_type),
             post_processing=spec.collection.post_processing,
         )
@@ -115,7 +116,7 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, parts: 
     collector.close()
     envs, _ = build_envs(job, place, parts)
     try:
-        collector.begin_anew(envs, seeds=place.seeds)
+        collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
     except BaseException:
         for env in envs:
             env.close()

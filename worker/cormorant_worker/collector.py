@@ -46,6 +46,8 @@ class CollectorConfig:
     """Cut trajectories at this length, truncated; 0 = never."""
     reset_at_each_batch: bool = False
     """Begin every batch with new episodes."""
+    first_trajectory: int = 0
+    """No trajectory id may be lower; 0: as the seeds say."""
     init_random_frames: int = 0
     """This collector's first frames come from random actions: so many, and less than B more."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
@@ -107,7 +109,7 @@ class Collector:
         self._observation, self._action = _same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
-        self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds))
+        self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds, after=config.first_trajectory))
         self.lanes: list[Lane] = []
         self.is_first_batch = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
@@ -129,7 +131,7 @@ class Collector:
             lane.start(self._actor.initial_states, self.layout(1))
         self.is_first_batch = True
 
-    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath) -> None:
+    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath, first_trajectory: int = 0) -> None:
         """Go on with other environments of the same kind and with new streams, between two batches.
 
         Open trajectories end where their last batch did, and new ones begin under new ids; what environments that are
@@ -138,6 +140,7 @@ class Collector:
         Args:
             envs: as many lanes and columns as before. The old ones are closed already.
             seeds: of the new streams.
+            first_trajectory: no id of a new trajectory may be lower.
 
         Raises:
             EnvBuildError: they are not of the same kind.
@@ -150,6 +153,7 @@ class Collector:
         self._envs = tuple(envs)
         self.rng = TorchStream(seeds.seed("policy"), self._actor.device)
         self.warmup.reseed(seeds.seed("actions"))
+        self.trajectories.skip_to(first_trajectory)
         self.trajectories.open(slice(None))
         self._start_lanes()
 
@@ -339,16 +343,22 @@ class Collector:
         """Everything that is needed to go on from this batch boundary: see `state.py`."""
         return save_state(self)
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: bytes, *, first_trajectory: int = 0, rewinds: bool = True) -> None:
         """Go on from a `state()` of an equal collector.
 
         Where environments can be saved (gymnasium environments with `get_state` and `set_state`), what follows is the
-        same bit by bit. Others, EnvPool's among them, begin new episodes under new trajectory ids.
+        same bit by bit, but for the trajectory ids: no id is handed out twice, so open trajectories go on under new
+        ones unless nothing was collected here since. Other environments, EnvPool's among them, begin new episodes.
+
+        Args:
+            state: what `state` gave.
+            first_trajectory: for fleets: see `state.load_state`.
+            rewinds: False leaves environments and streams where they are and restores counts alone.
 
         Raises:
             StateError: the state belongs to a collector of another shape.
         """
-        load_state(self, state)
+        load_state(self, state, first_trajectory=first_trajectory, rewinds=rewinds)
 
     def close(self) -> None:
         """Close the environments. May be called twice."""

@@ -15,10 +15,15 @@ class WorkerPlace:
     group: str = "local"
     index: int = 0
     attempt: int = 0
+    """The n-th process to fill the slot; a process that begins anew after a restore takes the next number."""
+    epoch: int = 0
+    """The n-th fleet of the job."""
+    first_trajectory: int = 0
+    """No trajectory id may be lower; 0: as the other numbers say."""
     group_number: int = 0
     num_groups: int = 1
-    num_workers: int = 1
-    """Workers that share the job's warm-up frames."""
+    warmup_frames: int = -1
+    """Random frames that this worker begins with; -1: all of the manifest's `initRandomFrames`."""
     max_threads: int = 0
     """EnvPool threads at most; 0 = this process's CPU limit."""
     num_threads: int = 0
@@ -40,6 +45,7 @@ class WorkerPlace:
             job_seed=self.seed,
             index=self.index,
             attempt=self.attempt,
+            epoch=self.epoch,
             group_number=self.group_number,
             num_groups=self.num_groups,
         )

@@ -23,14 +23,18 @@ class SeedPath:
     index: int
     """The slot's index within its group."""
     attempt: int = 0
-    """The n-th process to fill the slot, from 0."""
+    """The n-th stream of the slot in its epoch, from 0: a new process has a new one, and so has what a restored state
+    begins anew."""
+    epoch: int = 0
+    """The n-th fleet of the job, from 0."""
     group_number: int = 0
     """The group's position in the manifest, from 0."""
     num_groups: int = 1
 
     def sequence(self, purpose: str) -> np.random.SeedSequence:
         """The seed sequence of one purpose ("policy", "actions") of this worker."""
-        key = (self.group_number, self.index, self.attempt, zlib.crc32(purpose.encode()))
+        key: tuple[int, ...] = (self.group_number, self.index, self.attempt, zlib.crc32(purpose.encode()))
+        key += (self.epoch,) if self.epoch else ()
         return np.random.SeedSequence(self.job_seed, spawn_key=key)
 
     def seed(self, purpose: str) -> int:
@@ -38,7 +42,8 @@ class SeedPath:
         return int(self.sequence(purpose).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
     def env_seeds(self, num_envs: int) -> list[int]:
-        """One 31-bit seed for each environment; all distinct over slots and attempts.
+        """One 31-bit seed for each environment; all distinct over slots and attempts of an epoch. Seeds of two epochs
+        are independent: a pair of them is the same with a chance of 2^-31.
 
         Slots and attempts are numbered diagonal by diagonal (Cantor's pairing), so that the numbers stay small in
         both directions: 1,000 slots of 64 environments with 100 attempts each use 2 % of the 2^31 seeds. Past 2^31
@@ -48,7 +53,11 @@ class SeedPath:
         diagonal = slot + self.attempt
         first = (diagonal * (diagonal + 1) // 2 + self.attempt) * num_envs
         key = int(np.random.SeedSequence(self.job_seed).generate_state(1)[0])
-        return [_shuffle(first + env, key) for env in range(num_envs)]
+        seeds = [_shuffle(first + env, key) for env in range(num_envs)]
+        if not self.epoch:
+            return seeds
+        other = int(np.random.SeedSequence(self.job_seed, spawn_key=(self.epoch,)).generate_state(1)[0]) & _MASK
+        return [_shuffle(seed ^ other, key) for seed in seeds]
 
 
 def seed_globals(seeds: SeedPath) -> None:

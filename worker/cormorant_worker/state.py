@@ -6,7 +6,7 @@ are not in it: they are published again by version.
 """
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import safetensors
@@ -47,34 +47,73 @@ def save_state(collector: "Collector") -> bytes:
     return data
 
 
-def load_state(collector: "Collector", data: bytes) -> None:
-    """Put a collector where `save_state` found an equal one. Nothing is changed when the state does not fit.
+def read_metadata(data: bytes) -> dict[str, Any]:
+    """What a state says of itself: `envs_saved`, `warmup_left`, ...
 
     Raises:
-        StateError: not a state, or one of a collector with other environments, spaces or policy outputs.
+        StateError: not a state, or one of another format.
     """
     try:
         header_size = int.from_bytes(data[:8], "little")
-        metadata = json.loads(json.loads(data[8 : 8 + header_size])["__metadata__"]["cormorant"])
-        arrays = safetensors.numpy.load(data)
-    except (ValueError, KeyError, safetensors.SafetensorError) as error:
+        metadata: dict[str, Any] = json.loads(json.loads(data[8 : 8 + header_size])["__metadata__"]["cormorant"])
+    except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"this is not a collector's state: {error!r}") from error
     if metadata["format"] != FORMAT:
         raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
+    return metadata
+
+
+def load_state(collector: "Collector", data: bytes, *, first_trajectory: int, rewinds: bool) -> None:
+    """Put a collector where `save_state` found an equal one. Nothing is changed when the state does not fit.
+
+    Args:
+        collector: between two batches.
+        data: what `save_state` gave.
+        first_trajectory: open trajectories go on under new ids, from this one; 0: under the saved ids if nothing was
+            collected here since.
+        rewinds: environments and streams go back to where they were; otherwise they stay, and only counts are restored.
+
+    Raises:
+        StateError: not a state, or one of a collector with other environments, spaces or policy outputs.
+        Exception: whatever an environment raised that did not take its state. All have begun new episodes then.
+    """
+    metadata = read_metadata(data)
+    try:
+        arrays = safetensors.numpy.load(data)
+    except safetensors.SafetensorError as error:
+        raise StateError(f"this is not a collector's state: {error!r}") from error
     for name, ours in (("num_envs", collector.num_envs), ("layout", _layout_of(collector))):
         if metadata[name] != ours:
             raise StateError(f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job")
+    if rewinds:
+        _rewind(collector, metadata, arrays, first_trajectory=first_trajectory)
+    collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
+
+
+def _rewind(
+    collector: "Collector", metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int
+) -> None:
+    trajectories, saved = collector.trajectories, _under(arrays, "trajectories.")
+    has_envs = metadata["envs_saved"]
+    keeps_ids = has_envs and not first_trajectory and (not collector.frames or trajectories.is_at(saved))
+    if has_envs:
+        try:
+            for i, lane in enumerate(collector.lanes):
+                lane.restore(_under(arrays, f"lane.{i}."))
+        except BaseException:
+            # Some of the environments may have gone back and others not.
+            for lane in collector.lanes:
+                lane.restart()
+            raise
     collector.rng.state = torch.from_numpy(arrays["torch_rng"].copy())
     if collector.rng.cuda_state is not None and "cuda_rng" in arrays:
         collector.rng.cuda_state = torch.from_numpy(arrays["cuda_rng"].copy())
-    collector.trajectories.restore(_under(arrays, "trajectories."))
+    trajectories.skip_to(first_trajectory)
+    trajectories.restore(saved, keeps_ids=keeps_ids)
     collector.warmup.restore(metadata["action_rng"])
-    collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
     collector.is_first_batch = metadata["is_first_batch"]
-    for i, lane in enumerate(collector.lanes):
-        if metadata["envs_saved"]:
-            lane.restore(_under(arrays, f"lane.{i}."))
-        else:
+    if not has_envs:
+        for lane in collector.lanes:
             lane.restart()
 
 

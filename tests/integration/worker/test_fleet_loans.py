@@ -53,9 +53,9 @@ def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
     job = make_job(num_envs=2, lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
     checker = make_checker(2, lengths=4, versions=False)
-    with LocalFleet(job, FleetOptions(workers=2, floor_frames=1000, first_attempt=4)) as fleet:
+    with LocalFleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
         checker.take(fleet.take().tensordict)
-        assert {worker.attempt for worker in fleet.stats().workers} == {4}
+        assert {epoch for (_, _, _, epoch), _ in checker.streams} == {4}
         fleet.pause()  # drained all the same
         fleet.drain()
         while (loan := fleet.borrow(timeout_s=60)) is not None:

@@ -130,7 +130,7 @@ def test_replacements_begin_with_the_new_seed() -> None:
         os.kill(next(worker.pid for worker in fleet.stats().workers if worker.name == "cpu-1"), signal.SIGKILL)
         batch = collect(fleet, 1)[0]
         assert idents(batch[:2]) == idents_of(SeedPath(job_seed=9, index=0))
-        assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=1))
+        assert idents(batch[2:]) == idents_of(SeedPath(job_seed=9, index=1, attempt=2, epoch=1))
 
 
 @pytest.mark.slow

@@ -18,8 +18,8 @@ from cormorant_testing.envs import ACTION_SPACES, IDENT_MODULUS, OBSERVATION_SPA
 from cormorant_worker.seeding import SeedPath
 from cormorant_worker.spaces import Array, Arrays, flatten, leaves, unflatten
 
-Attempt = tuple[int, int, int]
-"""(group number, slot index, attempt)."""
+Attempt = tuple[int, int, int, int]
+"""(group number, slot index, attempt, epoch)."""
 
 COUNT = "count"
 """The recurrent state of `cormorant_testing.policies:counter`: frames since the trajectory began."""
@@ -28,7 +28,7 @@ COUNT = "count"
 def attempt_of(traj_id: int) -> Attempt:
     """The worker attempt in the upper bits of a trajectory id."""
     upper = traj_id >> 34
-    return upper >> 26, upper >> 13 & 0x1FFF, upper & 0x1FFF
+    return upper >> 26, upper >> 12 & 0x3FFF, (traj_id & (1 << 34) - 1) >> 24, upper & 0xFFF
 
 
 def restarted_seed(seed: int) -> int:
@@ -87,14 +87,14 @@ class Checker:
         self._observation_space = OBSERVATION_SPACES[known.get("observation", "box")]
         self._action_space = ACTION_SPACES[self.action]
         self.streams: dict[tuple[Attempt, int], Stream] = {}
-        self._used_ids: set[int] = set()
+        self.used_ids: set[int] = set()
         self.ended: list[int] = []
         """Lengths of the episodes that ended, as the stream shows them."""
 
     @property
-    def attempts(self) -> set[Attempt]:
-        """Worker attempts that have delivered frames."""
-        return {attempt for attempt, _ in self.streams}
+    def attempts(self) -> set[tuple[int, int, int]]:
+        """Worker attempts that have delivered frames, of any epoch."""
+        return {attempt[:3] for attempt, _ in self.streams}
 
     @property
     def restarts(self) -> int:
@@ -143,9 +143,14 @@ class Checker:
                 self._frame(values, first + column, t, length, stream, attempt, where)
 
     def _new_stream(self, attempt: Attempt, column: int) -> Stream:
-        group, index, number = attempt
+        group, index, number, epoch = attempt
         path = SeedPath(
-            job_seed=self.job_seed, index=index, attempt=number, group_number=group, num_groups=self.num_groups
+            job_seed=self.job_seed,
+            index=index,
+            attempt=number,
+            epoch=epoch,
+            group_number=group,
+            num_groups=self.num_groups,
         )
         stream = Stream(seed=path.env_seeds(self.num_envs)[column])
         stream.obs = self._flat(self._oracle(stream).obs(0, 0))
@@ -203,8 +208,8 @@ class Checker:
             for _ in range(3 if self.crashes else 0):
                 if ident != stream.seed % IDENT_MODULUS:
                     self._restart(stream)  # before the first frame of a trajectory, which then never was
-            assert found not in self._used_ids, f"trajectory id {found} begins twice, at {where}"
-            self._used_ids.add(found)
+            assert found not in self.used_ids, f"trajectory id {found} begins twice, at {where}"
+            self.used_ids.add(found)
             stream.traj_id, stream.length, stream.count = found, 0, 0
         assert found == stream.traj_id, f"trajectory id at {where}: {found}, not {stream.traj_id}"
 

@@ -12,9 +12,10 @@ from cormorant_worker.batch import stack_workers, to_tensordict
 from cormorant_worker.block import Block
 from cormorant_worker.collector import Collector
 from cormorant_worker.envs.protocol import Step
-from cormorant_worker.errors import EnvBuildError, EnvError, InvalidAction, PolicyError
+from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError
 from cormorant_worker.front import make_collector as collector_of
 from cormorant_worker.seeding import SeedPath
+from cormorant_worker.trajectories import trajectory_base
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])
@@ -319,6 +320,36 @@ def test_environments_of_a_fleet_have_seeds_of_their_own() -> None:
     assert not set(seeds) & set(SeedPath(job_seed=4, index=0).env_seeds(8))
     assert len({path.seed("policy") for path in paths}) == len(paths)
     assert len(np.unique(seeds)) == len(seeds)
+
+
+def test_seeds_of_a_later_epoch_are_others() -> None:
+    paths = [SeedPath(job_seed=3, index=index, epoch=epoch) for epoch in range(5) for index in range(50)]
+    seeds = [seed for path in paths for seed in path.env_seeds(16)]
+    assert len(set(seeds)) == len(seeds)
+    assert len({path.seed("policy") for path in paths}) == len(paths)
+
+
+def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
+    def base(group: int = 0, index: int = 0, epoch: int = 0, attempt: int = 0, after: int = 0) -> int:
+        path = SeedPath(job_seed=1, group_number=group, index=index, epoch=epoch, attempt=attempt, num_groups=8)
+        return trajectory_base(path, after=after)
+
+    found = [
+        base(group, index, epoch, attempt)
+        for group in (0, 7)
+        for index in (0, 1, 9_998, 16_383)
+        for epoch in (0, 1, 4_095)
+        for attempt in (0, 1, 511)
+    ]
+    assert found == sorted(set(found))
+    assert found[-1] < 2**63
+    assert (base(), base(attempt=2), base(epoch=1)) == (0, 2 << 24, 1 << 34)
+    # Where predecessors got further, or attempts have no range of their own any more.
+    assert base(attempt=1, after=(1 << 24) + 5) == (1 << 24) + 5
+    assert base(attempt=2_000_000, epoch=3, after=(3 << 34) + 70) == (3 << 34) + 70
+    for options, words in (({"index": 16_384}, "worker index 16384"), ({"epoch": 4_096}, "epoch 4096")):
+        with pytest.raises(CormorantError, match=f"{words} does not fit a trajectory id: at most"):
+            base(**options)
 
 
 @given(

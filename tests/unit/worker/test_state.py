@@ -19,6 +19,30 @@ def assert_equal(found: list[dict], expected: list[dict]) -> None:
             assert torch.equal(value, theirs[key]), key
 
 
+IDS = ("collector", "traj_ids")
+
+
+def without_ids(found: list[dict]) -> list[dict]:
+    return [{key: value for key, value in batch.items() if key != IDS} for batch in found]
+
+
+def assert_renamed(found: list[dict], expected: list[dict]) -> None:
+    """The same trajectories, one to one, and not one id that is the same."""
+    pairs = {
+        pair
+        for ours, theirs in zip(found, expected, strict=True)
+        for pair in zip(ours[IDS][frames_of(ours)].tolist(), theirs[IDS][frames_of(theirs)].tolist(), strict=True)
+    }
+    ours, theirs = zip(*pairs, strict=True)
+    assert len(set(ours)) == len(ours) == len(set(theirs))
+    assert not set(ours) & set(theirs)
+
+
+def frames_of(batch: dict) -> torch.Tensor:
+    mask = ("collector", "mask")
+    return batch[mask] if mask in batch else torch.ones_like(batch[IDS], dtype=torch.bool)
+
+
 @given(
     policy=st.sampled_from(["", "counter", "cormorant_worker.policies:lstm", "cormorant_worker.policies:mlp"]),
     before=st.lists(st.integers(1, 20), max_size=3),
@@ -39,10 +63,33 @@ def test_a_restored_collector_goes_on_bit_by_bit(
     saved = first.state()
     expected = batches(first, after)
     second = make_collector(**options)
-    second.collect(num_steps=11)  # whatever it did before is forgotten
+    own = batches(second, [11])  # whatever it did before is forgotten, but for the ids that it used
     second.restore(saved)
-    assert_equal(batches(second, after), expected)
+    found = batches(second, after)
+    assert_equal(without_ids(found), without_ids(expected))
+    assert not set(found[0][IDS][frames_of(found[0])].tolist()) & set(own[0][IDS][frames_of(own[0])].tolist())
     assert second.frames == first.frames == sum(before) + sum(after)
+
+
+@pytest.mark.parametrize("policy", ["", "counter"])
+def test_no_id_is_delivered_twice_after_a_restore(policy: str) -> None:
+    collector = make_collector(lengths=(3, 1, 5), policy=policy)
+    batches(collector, [20])
+    saved = collector.state()
+    first = batches(collector, [30, 7])
+    collector.restore(saved)
+    again = batches(collector, [30, 7])
+    assert_equal(without_ids(again), without_ids(first))
+    assert_renamed(again, first)
+
+
+def test_a_state_that_is_restored_where_it_was_saved_keeps_open_trajectories() -> None:
+    for is_new in (False, True):
+        first, second = make_collector(lengths=5), make_collector(lengths=5)
+        saved = [batches(collector, [9]) and collector.state() for collector in (first, second)]
+        target = make_collector(lengths=5) if is_new else second
+        target.restore(saved[1])
+        assert_equal(batches(target, [20]), batches(first, [20]))
 
 
 def test_saving_changes_nothing_of_what_is_exact() -> None:

@@ -6,14 +6,16 @@ The fleet's thread calls it with the fleet's condition held; it never waits.
 import math
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.deliveries import Deliveries, Part
 from cormorant_worker.engine.events import Events
+from cormorant_worker.engine.lineage import Lineage
 from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.member import Member, TicketOut, new_member
 from cormorant_worker.engine.messages import (
@@ -83,8 +85,6 @@ class Crew:
         self.restarts: dict[Slot, int] = {}
         self._failures: dict[Slot, int] = {}
         """By place: failures in a row."""
-        self.found_frames = 0
-        """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
         self.tally = Tally()
         self._options = options
         self.engine = engine
@@ -92,10 +92,15 @@ class Crew:
         self._schedule = schedule
         self._deliveries = deliveries
         self._events = events
-        self.store: DatasetRoot | None = _dataset_root(job)
+        self.store: DatasetRoot | None = _dataset_root(job, options)
+        self.found_frames = options.floor_frames if self.store is None else self.store.frames
+        """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
+        self.lineage = Lineage(
+            epoch=options.epoch if self.store is None else self.store.epoch,
+            written={} if self.store is None else self.store.written,
+            warmup_frames=max(0, job.spec.collection.init_random_frames - self.found_frames),
+        )
         self._respawn_at: dict[Slot, float] = {}
-        self.attempts: dict[Slot, int] = {}
-        """The last attempt at each place, of this fleet or of the one whose state was restored."""
         self._num_threads = 0
         self._numbers = 0
 
@@ -190,22 +195,26 @@ class Crew:
         group, index = slot
         names = [known.name for known in self.job.spec.worker_groups]
         first_free = self.store.next_attempt(slot) if self.store is not None else 0
-        attempt = self.attempts[slot] = max(self.attempts.get(slot, -1) + 1, first_free, self._options.first_attempt)
         place = WorkerPlace(
             group=group,
             index=index,
-            attempt=attempt,
             group_number=names.index(group),
             num_groups=len(names),
-            num_workers=len(self.places),
+            warmup_frames=self.lineage.warmup_of(slot, tuple(self.places)),
             max_threads=self.engine.cpus_for(len(self.places)),
             num_threads=self._num_threads,
             device=self._options.device or _device_of(self.job, group),
             seed=self.seed,
         )
+        place = self.lineage.begin(place, first_free=first_free, batch_ids=self._batch_ids)
         parts = self._options.parts_of(index)
         start = Start(job=self.job, place=place, frames_per_batch=self._schedule.frames_per_batch, parts=parts)
         self.members[slot] = new_member(self.engine.start(start))
+
+    @property
+    def _batch_ids(self) -> int:
+        """Trajectory ids that one batch can use: one a frame, and new ones for all environments twice."""
+        return self._schedule.frames_per_batch + 2 * (self.ready.layout.num_envs if self.ready is not None else 0)
 
     def _welcome(self, member: Member, ready: Ready) -> None:
         if self.ready is None:
@@ -249,8 +258,7 @@ class Crew:
             except CormorantError as error:
                 self.error = error
                 return
-        floor = self._options.floor_frames if self.store is None else self.store.frames
-        self.found_frames = self._schedule.accepted_frames = floor
+        self._schedule.accepted_frames = self.found_frames
 
     # -- listening ---------------------------------------------------------------------------------------------
 
@@ -296,6 +304,7 @@ class Crew:
         member.landed_frames += sealed.num_frames
         member.durable_frames = sealed.durable_frames
         member.env_restarts = sealed.env_restarts
+        self.lineage.landed(slot, sealed)
         self.tally.seal(sealed)
         self._events.note(
             "sealed", worker=member.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
@@ -347,13 +356,13 @@ class Crew:
         )
         member.send_ticket(ticket, memory)
 
-    def request(self, member: Member, action: str, *, state: bytes = b"", column: int = 0, leaf: int = 0) -> int:
+    def request(self, member: Member, action: str, *, state: bytes = b"", **details: Any) -> int:
         """Ask a worker for something; the reply will be in `requests` under the number that is returned."""
         number = self._next_number()
         self.requests[number] = None
         payload = self.engine.share(state) if state else None
         # A worker that is dying hears nothing and answers nothing: whoever waits sees that it is no member any more.
-        asked = Request(number=number, action=action, size_bytes=len(state), column=column, leaf=leaf)
+        asked = Request(number=number, action=action, size_bytes=len(state), **details)
         member.request(asked, payload)
         if payload is not None:
             payload.close()
@@ -367,17 +376,22 @@ class Crew:
         """
         self.seed = seed
         self._events.note("seeded", reason=f"seed {seed}")
-        asked = {self._next_number(): member for member in self.members.values() if member.is_ready}
-        for number, member in asked.items():
-            self.requests[number] = None
-            member.send(Reseed(number=number, seed=seed))
-        return asked
+        members = [member for member in self.members.values() if member.is_ready]
+        return {self.begin_anew(member, replace(member.stream, seed=seed)): member for member in members}
 
-    def drop_frames_ahead(self, member: Member) -> None:
+    def begin_anew(self, member: Member, stream: WorkerPlace) -> int:
+        """Have a worker begin anew from the seeds of a place. Returns the number of the reply."""
+        number = self._next_number()
+        self.requests[number] = None
+        member.stream = stream
+        member.send(Reseed(number=number, place=stream))
+        return number
+
+    def drop_frames_ahead(self, member: Member, reason: str) -> None:
         """A worker has begun anew: what its environments were ahead of its last batch will not be delivered."""
         ahead = max(0, member.stepped_frames - member.landed_frames - member.dropped_frames)
         member.dropped_frames += ahead
-        self._deliveries.count_dropped("seed", ahead)
+        self._deliveries.count_dropped(reason, ahead)
 
     def publish(self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None = None) -> None:
         """Offer new weights to every worker, or to those of some places, one copy in memory for all; workers that come
@@ -501,6 +515,8 @@ class Crew:
         unfinished = max(0, stepped - member.landed_frames - member.dropped_frames)
         self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
         member.link.close()
+        if slot not in self.places:
+            self.lineage.give_up(slot)
         is_filled_again = slot in self.places and not self.is_closing and not self._schedule.is_draining
         self._deliveries.complete(self._schedule.forget_member(slot, only_preempted=is_filled_again))
         if member.has_finished and not not_durable:
@@ -541,13 +557,13 @@ class Crew:
         self._respawn_at[slot] = time.monotonic() + backoff
 
 
-def _dataset_root(job: CollectorJob) -> "DatasetRoot | None":
+def _dataset_root(job: CollectorJob, options: FleetOptions) -> "DatasetRoot | None":
     if job.spec.output.dataset is None:
         return None
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.engine.store import DatasetRoot
 
-    return DatasetRoot(job.spec.output.dataset.uri)
+    return DatasetRoot(job.spec.output.dataset.uri, epoch=options.epoch)
 
 
 def _device_of(job: CollectorJob, group: str) -> str:

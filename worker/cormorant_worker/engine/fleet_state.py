@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import safetensors
@@ -23,11 +23,19 @@ class FleetState:
     weights: bytes
     """Safetensors of every model's newest weights; empty when nothing was published."""
     attempts: Mapping[str, int]
-    """Processes that each place has seen, by worker name: their seeds and trajectory ids must not come again."""
+    """The last stream of each place, by worker name: their seeds must not come again."""
     seed: int
     """What replacements of its workers derive their streams from."""
     workers: Mapping[str, bytes]
     """`state.py`'s bytes by worker name."""
+    run: str = ""
+    """Names the fleet."""
+    epoch: int = 0
+    """Of the fleet."""
+    dataset: str = ""
+    """URI; empty: none."""
+    written: Mapping[str, int] = field(default_factory=dict)
+    """Frames that had come from each place, by worker name, with those that the dataset had from earlier fleets."""
 
     def to_bytes(self) -> bytes:
         """Safetensors: one uint8 array a part, JSON in the metadata."""
@@ -39,6 +47,10 @@ class FleetState:
             "version": self.version,
             "attempts": dict(self.attempts),
             "seed": self.seed,
+            "run": self.run,
+            "epoch": self.epoch,
+            "dataset": self.dataset,
+            "written": dict(self.written),
         }
         data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
         return data
@@ -64,6 +76,10 @@ class FleetState:
             version=PolicyVersion(metadata["version"]),
             attempts=metadata["attempts"],
             seed=metadata["seed"],
+            run=metadata.get("run", ""),
+            epoch=metadata.get("epoch", 0),
+            dataset=metadata.get("dataset", ""),
+            written=metadata.get("written", {}),
             weights=b"" if weights is None else weights.tobytes(),
             workers={name.removeprefix("worker/"): array.tobytes() for name, array in arrays.items()},
         )

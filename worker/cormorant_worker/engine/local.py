@@ -144,6 +144,8 @@ class LocalFleet:
             member.link.close()
         crew.members.clear()
         crew.shelf.clear()
+        if crew.store is not None:
+            crew.store.close()
         if self._deliveries.slots is not None:
             self._deliveries.slots.close()
         self._engine.close()

@@ -10,6 +10,7 @@ from cormorant_worker.engine.protocol import WorkerStats
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Round, Slot
 from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 
 
@@ -31,6 +32,8 @@ class Member:
 
     link: Link
     started: float
+    stream: WorkerPlace
+    """The place whose seeds its environments have: that of its start, until it begins anew."""
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     is_ready: bool = False
     is_synced: bool = False
@@ -117,4 +120,4 @@ class Member:
 def new_member(link: Link) -> Member:
     """A place has just been filled."""
     now = time.monotonic()
-    return Member(link=link, started=now, last_progress=now)
+    return Member(link=link, started=now, stream=link.place, last_progress=now)

@@ -80,17 +80,19 @@ class Sealed:
     durable_frames: int
     """Frames of this attempt that the dataset has made durable so far."""
     env_restarts: int
+    next_trajectory: int = 0
+    """Higher than any trajectory id in this batch and in earlier ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reseed:
-    """Fleet -> worker: begin anew with environments and streams of another seed. On the data socket, because the
-    thread that steps them builds them.
+    """Fleet -> worker: begin anew with environments and streams of another place in the order of seeds. On the data
+    socket, because the thread that steps them builds them.
     """
 
     number: int
     """Of the reply."""
-    seed: int
+    place: WorkerPlace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +153,10 @@ class Request:
     """Of a look: the environment, of B."""
     leaf: int = 0
     """Of a look: which leaf of its observation."""
+    first_trajectory: int = 0
+    """Of a restore: open trajectories go on under new ids from this one; 0: under those that they had."""
+    rewinds: bool = True
+    """Of a restore: environments go back to where they were, and not the counts alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,8 +35,9 @@ class FleetOptions:
     and without being counted as lost."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked several times a second while the fleet waits for its first workers: pods may take an hour to come."""
-    first_attempt: int = 0
-    """Attempts at every place begin with this one: seeds and trajectory ids of earlier fleets do not come again."""
+    epoch: int = 0
+    """The n-th fleet of the job: seeds and trajectory ids of earlier epochs do not come again. Where the dataset has
+    seen higher ones, the next after those."""
     startup_timeout_s: float = 300.0
     """From starting a worker to its first observation."""
     control_timeout_s: float = 60.0
@@ -44,8 +45,8 @@ class FleetOptions:
     drain_timeout_s: float = 5.0
     """For workers to end when the fleet is closed; then they are killed."""
     healthy_s: float = 600.0
-    """A worker that lived so long and gave a batch was healthy: its failure is the first again. A head, whose successor
-    counts attempts on from `runPolicy.maxRestartsPerSlot`, never forgets: infinite."""
+    """A worker that lived so long and gave a batch was healthy: its failure is the first again. A head never
+    forgets: infinite."""
     hang_timeout_s: float = 0.0
     """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
     and reset limits, at least 120 s."""

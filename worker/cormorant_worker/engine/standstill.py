@@ -5,8 +5,9 @@ All of it wants the fleet's condition held, and lets go of it while it waits.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.deliveries import Deliveries
@@ -16,6 +17,8 @@ from cormorant_worker.engine.messages import Reply
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.schedule import Schedule, Slot
 from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
+from cormorant_worker.place import WorkerPlace
+from cormorant_worker.state import read_metadata
 from cormorant_worker.weights import PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
 
@@ -98,7 +101,11 @@ class Standstill:
         replies = self._all_answers(self.ask_all("save"), "save its state")
         return FleetState(
             frames=self._schedule.landed_frames,
-            attempts={f"{group}-{index}": crew.attempts[group, index] for group, index in replies},
+            attempts={f"{group}-{index}": crew.lineage.attempts[group, index] for group, index in replies},
+            run=crew.lineage.run,
+            epoch=crew.lineage.epoch,
+            dataset=self._dataset,
+            written={f"{group}-{index}": crew.lineage.written[group, index] for group, index in replies},
             version=crew.version,
             weights=crew.shelf.to_bytes(),
             seed=crew.seed,
@@ -108,8 +115,12 @@ class Standstill:
     def restore(self, saved: FleetState, *, publish: Callable[[WeightsBlob, PolicyVersion], object]) -> None:
         """Go on from what `save` gave. Between batches.
 
+        Environments that were saved go back to where they were, unless the dataset has frames of their slot that came
+        later: those would be written twice. All others begin anew, from seeds that no worker of this job had.
+
         Raises:
             StateError: it does not fit this fleet.
+            WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
         """
         crew = self._crew
         names = {f"{group}-{index}": (group, index) for group, index in crew.places}
@@ -120,19 +131,45 @@ class Standstill:
             )
         if self._schedule.is_done or not crew.is_complete:
             raise StateError("this fleet has collected all its frames; restore the state into a new one")
+        told = {name: read_metadata(data) for name, data in saved.workers.items()}
+        is_last = {slot: crew.lineage.is_last(saved, slot, self._dataset) for slot in names.values()}
+        crew.lineage.join(saved)
         collected = self._schedule.landed_frames
         self._deliveries.discard("restore")
         crew.seed = saved.seed
-        for name, slot in names.items():
-            crew.attempts[slot] = max(crew.attempts[slot], saved.attempts[name])
         if saved.weights and saved.version > crew.version:
             publish(WeightsBlob.from_bytes(saved.weights), saved.version)
-        numbers = {
-            crew.request(crew.members[slot], "restore", state=saved.workers[name]): crew.members[slot]
-            for name, slot in names.items()
+        members = dict(crew.members)
+        rewinds = {
+            slot: told[name]["envs_saved"] and (not self._dataset or is_last[slot]) for name, slot in names.items()
         }
-        self._all_answers(numbers, "restore its state")
+        streams = {
+            slot: crew.lineage.begin(replace(member.stream, seed=saved.seed))
+            for slot, member in members.items()
+            if not (rewinds[slot] and is_last[slot])
+        }
+        self._begin_anew({slot: members[slot] for slot in streams if not rewinds[slot]}, streams)
+        asked = {}
+        for name, slot in names.items():
+            first = streams[slot].first_trajectory if slot in streams else 0
+            number = crew.request(
+                members[slot], "restore", state=saved.workers[name], first_trajectory=first, rewinds=rewinds[slot]
+            )
+            asked[number] = members[slot]
+            crew.lineage.owe(slot, told[name]["warmup_left"])
+        self._all_answers(asked, "restore its state")
         self._schedule.accepted_frames = saved.frames if crew.store is None else collected
+
+    def _begin_anew(self, members: Mapping[Slot, Member], streams: Mapping[Slot, WorkerPlace]) -> None:
+        crew = self._crew
+        asked = {crew.begin_anew(member, streams[slot]): member for slot, member in members.items()}
+        self._all_answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
+        for member in members.values():
+            crew.drop_frames_ahead(member, "restore")
+
+    @property
+    def _dataset(self) -> str:
+        return self._crew.store.uri if self._crew.store is not None else ""
 
     def reseed(self, seed: int) -> tuple[str, ...]:
         """Have every worker begin anew. Between batches. Returns those that have.
@@ -150,7 +187,7 @@ class Standstill:
         # Of those that died meanwhile, the replacements begin with the new seed.
         anew = [member for member in asked.values() if member.place in replies]
         for member in anew:
-            crew.drop_frames_ahead(member)
+            crew.drop_frames_ahead(member, "seed")
         return tuple(sorted(member.name for member in anew))
 
     # -- waiting -----------------------------------------------------------------------------------------------
@@ -215,9 +252,9 @@ class Standstill:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
         return replies
 
-    def _all_answers(self, asked: dict[int, Member], what: str) -> dict[Slot, Reply]:
-        """As `answers`, when none may be missing."""
-        replies = self.answers(asked, what, timeout_s=self._options.control_timeout_s)
+    def _all_answers(self, asked: dict[int, Member], what: str, *, timeout_s: float = 0.0) -> dict[Slot, Reply]:
+        """As `answers`, when none may be missing; by default within `control_timeout_s`."""
+        replies = self.answers(asked, what, timeout_s=timeout_s or self._options.control_timeout_s)
         if lost := [member.name for member in asked.values() if member.place not in replies]:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies

@@ -200,6 +200,7 @@ class Station:
                 timing=timing,
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,
+                next_trajectory=self.collector.trajectories.next_id,
             )
         )
 
@@ -207,7 +208,7 @@ class Station:
         """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
         self._pulse.enter(Phase.BUILDING)
         self._timing.rest(BUILD)
-        place = replace(self._place, seed=message.seed)
+        place = self._place = replace(message.place, num_threads=self._place.num_threads)
         with self._boundary:
             seed_globals(place.seeds)
             rebuild(self.collector, self._job, place, self._parts)
@@ -286,8 +287,7 @@ class Station:
             case "save":
                 return self._between_batches(lambda collector: collector.state())
             case "restore":
-                state = bytes(payload)
-                self._between_batches(lambda collector: collector.restore(state))
+                self._between_batches(lambda collector: self._restore(collector, bytes(payload), request))
         return b""
 
     def _offer(self, request: Request, payload: memoryview) -> None:
@@ -305,6 +305,11 @@ class Station:
             finally:
                 self._boundary.release()
         self._kept.keep(payload, version=version, default_model=request.default_model, models=tuple(offered))
+
+    def _restore(self, collector: Collector, state: bytes, request: Request) -> None:
+        collector.restore(state, first_trajectory=request.first_trajectory, rewinds=request.rewinds)
+        if self._sink is not None:
+            self._sink.go_on(collector.trajectories.ids, collector.trajectories.lengths)
 
     def _pause(self) -> None:
         gate = self.collector.gate

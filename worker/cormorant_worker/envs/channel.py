@@ -9,7 +9,7 @@ single bytes over a pipe for what happens at every step.
     STEP_SIDE_0 | _1       ->                steps, clears its pending byte
     SAVE                   ->
                            <-                Saved
-    LOAD, Saved            ->                clears its pending byte
+    LOAD, Saved            ->                clears its pending byte, after Refused if it cannot take the state
     CLOSE (or end of file) ->                closes its environment and exits
 
 A child that fails sends Failed instead, at any time, and exits. Both ends are ours: pickle is not exposed to others.
@@ -82,7 +82,14 @@ class Failed:
     """The traceback."""
 
 
-Message = Build | Built | Reset | Saved | Failed
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """The environment did not take a state; the child goes on."""
+
+    what: str
+
+
+Message = Build | Built | Reset | Saved | Refused | Failed
 
 
 def send_message(connection: socket.socket, message: Message) -> None:

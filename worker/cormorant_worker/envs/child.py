@@ -26,6 +26,7 @@ from cormorant_worker.envs.channel import (
     Build,
     Built,
     Failed,
+    Refused,
     Saved,
     receive_message,
     send_message,
@@ -110,7 +111,11 @@ class _Child:
                 send_message(self._connection, Saved(state=save_env(env)))
                 continue
             elif command == LOAD:
-                load_env(env, receive_message(self._connection).state)
+                saved = receive_message(self._connection)
+                try:
+                    load_env(env, saved.state)
+                except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
+                    send_message(self._connection, Refused(what=f"{type(error).__name__}: {error}"))
             else:  # CLOSE, or end of file
                 row.close()
                 return

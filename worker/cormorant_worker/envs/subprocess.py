@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 import structlog
 
-from cormorant_worker.envs.channel import LOAD, SAVE, STEP, Build, Built, Failed, Saved
+from cormorant_worker.envs.channel import LOAD, SAVE, STEP, Build, Built, Failed, Refused, Saved
 from cormorant_worker.envs.env_process import EnvProcess
 from cormorant_worker.envs.env_row import NanCheck
 from cormorant_worker.envs.gymnasium_env import EnvSource
@@ -87,6 +87,8 @@ class SubprocessVectorEnv:
         """Rows whose process died while it was idle; replaced when they are next wanted."""
         self._replaced: dict[int, tuple[float, Crash]] = {}
         """Rows that are being replaced: when that began, and why."""
+        self._refusals: dict[int, str] = {}
+        """What rows said that did not take their states, heard while `_settle` waited."""
         self._starting = True
         self._closed = False
         self._processes: list[EnvProcess] = []
@@ -197,20 +199,24 @@ class SubprocessVectorEnv:
         """Go on from `state()`.
 
         Raises:
-            StateError: it comes from other environments, or an environment refused it.
+            StateError: it comes from other environments, or an environment refused it or did not answer. The others
+                have taken theirs: begin new episodes everywhere, with `restart`.
         """
         self._check_open()
         self._check_idle("restore")
         saved = unpack(state, num_envs=self.num_envs)
-        self._starting = True
         self._memory.pending[:] = 1
         for process, part in zip(self._processes, saved.envs, strict=True):
             process.command(LOAD, Saved(state=part))
-        try:
-            self._settle(self._reset_timeout_s)
-        except EnvBuildError as error:
-            raise StateError(f"an environment could not take its state: {error}") from error
-        self._starting = False
+        self._settle(self._reset_timeout_s)
+        refusals = {row: f"was replaced: it {crash.what}" for row, (_, crash) in self._replaced.items()}
+        self._finish_replacing()
+        self._look(0.0)  # a refusal is sent before the row's byte is cleared: all of them have come by now
+        refusals |= self._refusals
+        self._refusals = {}
+        if refusals:
+            row = min(refusals)
+            raise StateError(f"environment {row} could not take its state: {refusals[row]}")
         self._restarts.restore(**saved.restarts)
         self.restarts = self._restarts.count
 
@@ -338,18 +344,24 @@ class SubprocessVectorEnv:
         memory = self._memory
         deadline = time.monotonic() + timeout_s
         while not memory.is_settled():
-            for key, _ in self._selector.select(_LOOK_AGAIN_S):
-                if key.data < 0:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._report, 4096)
-                else:
-                    answer = self._hear(key.data)
-                    if isinstance(answer, Built):
-                        process = self._processes[key.data]
-                        self._map(process, answer)
-                        process.reset(seed=self._restarts.seed(key.data), side=self._side)
+            self._look(_LOOK_AGAIN_S)
             if not memory.is_settled():
                 self._expire(deadline, timeout_s)
+
+    def _look(self, timeout_s: float) -> None:
+        """Hear whoever has something to say."""
+        for key, _ in self._selector.select(timeout_s):
+            if key.data < 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._report, 4096)
+                continue
+            answer = self._hear(key.data)
+            if isinstance(answer, Refused):
+                self._refusals[key.data] = answer.what
+            elif isinstance(answer, Built):
+                process = self._processes[key.data]
+                self._map(process, answer)
+                process.reset(seed=self._restarts.seed(key.data), side=self._side)
 
     def _expire(self, deadline: float, timeout_s: float) -> None:
         now = time.monotonic()

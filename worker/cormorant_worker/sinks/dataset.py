@@ -1,6 +1,7 @@
 """A dataset: `dataset.json` at the root, and one part a worker attempt. Opened by the fleet, by workers, by readers.
 
 <uri>/dataset.json
+<uri>/run-000000.json ...    one a run that wrote here, by its epoch
 <uri>/<group>-<index>-<attempt>/frames-000000.arrow ...    and manifest.jsonl, one line a sealed shard
 """
 
@@ -16,6 +17,7 @@ from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
 from cormorant_worker.sinks.store import Store, open_store
 
 DESCRIPTION = "dataset.json"
+_RUN = re.compile(r"run-(?P<number>\d{6})\.json")
 _PART = re.compile(r"(?P<group>.+)-(?P<index>\d+)-(?P<attempt>\d+)")
 _MOST_DIFFERENCES = 5
 
@@ -66,7 +68,40 @@ class Dataset:
             names = self.store.parts()
         except OSError as error:
             raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
-        return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=_part_order))
+        return tuple(sorted((name for name in names if _PART.fullmatch(name)), key=split_part_name))
+
+    def runs(self) -> tuple[int, ...]:
+        """Epochs of the runs that wrote here, in order; those of versions that did not number them are missing."""
+        try:
+            names = self.store.root_files()
+        except OSError as error:
+            raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
+        return tuple(sorted(int(match["number"]) for match in map(_RUN.fullmatch, names) if match))
+
+    def begin_run(self, epoch: int, holder: bytes) -> None:
+        """Note a run, before it writes anything.
+
+        Args:
+            epoch: of the run: its trajectory ids have it.
+            holder: who it is; no two runs say the same.
+
+        Raises:
+            DatasetError: another run has this epoch, or the dataset cannot be written.
+        """
+        name = f"run-{epoch:06d}.json"
+        try:
+            self.store.write_root_once(name, holder)
+            found = self.store.read_root(name)
+        except OSError as error:
+            raise DatasetError(
+                f"{self.uri} cannot be written: {error.strerror or error}; choose another URI"
+            ) from error
+        if found != holder:
+            other = (found or b"").decode(errors="replace")
+            raise DatasetError(
+                f"another run began to write to {self.uri} at the same moment ({other}); stop that run first, or give "
+                "this job another URI"
+            )
 
     @property
     def frames(self) -> int:
@@ -199,6 +234,7 @@ def _with_schema(description: DatasetDescription, schema: FrameSchema) -> Datase
     )
 
 
-def _part_order(name: str) -> tuple[str, int, int]:
+def split_part_name(name: str) -> tuple[str, int, int]:
+    """Group, index and attempt of a part."""
     match = _PART.fullmatch(name)
     return (match["group"], int(match["index"]), int(match["attempt"])) if match else (name, 0, 0)

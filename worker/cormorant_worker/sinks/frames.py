@@ -69,6 +69,11 @@ class FrameEncoder:
         columns += self._following(block, select)
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
+    def go_on(self, ids_B: Array, lengths_B: Array) -> None:
+        """Count on in trajectories that have so many frames already."""
+        self._last_id_B[:] = ids_B
+        self._last_step_B[:] = lengths_B - 1
+
     def _count_steps(self, block: Block) -> Array:
         """[T, B] int32, the n-th frame of its trajectory, from 0. Padding holds anything."""
         rows = block.num_rows
@@ -155,7 +160,7 @@ class Frames:
     traj_id: Array
     """[n] int64."""
     step: Array
-    """[n] int32, the n-th frame of its trajectory in this part, from 0."""
+    """[n] int32, the n-th frame of its trajectory, from 0."""
     env: Array
     """[n] int32, the environment's column."""
     policy_version: Array

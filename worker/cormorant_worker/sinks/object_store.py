@@ -1,8 +1,9 @@
 """A dataset behind fsspec (`memory://`, `s3://`, `gs://`, ...): whole objects, since there is no append and no rename.
 
-Weaker than a folder: an open shard lives in this process's memory; each manifest line is an object of its own,
-`<part>/manifest/000000.json`; an object is as durable as its service says once it was put; and of two first writers
-of `dataset.json` the second may overwrite the first (both compare it with their own description afterwards).
+Weaker than a folder: there is no lock; an open shard lives in this process's memory; each manifest line is an object of
+its own, `<part>/manifest/000000.json`, which repeats the lines before it, up to 64 in all; an object is as durable as
+its service says once it was put; and of two first writers of `dataset.json` the second may overwrite the first (both
+compare it with their own description afterwards).
 """
 
 import hashlib
@@ -15,6 +16,8 @@ import pyarrow as pa
 from cormorant_worker.sinks.store import Notes
 
 _MANIFEST = "manifest"
+_LINES = 64
+"""Manifest lines an object: a part of 6,400 shards is read with 100 requests."""
 
 
 class ObjectStore:
@@ -24,6 +27,8 @@ class ObjectStore:
         self.uri = uri.rstrip("/")
         self._fs, root = fsspec.core.url_to_fs(self.uri)
         self._root = root.rstrip("/")
+        self._lines: dict[str, list[str]] = {}
+        """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
         """An object at the root, or None when there is none."""
@@ -35,13 +40,21 @@ class ObjectStore:
         if not self._fs.exists(path):
             self._put(path, data)
 
+    def root_files(self) -> list[str]:
+        """Names of the objects at the root."""
+        return self._list("file")
+
     def parts(self) -> list[str]:
-        """Names of the prefixes at the root that hold a manifest or a shard, sorted."""
-        prefix = self._root + "/"
-        found = {
-            path.removeprefix(prefix).split("/")[0] for path in self._find(self._root) if "/" in path[len(prefix) :]
-        }
-        return sorted(found)
+        """Names of the prefixes at the root, sorted. What is below them is not looked at."""
+        return self._list("directory")
+
+    def _list(self, kind: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._root, detail=True)
+        except FileNotFoundError:
+            return []
+        return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == kind)
 
     def create_part(self, part: str) -> None:
         """Objects need no folder; only look whether somebody has written here."""
@@ -53,17 +66,31 @@ class ObjectStore:
         return ObjectShardFile(self, f"{self._root}/{part}/{name}")
 
     def note(self, part: str, number: int, line: str) -> None:
-        """Put one manifest line as an object."""
-        self._put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", f"{line}\n".encode())
+        """Put a manifest line as an object, with those before it in its group of `_LINES`."""
+        lines = self._lines.setdefault(part, [])
+        if number % _LINES == 0:
+            lines.clear()
+        text = "".join(f"{known}\n" for known in (*lines, line))
+        self._put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", text.encode())
+        lines.append(line)
 
     def notes(self, part: str) -> Notes:
-        """The manifest lines in order."""
-        found = []
-        for path in sorted(self._find(f"{self._root}/{part}/{_MANIFEST}")):
-            data = self._read(path)
-            if data is not None:
-                found.append(data.decode("utf-8", "replace").rstrip("\n"))
+        """The manifest lines in order: of each `_LINES` objects the last one has them all, unless it was written by a
+        version that put one line into each.
+        """
+        found: list[str] = []
+        paths = sorted(self._find(f"{self._root}/{part}/{_MANIFEST}"))
+        for first in range(0, len(paths), _LINES):
+            together = paths[first : first + _LINES]
+            lines = self._read_lines(together[-1])
+            if len(lines) < len(together):
+                lines = [line for path in together for line in self._read_lines(path)]
+            found += lines
         return Notes(lines=tuple(found))
+
+    def _read_lines(self, path: str) -> list[str]:
+        data = self._read(path)
+        return [] if data is None else data.decode("utf-8", "replace").rstrip("\n").split("\n")
 
     def files(self, part: str) -> dict[str, int]:
         """Names and sizes in bytes of the shards."""

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from cormorant_worker.block import Block
+from cormorant_worker.spaces import Array
 
 
 class Sink(Protocol):
@@ -18,6 +19,15 @@ class Sink(Protocol):
 
         Raises:
             DatasetError: the block could not be stored; the message says what was kept. The sink takes no more.
+        """
+        ...
+
+    def go_on(self, ids: Array, lengths: Array) -> None:
+        """The next block's open trajectories are these.
+
+        Args:
+            ids: [B] of the trajectory in each column.
+            lengths: [B] frames of it that were stored before, here or by an earlier writer.
         """
         ...
 

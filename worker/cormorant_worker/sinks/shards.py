@@ -25,6 +25,7 @@ from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.store import ShardFile, Store
+from cormorant_worker.spaces import Array
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -138,6 +139,10 @@ class ShardWriter:
             or self._clock() - shard.opened_at >= self._limits.seconds
         ):
             self._begin_seal()
+
+    def go_on(self, ids: Array, lengths: Array) -> None:
+        """The next block's open trajectories are these; see `Sink`."""
+        self._encoder.go_on(ids, lengths)
 
     def flush(self) -> None:
         """Seal the open shard and wait until it is durable.

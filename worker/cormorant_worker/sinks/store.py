@@ -1,4 +1,4 @@
-"""Where a dataset's files lie: a protocol of five verbs, chosen by the URI. Folders are in `local_store.py`, what
+"""Where a dataset's files lie: a protocol, chosen by the URI. Folders are in `local_store.py`, what
 fsspec opens in `object_store.py`.
 """
 
@@ -52,6 +52,10 @@ class Store(Protocol):
 
     def write_root_once(self, name: str, data: bytes) -> None:
         """Write a file at the root, durably and all at once; whoever came first has written it."""
+        ...
+
+    def root_files(self) -> list[str]:
+        """Names of the files at the root."""
         ...
 
     def parts(self) -> list[str]:

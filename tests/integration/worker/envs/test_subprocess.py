@@ -157,6 +157,20 @@ def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
         assert env.state() is not None
 
 
+def test_a_refused_state_leaves_environments_that_step() -> None:
+    factory = EnvFactory(entrypoint="cormorant_testing.envs:Forgetful")
+    with contextlib.closing(SubprocessVectorEnv(factory, num_envs=3, seeds=SEEDS)) as env:
+        env.start()
+        step_times(env, 1)
+        saved = env.state()
+        assert saved is not None
+        for _ in range(2):
+            with pytest.raises(StateError, match="environment 0 could not take its state: OSError: no memory of it"):
+                env.restore(saved)
+        assert (env.restarts, env.restart(np.arange(3))[0].shape[0]) == (0, 3)
+        step_times(env, 5)
+
+
 def test_environments_without_states_cannot_be_saved() -> None:
     with contextlib.closing(SubprocessVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=2, seeds=[1, 2])) as env:
         env.start()

@@ -1,0 +1,98 @@
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.lineage import Lineage
+from cormorant_worker.engine.messages import Sealed
+from cormorant_worker.errors import StateError
+from cormorant_worker.place import WorkerPlace
+from cormorant_worker.timing import BatchTiming
+from cormorant_worker.weights import PolicyVersion
+
+ZERO, ONE, TWO = ("cpu", 0), ("cpu", 1), ("cpu", 2)
+
+
+def make_lineage(*, epoch: int = 0, warmup: int = 0, **written: int) -> Lineage:
+    return Lineage(
+        epoch=epoch, written={("cpu", int(name[1:])): n for name, n in written.items()}, warmup_frames=warmup
+    )
+
+
+def sealed(frames: int, *, next_trajectory: int = 0) -> Sealed:
+    timing = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
+    return Sealed(
+        number=1, slot=0, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, returns=(), lengths=(),
+        num_terminated=0, timing=timing, durable_frames=0, env_restarts=0, next_trajectory=next_trajectory,
+    )  # fmt: skip
+
+
+def saved(lineage: Lineage, *, dataset: str = "") -> FleetState:
+    return FleetState(
+        frames=0, version=PolicyVersion(0), weights=b"", seed=0, workers={}, run=lineage.run, epoch=lineage.epoch,
+        dataset=dataset, attempts={"{}-{}".format(*slot): n for slot, n in lineage.attempts.items()},
+        written={"{}-{}".format(*slot): n for slot, n in lineage.written.items()},
+    )  # fmt: skip
+
+
+def test_no_two_processes_of_a_job_share_seeds_or_ids() -> None:
+    places = []
+    for epoch in range(3):
+        lineage = make_lineage(epoch=epoch)
+        for _ in range(1_100):  # more than `maxRestartsPerSlot` allows: these were scaled down, or evicted
+            place = lineage.begin(WorkerPlace(group="cpu", index=1), batch_ids=100)
+            lineage.landed(ONE, sealed(10, next_trajectory=place.first_trajectory + 40))
+            places.append(place)
+    assert len({place.first_trajectory for place in places}) == len(places)
+    assert len({tuple(place.seeds.env_seeds(1)) for place in places}) == len(places)
+    firsts = [place.first_trajectory for place in places[:1_100]]
+    assert all(later >= earlier + 40 for earlier, later in pairwise(firsts))
+    assert firsts[-1] - firsts[0] < (1 << 33) + 1_000_000, "no ids are left for more"
+    assert [place.attempt for place in places[1_100:1_103]] == [0, 1, 2]
+
+
+def test_an_attempt_begins_above_what_its_predecessors_delivered() -> None:
+    lineage = make_lineage()
+    lineage.begin(WorkerPlace(group="cpu"))
+    lineage.landed(ZERO, sealed(10, next_trajectory=5 << 24))
+    assert lineage.begin(WorkerPlace(group="cpu"), batch_ids=100).first_trajectory == (5 << 24) + 400
+
+
+def test_replacements_collect_the_random_frames_that_are_missing() -> None:
+    lineage = make_lineage(warmup=101)
+    assert [lineage.warmup_of(slot, (ZERO, ONE)) for slot in (ZERO, ONE)] == [51, 50]
+    lineage.landed(ZERO, sealed(20))
+    assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 31
+    lineage.landed(ZERO, sealed(40))
+    assert lineage.warmup_of(ZERO, (ZERO, ONE)) == 0
+    assert lineage.warmup_of(TWO, (ZERO, ONE, TWO)) == 0
+    lineage.give_up(ONE)
+    assert lineage.warmup_of(("cpu", 3), (ZERO, TWO, ("cpu", 3))) == 50
+
+
+def test_a_state_is_the_last_while_nothing_has_come_since() -> None:
+    lineage = make_lineage(c0=40)
+    lineage.landed(ONE, sealed(10))
+    state = saved(lineage)
+    assert lineage.is_last(state, ZERO, "")
+    lineage.landed(ONE, sealed(10))
+    assert (lineage.is_last(state, ZERO, ""), lineage.is_last(state, ONE, "")) == (True, False)
+    # Another fleet knows what its dataset says, and nothing without one.
+    state = saved(lineage, dataset="/data")
+    known = [(20, "/data", True), (21, "/data", False), (20, "/other", False), (20, "", False)]
+    for written, dataset, expected in known:
+        assert make_lineage(c1=written).is_last(state, ONE, dataset) is expected
+
+
+def test_a_fleet_that_takes_up_a_state_has_an_epoch_of_its_own() -> None:
+    first = make_lineage(epoch=4)
+    for _ in range(3):
+        first.begin(WorkerPlace(group="cpu"))
+    same, older, newer = first, make_lineage(epoch=2), make_lineage(epoch=9)
+    for lineage in (same, older, newer):
+        lineage.join(saved(first))
+    assert [lineage.epoch for lineage in (same, older, newer)] == [4, 5, 9]
+    assert older.begin(WorkerPlace(group="cpu")).attempt == 3
+    with pytest.raises(StateError, match="epoch 4095 is the last one"):
+        older.join(replace(saved(first), epoch=4095))
