@@ -1,6 +1,6 @@
 """`status.conditions`: what holds of a job, and why, in words that tests pin.
 
-    Accepted     True: Accepted
+    Accepted     True: Accepted UnknownFields
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
@@ -34,6 +34,7 @@ from cormorant_operator.suspension import State
 from cormorant_operator.view import View
 
 _LONGEST_MESSAGE = 1024
+_MOST_UNKNOWN = 5
 _TERMINAL = ("Completed", "Failed")
 _PAUSES = {
     "Spec": "workers stand still: spec.paused is true",
@@ -104,6 +105,13 @@ def _accepted(view: View) -> Fact:
     trouble = acceptance_trouble(view)
     if trouble is not None:
         return Fact(type="Accepted", status="False", reason=trouble.reason, message=trouble.message)
+    if view.job.unknown:
+        shown = ", ".join(view.job.unknown[:_MOST_UNKNOWN])
+        message = (
+            f"this operator does not know {shown}; it acts on the rest, and replaces no running pod whose template "
+            "changed; upgrade the operator"
+        )
+        return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
     return Fact(type="Accepted", status="True", reason="Accepted")
 
 

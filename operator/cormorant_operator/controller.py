@@ -84,6 +84,8 @@ class Controller:
         self._is_resync_wanted = asyncio.Event()
         self._wanted: set[str] = set()
         """Namespaces to be listed again soon."""
+        self._unreadable: dict[str, str] = {}
+        """What was said of a status that cannot be read, by uid."""
         self.lost: dict[str, str] = {}
         """Namespaces that may not be listed, and why: nothing is decided about their jobs."""
         self.metrics = Metrics()
@@ -225,6 +227,7 @@ class Controller:
         job = self.cache.job(uid)
         if job is None:
             self._memories.pop(uid, None)
+            self._unreadable.pop(uid, None)
             self._asked.discard(uid)
             self.heads_due.forget(uid)
             self.counters_due.forget(uid)
@@ -282,6 +285,11 @@ class Controller:
                 await self._executor.write_status(job.identity, status)
                 note = Note(reason="InvalidSpec", message=job.message, is_warning=True)
                 await self._tell(job.identity, (note,))
+        elif job.status is None and self._unreadable.get(job.identity.uid) != job.message:
+            # No condition can say it: a status that is not understood is not overwritten.
+            self._unreadable[job.identity.uid] = job.message
+            log.warning("status_unreadable", job=job.identity.name, reason=job.message)
+            await self._tell(job.identity, (Note(reason="StatusUnreadable", message=job.message, is_warning=True),))
 
     def _observe(self, uid: str, memory: Memory) -> Observed:
         return Observed(

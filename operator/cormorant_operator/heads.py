@@ -76,8 +76,11 @@ def _blocked_until(pod: Pod) -> datetime | None:
 
 def _may_replace(view: View) -> bool:
     """Whether the new templates are known to be good: a running job is not torn down for a manifest that is not."""
-    return view.is_proven(view.templates.head) and all(
-        view.is_proven(view.templates.worker(group)) for group in view.groups
+    # What is not known of the spec may be a part of what its pods were made from.
+    return (
+        not view.job.unknown
+        and view.is_proven(view.templates.head)
+        and all(view.is_proven(view.templates.worker(group)) for group in view.groups)
     )
 
 

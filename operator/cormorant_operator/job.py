@@ -14,6 +14,9 @@ from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
 from cormorant_operator.templates import Templates
 
+_DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "workers")
+"""Parts of a status that the next reconcile makes again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
@@ -36,6 +39,8 @@ class Job:
     templates: Templates
     """The spec, with what is made of it."""
     status: CollectorJobStatus
+    unknown: tuple[str, ...] = ()
+    """Fields of the spec that a newer schema has and this operator does not know."""
 
     @property
     def spec(self) -> CollectorJobSpec:
@@ -108,28 +113,66 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
         return Unreadable(identity=identity, status=None, message=f"the status cannot be read: {error}")
     if isinstance(before, Job) and before.identity.generation == identity.generation:
         return replace(before, identity=identity, status=status)
+    unknown: list[str] = []
     bare = {
         "apiVersion": document.get("apiVersion"),
         "kind": document.get("kind"),
         "metadata": {"name": identity.name, "namespace": identity.namespace},
-        "spec": document.get("spec"),
+        "spec": _drop_unknown(document.get("spec"), structural_schema()["properties"]["spec"], "spec", unknown),
     }
     try:
-        return Job(identity=identity, templates=Templates(parse_job(bare).spec), status=status)
+        spec = parse_job(bare).spec
     except ManifestError as error:
         return Unreadable(identity=identity, status=status, message=str(error))
+    return Job(identity=identity, templates=Templates(spec), status=status, unknown=tuple(unknown))
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
-    """Read a status that another version of the operator may have written: what is not known here is dropped."""
+    """Read a status that another version of the operator may have written.
+
+    What is not known here is dropped, but for what must never go back: without it nothing is done.
+    """
     known = structural_schema()["properties"]["status"]
-    return CollectorJobStatus.model_validate(_drop_unknown(document, known), by_alias=True, by_name=False)
+    readable: dict[str, Any] = _drop_unknown(document, known, "status", [])
+    try:
+        return _validate(readable)
+    except ValidationError as error:
+        broken = {tuple(details["loc"][:2]) for details in error.errors(include_url=False)}
+    for name in _DERIVED:
+        if any(place[:1] == (name,) for place in broken):
+            value = readable.pop(name)
+            if isinstance(value, list):
+                readable[name] = [
+                    kept
+                    for index, item in enumerate(value)
+                    if (kept := _mend(item, (name, index) in broken)) is not None
+                ]
+    return _validate(readable)
 
 
-def _drop_unknown(value: Any, schema: Mapping[str, Any]) -> Any:
+def _validate(document: Mapping[str, Any]) -> CollectorJobStatus:
+    return CollectorJobStatus.model_validate(document, by_alias=True, by_name=False)
+
+
+def _mend(item: Any, is_broken: bool) -> Any:
+    """An item of a status that can be read; None: dropped. An end stays an end, whatever else is said of it."""
+    if not is_broken:
+        return item
+    kind, value = (item.get("type"), item.get("status")) if isinstance(item, Mapping) else (None, None)
+    if kind in ("Completed", "Failed") and value == "True":
+        return {"type": kind, "status": value, "reason": "Unreadable", "lastTransitionTime": "1970-01-01T00:00:00Z"}
+    return None
+
+
+def _drop_unknown(value: Any, schema: Mapping[str, Any], path: str, dropped: list[str]) -> Any:
     if isinstance(value, Mapping) and "properties" in schema:
         known = schema["properties"]
-        return {key: _drop_unknown(item, known[key]) for key, item in value.items() if key in known}
+        dropped += (f"{path}.{key}" for key in value if key not in known)
+        return {
+            key: _drop_unknown(item, known[key], f"{path}.{key}", dropped)
+            for key, item in value.items()
+            if key in known
+        }
     if isinstance(value, list) and "items" in schema:
-        return [_drop_unknown(item, schema["items"]) for item in value]
+        return [_drop_unknown(item, schema["items"], f"{path}[{index}]", dropped) for index, item in enumerate(value)]
     return value

@@ -16,7 +16,7 @@ _NEWS = {
     ("Updating", "True"),
     ("Progressing", "Unknown"),
 }
-_BLOCKED = ("Unschedulable", "QuotaExceeded", "ImagePull", "ContainerConfig", "ApiServerError")
+_BLOCKED = ("Unschedulable", "QuotaExceeded", "ImagePull", "ContainerConfig", "ApiServerError", "UnknownFields")
 
 
 def notes_of(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[Note, ...]:

@@ -89,7 +89,8 @@ def _update(view: View, plan: WorkerPlan, group: WorkerGroup, pod: Pod) -> None:
     template = view.templates.worker(group)
     # Ray and Python must be the same in all pods of a cluster: a worker of another image cannot join at all.
     is_foreign = pod.base_image != view.base_image
-    if (pod.template == template and not is_foreign) or not view.is_proven(template):
+    is_current = pod.template == template or bool(view.job.unknown)
+    if (is_current and not is_foreign) or not view.is_proven(template):
         return
     plan.is_updating = True
     if not is_foreign and pod.is_ready:

@@ -440,19 +440,6 @@ def test_manifest_that_cannot_be_read_is_said_and_nothing_is_touched() -> None:
     assert refused_status(again, running().now) is None
 
 
-def test_status_of_a_newer_operator_is_read_as_far_as_it_is_known() -> None:
-    document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": "pong", "namespace": "a", "uid": "u"},
-        "spec": make_spec(),
-        "status": {"epoch": 4, "frames": {"collected": 7, "novel": 1}, "novelty": {"a": 1}},
-    }
-    job = read_job(document)
-    assert not isinstance(job, Unreadable)
-    assert (job.status.epoch, job.status.frames.collected) == (4, 7)
-
-
 def test_template_of_a_group_rolls_one_worker_at_a_time() -> None:
     world = running(replicas=3)
     group = {"name": "cpu", "template": {"spec": {"nodeSelector": {"disk": "ssd"}}}}
