@@ -9,6 +9,8 @@ from cormorant_worker.errors import InvalidAction, PolicyMismatch
 from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces, leaves
 
 _Check = Callable[[Array], bool]
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
+"""By bytes."""
 
 
 class ActionCheck:
@@ -68,7 +70,7 @@ def _value_check(space: Space) -> _Check:
         case gymnasium.spaces.Discrete():
             first, count = int(space.start), int(space.n)
             # Below `first` wraps to a huge unsigned number: one comparison serves both bounds.
-            return lambda a: bool((a - first).view(np.uint64).max() < count)
+            return lambda a: bool((a - first).view(_UNSIGNED[a.itemsize]).max() < count)
         case gymnasium.spaces.MultiDiscrete():
             start, nvec = np.asarray(space.start), np.asarray(space.nvec)
             return lambda a: bool(((a >= start) & (a < start + nvec)).all())

@@ -18,7 +18,17 @@ import torch
 from cormorant_worker.action_check import ActionCheck
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy import PolicyModels
-from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, flatten, leaves, put_nested, unflattener
+from cormorant_worker.spaces import (
+    Array,
+    Arrays,
+    Key,
+    Leaf,
+    Space,
+    flatten,
+    leaves,
+    put_nested,
+    unflattener,
+)
 from cormorant_worker.staging import Staging, as_numpy
 
 
@@ -227,10 +237,10 @@ def cast_to(leaf: Leaf, array: Array) -> Array:
     """An array in a leaf's dtype.
 
     Raises:
-        PolicyMismatch: the leaf holds whole numbers and these are not.
+        PolicyMismatch: the leaf holds whole numbers, and these are none, or too large for it.
     """
     cast: Array = array.astype(leaf.dtype)
-    if leaf.dtype.kind in "iub" and array.dtype.kind == "f" and not np.array_equal(cast, array):
+    if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
         bad = array[cast != array]
         raise PolicyMismatch(
             f"the policy's {'.'.join(leaf.key)} is {array.dtype.name} with {bad[0]}, the environment wants whole "

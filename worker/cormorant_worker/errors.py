@@ -58,11 +58,23 @@ class UnknownEnv(EnvError, ValueError):
 
 
 class EnvBuildError(EnvError):
-    """The environment's constructor or its first reset failed."""
+    """The environment's constructor or its first reset failed. The child's traceback is a note of the error."""
+
+    def __init__(self, message: str, *, details: str = "") -> None:
+        super().__init__(message)
+        if details:
+            self.add_note(details.rstrip())
 
 
 class EnvCrashed(EnvError):
-    """A running environment raised, hung or died."""
+    """A running environment raised, hung or died. The child's traceback is a note of the error."""
+
+    def __init__(self, message: str, *, has_stepped: bool = True, details: str = "") -> None:
+        super().__init__(message)
+        self.has_stepped = has_stepped
+        """False: none of the environments beside it has ever completed a step either, so another try is in vain."""
+        if details:
+            self.add_note(details.rstrip())
 
 
 class EnvRaised(EnvCrashed):

@@ -69,9 +69,12 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
         prefix: the key of the root, `("observation",)` or `("action",)`.
 
     Raises:
-        EnvBuildError: the space has a part without a fixed shape (Text, Graph, Sequence).
+        EnvBuildError: the space has a part without a fixed shape (Text, Graph, Sequence), or without any value (an
+            empty Dict or Tuple, a shape with a 0).
     """
     match space:
+        case gymnasium.spaces.Dict() | gymnasium.spaces.Tuple() if not space.spaces:
+            raise _empty(space, prefix)
         case Rooted():
             return tuple(
                 leaf for name, part in space.spaces.items() for leaf in leaves(part, (*prefix[:-1], str(name)))
@@ -83,10 +86,18 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
         case gymnasium.spaces.Discrete():
             return (Leaf(key=prefix, shape=(), dtype=np.dtype(space.dtype)),)
         case gymnasium.spaces.Box() | gymnasium.spaces.MultiDiscrete() | gymnasium.spaces.MultiBinary():
+            if not np.prod(space.shape):
+                raise _empty(space, prefix)
             return (Leaf(key=prefix, shape=tuple(space.shape), dtype=np.dtype(space.dtype)),)
     raise EnvBuildError(
         f"the space {space} at {'.'.join(prefix)} has no fixed shape; "
         "Box, Discrete, MultiDiscrete, MultiBinary, Tuple and Dict are supported: wrap the environment"
+    )
+
+
+def _empty(space: Space, prefix: Key) -> EnvBuildError:
+    return EnvBuildError(
+        f"the space {space} at {'.'.join(prefix) or 'its root'} holds no values; wrap the environment and leave it out"
     )
 
 
@@ -101,13 +112,35 @@ def leaf_spaces(space: Space) -> tuple[Space, ...]:
 
 
 def flatten(space: Space, value: Any) -> Arrays:
-    """Turn one nested value of a space into its leaves, without a copy where it already is an array."""
+    """Turn one nested value of a space into its leaves, without a copy where it already is an array.
+
+    Raises:
+        ValueError: a value cannot be stored in the space's dtype as it is.
+    """
     match space:
         case gymnasium.spaces.Dict():
             return tuple(a for name, part in space.spaces.items() for a in flatten(part, value[name]))
         case gymnasium.spaces.Tuple():
             return tuple(a for part, child in zip(space.spaces, value, strict=True) for a in flatten(part, child))
-    return (np.asarray(value, dtype=space.dtype),)
+    array = np.asarray(value)
+    return (array if array.dtype == space.dtype else cast_exactly(array, np.dtype(space.dtype)),)
+
+
+def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
+    """Cast to the dtype of a space. Floats are rounded; whole numbers and flags stay what they are.
+
+    Raises:
+        ValueError: a value would become another one, for example 300 as uint8, or 1.7 as int64.
+    """
+    if dtype.kind == "f":
+        return array.astype(dtype)
+    with np.errstate(invalid="ignore"):
+        cast = array.astype(dtype)
+    changed = np.flatnonzero(cast != array)
+    if changed.size:
+        before, after = array.reshape(-1)[changed[0]], cast.reshape(-1)[changed[0]]
+        raise ValueError(f"{before} ({array.dtype.name}) would be stored as {after} ({dtype.name})")
+    return cast
 
 
 def unflatten(space: Space, arrays: Sequence[Array]) -> Any:

@@ -142,6 +142,10 @@ def nan_at(observation_space: Any, action_space: Any, *, step: int) -> Callable[
     return act
 
 
+def constant(observation_space: Any, action_space: Any, *, action: int) -> Callable[[Tensor], Tensor]:
+    return lambda observation: torch.full(observation.shape[:1], action)
+
+
 def out_of_range(observation_space: Any, action_space: Any, *, step: int) -> Callable[[Tensor], Tensor]:
     """For Discrete(5): 5 at one step."""
     return lambda observation: torch.where(observation[:, 2] == step, 5, 0)

@@ -1,21 +1,30 @@
 import tempfile
+from typing import Any
 
+import gymnasium
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import SEEDS, lanes_of, make_checker, make_collector, make_job
-from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
+from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
+from cormorant_worker.actor import Actor, PolicyActor
 from cormorant_worker.batch import stack_workers, to_tensordict
 from cormorant_worker.block import Block
-from cormorant_worker.collector import Collector
+from cormorant_worker.collector import Collector, CollectorConfig
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import Step
-from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError
+from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError, PolicyMismatch
 from cormorant_worker.front import make_collector as collector_of
+from cormorant_worker.policy import load_policy
+from cormorant_worker.random_actions import RandomActor
 from cormorant_worker.seeding import SeedPath
 from cormorant_worker.trajectories import trajectory_base
+from cormorant_worker.weights import WeightSlot
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])
@@ -191,6 +200,42 @@ def test_workers_are_stacked_in_order_and_padded() -> None:
     checker = make_checker(lengths=5)
     assert checker.take(stack_workers(parts)) == 19
     assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
+
+
+class Narrow(CountingEnv):
+    """Of whole numbers of 4 bytes, and one action a byte."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.action_space = gymnasium.spaces.Discrete(5, dtype=np.int8)
+        self.observation_space = gymnasium.spaces.Discrete(100, dtype=np.int32)
+
+    def _observe(self, hurt: str) -> Any:
+        return self._counts.step
+
+
+@pytest.mark.parametrize(
+    ("action", "words"),
+    [(None, ""), (4, ""), (5, r"is 5 .*outside"), (257, "is int64 with 257")],
+)
+def test_discrete_spaces_of_any_dtype_work(action: int | None, words: str) -> None:
+    env = InlineVectorEnv(MadeEnvs([Narrow] * 3), num_envs=3, seeds=[1, 2, 3])
+    space = env.action_space
+    random = RandomActor(space, 7)
+    actor: Actor = random
+    if action is not None:
+        models = load_policy("cormorant_testing.policies:constant", {"action": action}, env.observation_space, space)
+        actor = PolicyActor(models, env.observation_space, space, device=torch.device("cpu"))
+    config = CollectorConfig(seeds=SEEDS)
+    with Collector([env], actor, config=config, warmup=random, weights=WeightSlot({})) as collector:
+        if words:
+            with pytest.raises((InvalidAction, PolicyMismatch), match=words):
+                collector.collect(num_steps=9)
+            return
+        batch = collector.collect(num_steps=9)
+    assert (batch["observation"].dtype, batch["action"].dtype) == (torch.int32, torch.int8)
+    assert batch["observation"].tolist() == [[0, 1, 2]] * 3
+    assert set(batch["action"].flatten().tolist()) <= ({action} if action is not None else set(range(5)))
 
 
 def test_actions_are_refused_before_any_environment_is_stepped() -> None:

@@ -493,8 +493,9 @@ class Crew:
                 self._bury(slot, member, reason=reason, kind="hang")
 
     def _fail(self, slot: Slot, member: Member, failed: Failed) -> None:
-        log.debug("worker_traceback", worker=member.name, traceback=failed.traceback)
-        if failed.is_final or self.ready is None:
+        log.warning("worker_traceback", worker=member.name, exception=failed.traceback)
+        is_final = failed.is_final and not (failed.may_pass and self._schedule.landed_frames)
+        if is_final or self.ready is None:
             self.error = WorkerFailed(f"worker {member.name}: {failed.message}", kind=failed.kind)
             self.error.add_note(failed.traceback)
         self._bury(slot, member, reason=f"failed: {failed.message}", kind="error")

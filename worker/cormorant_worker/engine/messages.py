@@ -122,6 +122,8 @@ class Failed:
     traceback: str
     is_final: bool
     """True when a replacement would fail the same way: the user has to change something."""
+    may_pass: bool = False
+    """It is not final in a fleet that has collected before: no environment steps here, and elsewhere they have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

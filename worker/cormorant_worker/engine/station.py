@@ -381,10 +381,12 @@ def _plain(value: object) -> str | int | float | bool | None:
 def describe_failure(error: Exception) -> Failed:
     """What to tell the fleet of the error that ends this worker."""
     known = isinstance(error, CormorantError)
-    final = known and (not isinstance(error, EnvCrashed) or isinstance(error, EnvRaised))
+    # Environments that never made a step will not do so in another process.
+    final = known and (not isinstance(error, EnvCrashed) or isinstance(error, EnvRaised) or not error.has_stepped)
     return Failed(
         kind=type(error).__name__,
         message=str(error) if known else f"{type(error).__name__}: {error}",
         traceback=traceback.format_exc(),
         is_final=final,
+        may_pass=isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised),
     )

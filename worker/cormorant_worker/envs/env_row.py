@@ -133,8 +133,9 @@ class EnvRow:
         self._write_obs[side](obs)
         if isinstance(reward, np.ndarray):
             reward = reward.item()
-        if reward != reward:
-            raise BadObservation(f"environment {self._row} returned a NaN reward in {self._when()}")
+        if reward is None or reward != reward:
+            found = "no reward (None)" if reward is None else "a NaN reward"
+            raise BadObservation(f"environment {self._row} returned {found} in {self._when()}")
         row = self._row
         rewards, terminations, truncations = self._flags[side]
         rewards[row], terminations[row], truncations[row] = reward, terminated, truncated
@@ -152,9 +153,16 @@ class EnvRow:
             for key, view in zip(keys, views, strict=True)
         ]
         simple = len(views) == 1 and isinstance(space, gymnasium.spaces.Box) and targets[0][2] is None
+        # Of any other dtype, `flatten` looks at the values. Numpy's own dtypes are single objects.
+        dtype, is_float = views[0].dtype, _is_float(views[0])
 
         def write(obs: Any) -> None:
-            if simple and type(obs) is np.ndarray and obs.shape == space.shape:
+            if (
+                simple
+                and type(obs) is np.ndarray
+                and (obs.dtype is dtype or (is_float and obs.dtype.kind == "f"))
+                and obs.shape == space.shape
+            ):
                 views[0][...] = obs
                 return
             try:

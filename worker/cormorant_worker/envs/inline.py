@@ -73,7 +73,7 @@ class InlineVectorEnv:
                 env.reset(seed=self._restarts.seed(row))
             except BadObservation:
                 raise
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 raise EnvBuildError(
                     f"environment {row} ({self._factory.name}) failed in its first reset: "
                     f"{type(error).__name__}: {error}"
@@ -104,9 +104,10 @@ class InlineVectorEnv:
         for position, row in enumerate(range(*rows.indices(self.num_envs)) if isinstance(rows, slice) else rows):
             try:
                 self._envs[row].step()
-            except BadObservation:
+            except BadObservation as error:
+                error.has_stepped = self._has_stepped()
                 raise
-            except Exception as error:  # noqa: BLE001 - the environment's edge: whatever it raises, it is restarted
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the environment raises, it is restarted
                 self._replace(int(row), error)
                 fresh.append(position)
         return self._result(rows, fresh)
@@ -118,7 +119,7 @@ class InlineVectorEnv:
                 self._envs[row].reset()
             except BadObservation:
                 raise
-            except Exception as error:  # noqa: BLE001 - as in recv
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - as in recv
                 self._replace(int(row), error)
         obs = tuple(obs[rows] for obs in self._arrays.obs)
         self._nan.look(obs, rows)
@@ -149,8 +150,23 @@ class InlineVectorEnv:
         if self._closed:
             return
         self._closed = True
-        for env in self._envs:
-            env.close()
+        for row in range(len(self._envs)):
+            self._close_row(row)
+
+    def _close_row(self, row: int) -> None:
+        """A close that raises must not leave other environments open."""
+        try:
+            self._envs[row].close()
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - the environment's edge
+            log.warning(
+                "env_close_failed",
+                env=row,
+                error=f"{type(error).__name__}: {error}",
+                exception="".join(traceback.format_exception(error)),
+            )
+
+    def _has_stepped(self) -> bool:
+        return self._restarts.has_stepped or any(env.steps for env in self._envs)
 
     def _row(self, env: Env, row: int) -> EnvRow:
         return EnvRow(env, row, actions=self._actions, sides=(self._arrays,))
@@ -177,7 +193,7 @@ class InlineVectorEnv:
             fresh=np.array(fresh, dtype=np.int64) if fresh else NO_ROWS,
         )
 
-    def _replace(self, row: int, error: Exception) -> None:
+    def _replace(self, row: int, error: BaseException) -> None:
         """Build environment `row` anew until it has a first observation, or until it was tried too often."""
         began = time.monotonic()
         cause = error
@@ -185,19 +201,16 @@ class InlineVectorEnv:
             old = self._envs[row]
             details = "".join(traceback.format_exception(cause))
             crash = Crash(row=row, what=f"raised {type(cause).__name__}: {cause}", steps=old.steps, details=details)
-            seed = self._restarts.record(crash)
+            seed = self._restarts.record(crash, has_stepped=self._has_stepped())
             self.restarts = self._restarts.count
-            try:
-                old.close()
-            except Exception as closing:  # noqa: BLE001 - it is broken already
-                log.debug("env_close_failed", env=row, error=repr(closing))
+            self._close_row(row)
             try:
                 self._envs[row] = self._row(self._factory.build(row), row)
                 self._envs[row].reset(seed=seed)
                 break
-            except Exception as again:  # noqa: BLE001 - as in recv
+            except (Exception, SystemExit) as again:  # noqa: BLE001 - as in recv
                 cause = again
         for flags in (self._arrays.terminated, self._arrays.truncated):
             flags[row] = False
         self._arrays.reward[row] = 0.0
-        log.warning("env_restarted", env=row, reason=crash.what, steps=crash.steps, seconds=time.monotonic() - began)
+        self._restarts.tell(crash, seconds=time.monotonic() - began)

@@ -4,8 +4,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 
 from cormorant_worker.errors import EnvCrashed, EnvRaised
+
+log = structlog.get_logger(__name__)
+
+_TOLD = 3
+"""Restarts that are logged with their traceback; later ones are one line each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,21 +52,28 @@ class Restarts:
         self._seeds = list(seeds)
         self._used = set(seeds)
         self._barren = [0] * len(seeds)
+        self.has_stepped = False
+        """Some environment that crashed had completed a step before."""
 
     def seed(self, row: int) -> int:
         """The seed of the environment that is now in `row`."""
         return self._seeds[row]
 
-    def record(self, crash: Crash) -> int:
+    def record(self, crash: Crash, *, has_stepped: bool) -> int:
         """Count a restart and return the seed for it: derived from the row's last one, never one used before.
+
+        Args:
+            crash: why.
+            has_stepped: some environment that runs now has completed a step.
 
         Raises:
             EnvCrashed: one restart too many.
             EnvRaised: it raised, and the limits say that this is not put right.
         """
         row = crash.row
+        self.has_stepped |= has_stepped or crash.steps > 0
         if self._limits.raises and crash.details:
-            raise EnvRaised(f"{crash.sentence()}\n\n{crash.details.rstrip()}")
+            raise EnvRaised(crash.sentence(), details=crash.details)
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
         if self._barren[row] > self._limits.barren:
             raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")
@@ -69,6 +82,20 @@ class Restarts:
         self.count += 1
         self._seeds[row] = self._next_seed(self._seeds[row])
         return self._seeds[row]
+
+    def tell(self, crash: Crash, *, seconds: float) -> None:
+        """Log that an environment was restarted: the first times with the traceback, always with the count."""
+        details = {"exception": crash.details} if crash.details and self.count <= _TOLD else {}
+        log.warning(
+            "env_restarted",
+            env=crash.row,
+            reason=crash.what,
+            steps=crash.steps,
+            seconds=round(seconds, 3),
+            restarts=self.count,
+            most_restarts=self._limits.total,
+            **details,
+        )
 
     def state(self) -> dict[str, object]:
         """Plain data for `restore`."""
@@ -80,8 +107,9 @@ class Restarts:
         self._barren = [0] * len(self._seeds)
 
     def _give_up(self, crash: Crash, reason: str) -> EnvCrashed:
-        details = f"\n\n{crash.details.rstrip()}" if crash.details else ""
-        return EnvCrashed(f"{crash.sentence()}; {reason}: fix the environment{details}")
+        return EnvCrashed(
+            f"{crash.sentence()}; {reason}: fix the environment", has_stepped=self.has_stepped, details=crash.details
+        )
 
     def _next_seed(self, seed: int) -> int:
         for attempt in range(1, 1 << 16):

@@ -15,7 +15,6 @@ from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 import numpy as np
-import structlog
 
 from cormorant_worker.envs.channel import LOAD, SAVE, STEP, Build, Built, Failed, Refused, Saved
 from cormorant_worker.envs.env_process import EnvProcess
@@ -27,8 +26,6 @@ from cormorant_worker.envs.saved import Vectors, pack, unpack
 from cormorant_worker.envs.shared_memory import SharedSteps, open_block
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
 from cormorant_worker.spaces import Arrays, Space, describe
-
-log = structlog.get_logger(__name__)
 
 _LOOK_AGAIN_S = 0.05
 """How long a missed wake-up may go unnoticed: see `SharedSteps.settle`."""
@@ -54,7 +51,7 @@ class SubprocessVectorEnv:
         limits: how many restarts are too many.
 
     Raises:
-        UnknownEnv, EnvBuildError: the environment could not be built; with the child's traceback.
+        UnknownEnv, EnvBuildError: the environment could not be built; the child's traceback is a note of the error.
     """
 
     lockstep = True
@@ -308,7 +305,7 @@ class SubprocessVectorEnv:
         row = crash.row
         self._drop(row)
         self._memory.pending[row] = 1
-        self._restarts.record(crash)
+        self._restarts.record(crash, has_stepped=bool(self._steps.any()))
         self.restarts = self._restarts.count
         self._steps[row] = 0
         self._processes[row] = process = self._spawn(row)
@@ -334,7 +331,7 @@ class SubprocessVectorEnv:
             self._steps[row] = 0
             arrays.reward[row] = 0.0
             arrays.terminated[row] = arrays.truncated[row] = False
-            log.warning("env_restarted", env=row, reason=crash.what, steps=crash.steps, seconds=round(now - began, 3))
+            self._restarts.tell(crash, seconds=now - began)
         return rows
 
     # Waiting
@@ -391,9 +388,10 @@ class SubprocessVectorEnv:
             case "unknown_env":
                 raise UnknownEnv(message.what)
             case "bad_observation":
-                raise EnvCrashed(f"{message.what}\n\n{message.details.rstrip()}")
+                has_stepped = self._restarts.has_stepped or bool(self._steps.any() or message.steps)
+                raise EnvCrashed(message.what, has_stepped=has_stepped, details=message.details)
             case "build" if self._starting:
-                raise EnvBuildError(f"{message.what}\n\n{message.details.rstrip()}")
+                raise EnvBuildError(message.what, details=message.details)
         what = message.what if message.kind == "raised" else f"could not be built again: {message.what}"
         self._handle(Crash(row=row, what=what, steps=message.steps, details=message.details))
         return None
@@ -408,9 +406,8 @@ class SubprocessVectorEnv:
             self._dead[crash.row] = crash
 
     def _fail_to_start(self, crash: Crash) -> NoReturn:
-        details = f"\n\n{crash.details.rstrip()}" if crash.details else ""
         raise EnvBuildError(
-            f"environment {crash.row} ({self._factory.name}) {crash.what} before its first step{details}"
+            f"environment {crash.row} ({self._factory.name}) {crash.what} before its first step", details=crash.details
         )
 
     def _start_timeout_s(self) -> float:
@@ -468,7 +465,7 @@ class SubprocessVectorEnv:
         # It is replaced before its next step: an answer that comes late must not be taken for that of a later question.
         crash = Crash(row=process.row, what=what, steps=int(self._steps[process.row]), details=details)
         self._dead.setdefault(process.row, crash)
-        return EnvCrashed(f"environment {process.row} {what}" + (f"\n\n{details}" if details else ""))
+        return EnvCrashed(f"environment {process.row} {what}", details=details)
 
     def _check_open(self) -> None:
         if self._closed:

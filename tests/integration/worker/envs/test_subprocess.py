@@ -281,7 +281,9 @@ def test_an_environment_that_always_raises_in_step_1_is_given_up() -> None:
     message = str(caught.value)
     assert "raised ValueError: the simulator is gone (after 0 completed steps" in message
     assert "restarted 3 times without completing a step" in message
-    assert "in step\n" in message  # a line of the child's traceback
+    assert "\n" not in message
+    assert "in step\n" in caught.value.__notes__[0]  # a line of the child's traceback
+    assert not caught.value.has_stepped
 
 
 @pytest.mark.slow
@@ -352,9 +354,12 @@ def test_a_hanging_constructor_or_first_reset_is_a_build_error(at: str) -> None:
     assert time.monotonic() - began < 15
 
 
-def test_the_childs_traceback_is_in_the_error() -> None:
-    with pytest.raises(EnvBuildError, match=r"Traceback(.|\n)*envs\.py"):
+def test_the_childs_traceback_is_a_note_of_the_error() -> None:
+    with pytest.raises(EnvBuildError) as caught:
         SubprocessVectorEnv(counting(failures=[{"at": "init"}]), num_envs=1, seeds=[1])
+    assert "\n" not in str(caught.value)
+    assert "Traceback" in caught.value.__notes__[0]
+    assert "envs.py" in caught.value.__notes__[0]
 
 
 @pytest.mark.slow

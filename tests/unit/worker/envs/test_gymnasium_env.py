@@ -6,6 +6,7 @@ import pytest
 
 from cormorant_testing.envs import CountingEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory
+from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 
 COUNTING = "cormorant_testing.envs:make_counting"
@@ -124,3 +125,24 @@ def _steps_until_truncated(factory: EnvFactory) -> int:
         if env.step(env.action_space.sample())[3]:
             return step
     raise AssertionError("never truncated")
+
+
+@pytest.mark.parametrize(
+    "space",
+    [
+        gymnasium.spaces.Box(0, 1, (0,)),
+        gymnasium.spaces.Box(0, 1, (3, 0)),
+        gymnasium.spaces.Dict({}),
+        gymnasium.spaces.Dict({"a": gymnasium.spaces.Discrete(2), "b": gymnasium.spaces.Tuple(())}),
+        gymnasium.spaces.MultiDiscrete([]),
+    ],
+    ids=str,
+)
+def test_a_space_without_values_is_refused_when_it_is_built(space: gymnasium.Space) -> None:
+    class Empty(CountingEnv):
+        def __init__(self) -> None:
+            super().__init__()
+            self.observation_space = space
+
+    with pytest.raises(EnvBuildError, match=r"at observation(\.b)? holds no values; wrap the environment"):
+        MadeEnvs([Empty]).build(0)
