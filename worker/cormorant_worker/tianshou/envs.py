@@ -127,7 +127,7 @@ class GivenEnvs(InlineVectorEnv):
         """The next `start` resets with these seeds."""
         self._restarts = Restarts(seeds, RestartLimits(total=0))
 
-    def _replace(self, row: int, error: Exception) -> None:
+    def _replace(self, row: int, error: BaseException) -> None:
         """What an environment raises is the script's to see."""
         error.add_note(f"in environment {row}, after {self._envs[row].steps} completed steps")
         raise error
