@@ -100,7 +100,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
 def _find_policy(job: CollectorJob, parts: Parts, observation: Space, action: Space) -> PolicyModels:
     policy = job.spec.policy
     if parts.has_policy:
-        return wrap_policy(parts.make_policy(), "the script")
+        return wrap_policy(parts.make_policy(observation, action), "the script")
     assert policy.entrypoint is not None
     return load_policy(policy.entrypoint, policy.kwargs, observation, action)
 

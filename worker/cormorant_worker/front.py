@@ -7,12 +7,15 @@
             learn(batch)
             fleet.publish(policy.state_dict())
 
+    with open_fleet(env=MyEnv, policy=policy, num_envs=8, workers=2) as fleet:     # without a manifest
+        ...
+
 A script that opens a fleet needs no `if __name__ == "__main__"`: worker processes never import it.
 """
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,19 +24,43 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.errors import FleetError, ManifestError
+from cormorant_worker.parts import NO_PARTS, Parts
+from cormorant_worker.scripted import EnvChoice, Scripted
 
 if TYPE_CHECKING:
     from cormorant_worker.collector import Collector
     from cormorant_worker.engine.local import LocalFleet
     from cormorant_worker.engine.ray.options import RayOptions
 
+_FOR_SCRIPTS = (
+    "policy",
+    "policy_factory",
+    "num_envs",
+    "frames_per_batch",
+    "total_frames",
+    "mode",
+    "seed",
+    "collection",
+)
+"""Arguments that go with `env` and say nothing beside a manifest."""
+
 Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
 """A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
 
 
 def open_fleet(
-    manifest: Manifest,
+    manifest: Manifest | None = None,
     *,
+    env: EnvChoice | None = None,
+    policy: Any = None,
+    policy_factory: Callable[..., Any] | None = None,
+    num_envs: int = 8,
+    frames_per_batch: int = 0,
+    total_frames: int = 0,
+    mode: Literal["async", "sync"] = "async",
+    vectorization: Literal["subprocess", "inline"] = "subprocess",
+    seed: int = 0,
+    collection: Mapping[str, Any] | None = None,
     name: str = "",
     workers: int = 0,
     device: str = "",
@@ -50,9 +77,27 @@ def open_fleet(
                 update(policy, batch)
                 fleet.publish(policy.state_dict())
 
+    Environments and policies of a script or a notebook need no manifest: classes, functions and modules are sent to the
+    workers by value.
+
+        with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, num_envs=8, workers=2) as fleet:
+            batch = fleet.take()
+
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
-            entrypoints find the modules beside it.
+            entrypoints find the modules beside it. Excludes `env` and what follows it, down to `collection`.
+        env: what makes one gymnasium.Env (a class, a function without arguments), a gymnasium id, or a mapping as
+            `spec.env` of a manifest.
+        policy: what acts: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
+            None: random actions.
+        policy_factory: `factory(observation_space, action_space)`, called in each worker, in place of `policy`.
+        num_envs: environments of each worker.
+        frames_per_batch: of each worker; 0: 64 steps of its environments.
+        total_frames: of the fleet, exact; 0: until it is closed.
+        mode: async: batches as they come; sync: one of all workers, stacked.
+        vectorization: subprocess: a process an environment; inline: all in the worker's own process.
+        seed: of the fleet.
+        collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
         name: metadata.name of the job, for files with several.
         workers: worker processes; 0 = as many as the manifest says, at most one a processor.
         device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
@@ -76,15 +121,20 @@ def open_fleet(
     from cormorant_worker.engine.local import LocalFleet
     from cormorant_worker.engine.options import FleetOptions
 
-    options = FleetOptions(
-        workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s
-    )
     if engine not in ("local", "ray"):
         raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
     if ray is not None and engine != "ray":
         raise FleetError('options of Ray were given and the engine is "local"; add engine="ray"')
-    job = load_job(manifest, name=name)
+    job, parts = _described(
+        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
+        frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
+        collection=collection or {},
+    )  # fmt: skip
     refuse_unknown_task(job)
+    options = FleetOptions(
+        workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
+        parts=() if parts is NO_PARTS else (parts.to_bytes(),),
+    )  # fmt: skip
     if engine == "ray":
         # Who has no Ray fleet needs no Ray.
         from cormorant_worker.engine.ray.fleet import RayFleet
@@ -93,7 +143,19 @@ def open_fleet(
     return LocalFleet(job, options)
 
 
-def make_collector(manifest: Manifest, *, name: str = "", device: str = "cpu") -> "Collector":
+def make_collector(
+    manifest: Manifest | None = None,
+    *,
+    env: EnvChoice | None = None,
+    policy: Any = None,
+    policy_factory: Callable[..., Any] | None = None,
+    num_envs: int = 8,
+    vectorization: Literal["subprocess", "inline"] = "inline",
+    seed: int = 0,
+    collection: Mapping[str, Any] | None = None,
+    name: str = "",
+    device: str = "cpu",
+) -> "Collector":
     """Build one collector in this process: no workers, no queue, no dataset.
 
         with make_collector("examples/halfcheetah.yaml") as collector:
@@ -104,7 +166,14 @@ def make_collector(manifest: Manifest, *, name: str = "", device: str = "cpu") -
     for nothing here.
 
     Args:
-        manifest: as for `open_fleet`.
+        manifest: this, and all that is not named here, is as for `open_fleet`.
+        env: what makes one gymnasium.Env, in place of a manifest.
+        policy: what acts; None: random actions.
+        policy_factory: makes it from the spaces.
+        num_envs: environments.
+        vectorization: inline: in this process; subprocess: a process an environment.
+        seed: of the collector.
+        collection: further fields of `spec.collection`.
         name: metadata.name of the job, for files with several.
         device: torch device of the policy.
 
@@ -115,7 +184,10 @@ def make_collector(manifest: Manifest, *, name: str = "", device: str = "cpu") -
     from cormorant_worker.build import build_collector
     from cormorant_worker.place import WorkerPlace
 
-    job = load_job(manifest, name=name)
+    job, parts = _described(
+        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+        vectorization=vectorization, seed=seed, collection=collection or {},
+    )  # fmt: skip
     if (pool := job.spec.env.envpool) is not None and pool.kwargs:
         from cormorant_worker.envs.envpool import EnvPoolTask
         from cormorant_worker.envs.probe import probe
@@ -126,7 +198,28 @@ def make_collector(manifest: Manifest, *, name: str = "", device: str = "cpu") -
         task.check()
         # Some arguments end the process that uses them, and this one is the caller's.
         probe(task)
-    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed)).collector
+    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), parts).collector
+
+
+def _described(manifest: Manifest | None, name: str, env: EnvChoice | None, **given: Any) -> tuple[CollectorJob, Parts]:
+    """The job that a manifest or a script describes, and the script's objects.
+
+    Raises:
+        ManifestError: there is neither, or both, or what there is is refused.
+    """
+    if env is not None:
+        if manifest is not None:
+            raise ManifestError("a manifest and env were both given; give one: the manifest names its environment")
+        scripted = Scripted(env=env, **given)
+        return scripted.job(), scripted.parts()
+    if manifest is None:
+        raise ManifestError('give a manifest, such as open_fleet("job.yaml"), or env=what makes one environment')
+    if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
+        raise ManifestError(f"a {type(manifest).__name__} is no manifest; an environment goes to env=")
+    plain = Scripted(env="")
+    if changed := [name for name, value in given.items() if name in _FOR_SCRIPTS and value != getattr(plain, name)]:
+        raise ManifestError(f"{', '.join(changed)} were given beside a manifest, which has fields for them; use those")
+    return load_job(manifest, name=name), NO_PARTS
 
 
 def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:

@@ -23,8 +23,10 @@ class Parts:
     Empty: the manifest's."""
     policy: Any = None
     """What a policy's factory may return (see `policy.py`)."""
-    policy_factory: Callable[[], Any] | None = None
+    policy_factory: Callable[..., Any] | None = None
     """Called in the worker for such a policy."""
+    takes_spaces: bool = False
+    """`policy_factory` is called with the observation space and the action space of one environment."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Fields of `CollectorConfig` that differ from the manifest's."""
     on_batch: Callable[[Block], None] | None = None
@@ -39,9 +41,11 @@ class Parts:
         """False: the manifest's acts."""
         return self.policy is not None or self.policy_factory is not None
 
-    def make_policy(self) -> Any:
-        """The policy itself."""
-        return self.policy if self.policy_factory is None else self.policy_factory()
+    def make_policy(self, observation: Any, action: Any) -> Any:
+        """The policy itself, for these spaces of one environment."""
+        if self.policy_factory is None:
+            return self.policy
+        return self.policy_factory(observation, action) if self.takes_spaces else self.policy_factory()
 
     def to_bytes(self) -> bytes:
         """As bytes for a worker.

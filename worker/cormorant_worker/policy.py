@@ -82,6 +82,11 @@ def _import(entrypoint: str) -> Callable[..., Any]:
     module_name, _, attribute = entrypoint.partition(":")
     if not module_name or not attribute:
         raise PolicyLoadError(f'policy entrypoint "{entrypoint}" is not of the form "package.module:factory"')
+    if module_name == "__main__":
+        raise PolicyLoadError(
+            f"policy entrypoint {entrypoint} names the script itself, which workers do not import; move {attribute} to "
+            "a module beside the manifest, or pass the object: open_fleet(env=..., policy_factory=...)"
+        )
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:

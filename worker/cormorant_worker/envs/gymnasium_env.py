@@ -116,6 +116,11 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
     module_name, _, attribute = entrypoint.partition(":")
     if not module_name or not attribute:
         raise EnvBuildError(f'the {what} entrypoint "{entrypoint}" is not of the form "package.module:attribute"')
+    if module_name == "__main__":
+        raise EnvBuildError(
+            f"the {what} entrypoint {entrypoint} names the script itself, which workers do not import; move "
+            f"{attribute} to a module beside the manifest, or pass the object: open_fleet(env={attribute})"
+        )
     try:
         found: Any = importlib.import_module(module_name)
     except Exception as error:
@@ -133,6 +138,10 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]  # whatever the user wrote, and it can be called
 
 
+_REGISTERED_BY = {"ALE": "ale_py", "dm_control": "shimmy", "metaworld": "metaworld", "Meta-World": "metaworld"}
+"""Packages that register a namespace of gymnasium's when they are imported."""
+
+
 def _check_registered(env_id: str) -> None:
     module_name, colon, name = env_id.rpartition(":")
     if colon:
@@ -147,6 +156,12 @@ def _check_registered(env_id: str) -> None:
     unversioned = [known for known in gymnasium.registry if known.rpartition("-v")[0] == name]
     if unversioned:  # gymnasium takes the newest version of a bare name
         return
+    package = _REGISTERED_BY.get(name.partition("/")[0] if "/" in name else "")
+    if package is not None and not colon:
+        raise UnknownEnv(
+            f'no gymnasium environment is registered as "{name}": {package} registers it when it is imported; write '
+            f'"{package}:{name}" (and pip install {package.replace("_", "-")} where it is missing)'
+        )
     hint = _near(name, list(gymnasium.registry))
     raise UnknownEnv(
         f'no gymnasium environment is registered as "{name}"{hint}; '

@@ -1,0 +1,76 @@
+"""`open_fleet(env=...)` and `make_collector(env=...)`: what is refused before anything starts."""
+
+import gymnasium
+import pytest
+
+from cormorant_worker import make_collector, open_fleet
+from cormorant_worker.envs.gymnasium_env import load_object
+from cormorant_worker.errors import EnvBuildError, ManifestError, PolicyLoadError, UnknownEnv
+from cormorant_worker.policy import load_policy
+from cormorant_worker.scripted import Scripted
+
+
+def make_cartpole() -> gymnasium.Env:
+    return gymnasium.make("CartPole-v1")
+
+
+def needs_two(first: int, second: int) -> gymnasium.Env:
+    raise AssertionError("never called")
+
+
+def test_job_says_what_a_manifest_would() -> None:
+    job = Scripted(
+        env=make_cartpole, num_envs=4, workers=3, total_frames=1024, collection={"weights": {"maxStaleness": 1}}
+    ).job()
+    collection = job.spec.collection
+    assert (job.spec.env.num_envs, job.spec.replicas) == (4, 3)
+    assert (collection.frames_per_batch, collection.total_frames, collection.weights.max_staleness) == (256, 1024, 1)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({}, r'give a manifest, such as open_fleet\("job.yaml"\), or env='),
+        ({"manifest": "job.yaml", "env": "CartPole-v1"}, "a manifest and env were both given"),
+        ({"manifest": {}, "num_envs": 4, "seed": 3}, "num_envs, seed were given beside a manifest"),
+        ({"manifest": make_cartpole}, "a function is no manifest; an environment goes to env="),
+        ({"env": make_cartpole(), "policy": None}, "env is a TimeLimit; give what makes one environment"),
+        ({"env": needs_two}, r"env needs arguments \(first, second\).*env=lambda: needs_two\(first=...\)"),
+        ({"env": make_cartpole, "policy": dict}, "policy is the class dict; give an instance"),
+        ({"env": make_cartpole, "policy": 3}, "policy is a int; give a torch module"),
+        ({"env": make_cartpole, "policy": len, "policy_factory": len}, "policy and policy_factory were both given"),
+        ({"env": make_cartpole, "num_envs": 0}, "numEnvs"),
+        ({"env": make_cartpole, "collection": {"framesPerBatsch": 3}}, "framesPerBatsch"),
+    ],
+)
+def test_refusals_are_sentences(given: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ManifestError, match=sentence):
+        open_fleet(**given)  # type: ignore[arg-type]  # that is what is refused
+
+
+def test_collector_plays_a_class_with_a_factory_of_its_spaces() -> None:
+    seen = []
+
+    def factory(observation: gymnasium.Space, action: gymnasium.Space) -> object:
+        seen.append((observation.shape, action.n))  # type: ignore[attr-defined]  # a Discrete
+        return lambda observation: observation[:, 0].long() * 0 + 1
+
+    with make_collector(env=make_cartpole, policy_factory=factory, num_envs=2) as collector:
+        batch = collector.collect(num_steps=20)
+    assert seen == [((4,), 2)]
+    assert batch["action"].unique().tolist() == [1]
+    assert batch.shape == (2, 10)
+
+
+def test_main_in_an_entrypoint_gets_a_remedy() -> None:
+    with pytest.raises(EnvBuildError, match=r"names the script itself.*open_fleet\(env=MyEnv\)"):
+        load_object("__main__:MyEnv", what="environment")
+    space = gymnasium.spaces.Discrete(2)
+    with pytest.raises(PolicyLoadError, match=r"names the script itself.*policy_factory"):
+        load_policy("__main__:make", {}, space, space)
+
+
+def test_atari_of_gymnasium_names_the_package_to_import() -> None:
+    with pytest.raises(UnknownEnv, match="ale_py:ALE/Pong-v5") as caught, make_collector(env="ALE/Pong-v5"):
+        pass
+    assert "pip install ale-py" in str(caught.value)

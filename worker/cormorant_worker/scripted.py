@@ -1,0 +1,120 @@
+"""A job that a script describes with Python objects instead of a manifest: `open_fleet(env=MyEnv, policy=network)`.
+
+What has a word in a manifest becomes a CollectorJob; the objects become `Parts`, which travel to the workers beside it.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cormorant_contract import errors as contract
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+from cormorant_worker.errors import ManifestError
+from cormorant_worker.parts import Parts
+
+EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
+"""A gymnasium id; what makes one gymnasium.Env: a class, a function; or `spec.env` of a manifest."""
+
+_DEFAULT_STEPS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scripted:
+    """What `open_fleet` and `make_collector` take in place of a manifest."""
+
+    env: EnvChoice
+    policy: Any = None
+    """What acts: a module, a callable, or an entrypoint; None: random actions."""
+    policy_factory: Callable[..., Any] | None = None
+    """`factory(observation_space, action_space)`, called in each worker, that makes what acts."""
+    num_envs: int = 8
+    """Environments of each worker."""
+    workers: int = 1
+    frames_per_batch: int = 0
+    """Of each worker; 0: 64 steps of its environments."""
+    total_frames: int = 0
+    """0: until the fleet is closed."""
+    mode: Literal["async", "sync"] = "async"
+    vectorization: Literal["subprocess", "inline"] = "subprocess"
+    seed: int = 0
+    collection: Mapping[str, Any] = field(default_factory=dict)
+    """Further fields of `spec.collection`, as a manifest spells them."""
+
+    def job(self) -> CollectorJob:
+        """The manifest of it. Where objects stand for environment or policy, it has placeholders.
+
+        Raises:
+            ManifestError: what was given does not fit together; says every problem.
+        """
+        self._check()
+        steps = self.frames_per_batch or _DEFAULT_STEPS * self.num_envs
+        collection: dict[str, Any] = {"mode": self.mode, "framesPerBatch": steps, "seed": self.seed}
+        if self.total_frames:
+            collection["totalFrames"] = self.total_frames
+        document: dict[str, Any] = {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": "script"},
+            "spec": {
+                "env": self._env_block(),
+                "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
+                "collection": {**collection, **self.collection},
+                "output": {"queue": {"capacityBatches": 2}},
+                "replicas": self.workers,
+            },
+        }
+        try:
+            return parse_job(document)
+        except contract.ManifestError as error:
+            raise ManifestError(str(error)) from error
+
+    def parts(self) -> Parts:
+        """The objects among it."""
+        makes = callable(self.env)
+        return Parts(
+            envs=(self.env,) * self.num_envs if makes else (),  # type: ignore[arg-type]  # callable, as just asked
+            policy=None if isinstance(self.policy, str) else self.policy,
+            policy_factory=self.policy_factory,
+            takes_spaces=self.policy_factory is not None,
+        )
+
+    def _env_block(self) -> dict[str, Any]:
+        if isinstance(self.env, Mapping):
+            return dict(self.env)
+        named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
+        return {"gymnasium": {**named, "vectorization": self.vectorization, "numEnvs": self.num_envs}}
+
+    def _check(self) -> None:
+        if self.policy is not None and self.policy_factory is not None:
+            raise ManifestError("policy and policy_factory were both given; give one: a policy, or what makes it")
+        if isinstance(self.policy, type):
+            raise ManifestError(
+                f"policy is the class {self.policy.__name__}; give an instance, or policy_factory=a function of "
+                "(observation_space, action_space) that makes one in each worker"
+            )
+        if self.policy is not None and not (callable(self.policy) or isinstance(self.policy, str | Mapping)):
+            raise ManifestError(
+                f"policy is a {type(self.policy).__name__}; give a torch module, a callable on observations, or "
+                '"package.module:factory"'
+            )
+        if not (callable(self.env) or isinstance(self.env, str | Mapping)):
+            raise ManifestError(
+                f"env is a {type(self.env).__name__}; give what makes one environment, a class or a function without "
+                'arguments, or a gymnasium id such as "CartPole-v1"'
+            )
+        if callable(self.env) and (needed := _needed_arguments(self.env)):
+            raise ManifestError(
+                f"env needs arguments ({', '.join(needed)}), and each worker calls it without any; wrap it: "
+                f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
+            )
+
+
+def _needed_arguments(maker: Callable[..., Any]) -> list[str]:
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):  # some builtins have none
+        return []
+    fixed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return [p.name for p in parameters if p.default is p.empty and p.kind not in fixed]
