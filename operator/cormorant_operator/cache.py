@@ -14,6 +14,7 @@ from cormorant_operator.children import digest_of
 from cormorant_operator.job import Job, Unreadable, read_job
 from cormorant_operator.observed import Pod
 from cormorant_operator.pod_facts import birth_of, controller_uid, read_pod
+from cormorant_operator.roster import Roster
 
 _MOST_GRAVES = 20_000
 Kind = str
@@ -39,6 +40,8 @@ class _Family:
     version: int = 0
     members: dict[str, _Seen] = field(default_factory=dict)
     """By the member's uid."""
+    roster: Roster = field(default_factory=Roster)
+    """The pods among the members."""
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
     """Highest attempt that was ever seen of each slot, by group and index: also of pods that left no record."""
     epoch: int = 0
@@ -110,12 +113,17 @@ class Cache:
     def pods(self, uid: str) -> tuple[Pod, ...]:
         """Pods of a job."""
         family = self._families.get(uid)
-        return tuple(s.fact for s in family.members.values() if isinstance(s.fact, Pod)) if family is not None else ()
+        return tuple(family.roster.pods.values()) if family is not None else ()
 
-    def attempts(self, uid: str) -> dict[tuple[str, int], int]:
-        """Highest attempt that was ever seen of each slot of a job, by group and index."""
+    def roster(self, uid: str) -> Roster:
+        """The same, sorted by whether they need a look; it changes with the next event."""
         family = self._families.get(uid)
-        return dict(family.attempts) if family is not None else {}
+        return family.roster if family is not None else Roster()
+
+    def attempts(self, uid: str) -> Mapping[tuple[str, int], int]:
+        """Highest attempt that was ever seen of each slot of a job, by group and index; changes with the next event."""
+        family = self._families.get(uid)
+        return family.attempts if family is not None else {}
 
     def epoch(self, uid: str) -> int:
         """Highest epoch of a head of a job that was ever seen; 0 when none was."""
@@ -171,6 +179,8 @@ class Cache:
         family = self._families.setdefault(owner, _Family(raw["metadata"]["namespace"]))
         self.note_birth(raw)
         family.members[uid] = _Seen(owner, version, fact, raw["metadata"]["name"], raw["kind"])
+        if isinstance(fact, Pod):
+            family.roster.put(fact)
         self._owners[uid] = owner
         return owner
 
@@ -190,6 +200,7 @@ class Cache:
             family.job = None
         else:
             family.members.pop(uid, None)
+            family.roster.drop(uid)
         if family.job is None and not family.members:
             del self._families[owner]
         return owner

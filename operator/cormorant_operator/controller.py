@@ -27,6 +27,7 @@ from cormorant_operator.pace import Purpose, purpose
 from cormorant_operator.plan import CheckTemplate, DrainHead, Note, Plan, TellHead
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.recorder import event
+from cormorant_operator.roster import Roster
 from cormorant_operator.site import Site
 from cormorant_operator.status import refused_status
 from cormorant_operator.work_queue import WorkQueue
@@ -151,6 +152,11 @@ class Controller:
         unseen is found here, without reading ten thousand pods.
         """
         await self.resync(is_glance=True)
+        for uid, memory in self._memories.items():
+            if memory.is_refused:
+                # Its Secret may be another's, until somebody deletes it.
+                memory.has_tokens = False
+                self.jobs_due.add(uid)
 
     async def _list_all_of(self, namespace: str, *, is_glance: bool) -> None:
         # Policies are not watched: whoever changes one is corrected when they are listed.
@@ -261,7 +267,8 @@ class Controller:
 
     async def _carry_out(self, job: Job, plan: Plan, memory: Memory, *, decided_at: datetime) -> ApiError | None:
         """Do all of a plan: one action that fails holds up no other, and not the status. Returns the first failure."""
-        memory.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
+        if memory.refusals:
+            memory.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
         failed: ApiError | None = None
         for action in plan.actions:
             try:
@@ -294,6 +301,7 @@ class Controller:
     def _observe(self, uid: str, memory: Memory) -> Observed:
         return Observed(
             pods=self.cache.pods(uid),
+            roster=self.cache.roster(uid),
             attempts=self.cache.attempts(uid),
             epoch=self.cache.epoch(uid),
             children=self.cache.children(uid),
@@ -332,7 +340,7 @@ class Controller:
             memory.told, memory.is_answer_due = words, True
             self.heads_due.add(job.uid, after_s=after_s)
             return
-        head = _live_head(self.cache.pods(job.uid))
+        head = _live_head(self.cache.roster(job.uid))
         age_s = asyncio.get_running_loop().time() - memory.polled_at if memory.polled_at is not None else plan.poll_s
         is_new = head is not None and head.uid != memory.polled_pod
         self.heads_due.add(job.uid, after_s=0.0 if is_new else plan.poll_s - age_s)
@@ -345,7 +353,7 @@ class Controller:
     # -- one head ----------------------------------------------------------------------------------------------
 
     async def _poll(self, uid: str) -> None:
-        job, head = self.cache.job(uid), _live_head(self.cache.pods(uid))
+        job, head = self.cache.job(uid), _live_head(self.cache.roster(uid))
         memory = self._memories.get(uid)
         if not isinstance(job, Job) or memory is None or head is None or not head.is_asked:
             return
@@ -376,6 +384,6 @@ class Controller:
             )
 
 
-def _live_head(pods: tuple[Pod, ...]) -> Pod | None:
-    heads = [pod for pod in pods if pod.role == "head" and pod.is_live]
+def _live_head(roster: Roster) -> Pod | None:
+    heads = [pod for pod in roster.restless.values() if pod.role == "head" and pod.is_live]
     return max(heads, key=lambda pod: pod.epoch, default=None)

@@ -4,7 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from cormorant_operator.roster import Roster
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker"]
@@ -170,6 +173,8 @@ class Observed:
     """Everything of one job at one moment."""
 
     pods: tuple[Pod, ...] = ()
+    roster: "Roster | None" = None
+    """The same pods, sorted by whether they need a look; None: to be made of them."""
     attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Highest attempt that was ever seen of each slot, by group and index: also of pods that are gone."""
     epoch: int = 0

@@ -39,7 +39,7 @@ def scheduling_trouble(view: View) -> Trouble | None:
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
             return Trouble(reason=refusal.kind.value, message=refusal.message)
     stuck = sorted(
-        (pod for pod in view.observed.pods if pod.is_live and pod.obstacle is not Obstacle.NONE),
+        (pod for pod in view.busy if pod.is_live and pod.obstacle is not Obstacle.NONE),
         key=lambda pod: (pod.role, pod.group, pod.index),
     )
     if not stuck:
@@ -55,7 +55,7 @@ def is_waiting_for_room(view: View) -> bool:
     if head is None or not head.is_ready:
         return head is not None and not head.is_scheduled
     refusals = (view.observed.refusals.get(group.name) for group in view.groups)
-    workers = (pod for pods in view.workers.values() for pod in pods if pod.is_live)
+    workers = (pod for pods in view.busy_workers.values() for pod in pods if pod.is_live)
     return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
         not pod.is_scheduled for pod in workers
     )

@@ -38,7 +38,7 @@ def outcome_dues(view: View) -> Iterator[datetime]:
             # One that passed and is not over waits for the head's next answer.
             yield deadline.at if deadline.at > view.now else view.after(view.now, view.site.poll_s)
     if view.policy.on_unschedulable != "Wait":
-        for pod in view.observed.pods:
+        for pod in view.busy:
             if (at := late_at(view, pod)) is not None and at > view.now:
                 yield at
 
@@ -115,7 +115,7 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
             reason="StartupDeadlineExceeded",
             message=f"{what} within startupDeadlineSeconds {policy.startup_deadline_seconds}{words}",
         )
-    late = [pod for pod in view.observed.pods if is_late(view, pod)]
+    late = [pod for pod in view.busy if is_late(view, pod)]
     if policy.on_unschedulable == "Fail" and late:
         yield Outcome(
             kind="Failed",

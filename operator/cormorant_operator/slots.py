@@ -6,7 +6,7 @@ A live pod is one that is not terminating, not terminal and not on a lost node; 
 that failed is kept until its successor has been ready for a while: it is the record of the failure and of the back-off.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -90,15 +90,15 @@ class Slot:
         return ((*over, *record), None) if now >= until else (tuple(over), until)
 
 
-def slots_of(pods: Sequence[Pod], size: int, *, attempts: Mapping[int, int]) -> tuple[Slot, ...]:
-    """The slots of a group: all of its size, and those beyond it that still have pods; by index.
+def slots_of(pods: Sequence[Pod], places: Iterable[int], *, attempts: Mapping[int, int]) -> tuple[Slot, ...]:
+    """Slots of a group, by index.
 
     Args:
         pods: of the group.
-        size: of the group.
+        places: indices of slots, with pods or without.
         attempts: the highest that was ever seen, by index.
     """
-    by_index: dict[int, list[Pod]] = {index: [] for index in range(size)}
+    by_index: dict[int, list[Pod]] = {index: [] for index in places}
     for pod in pods:
         by_index.setdefault(pod.index, []).append(pod)
     return tuple(

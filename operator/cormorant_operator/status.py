@@ -39,11 +39,11 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
         weights=progress.weights_status(view),
         groups=groups,
         elastic=ElasticStatus(
-            replicas=sum(pod.is_live for pod in view.workers[elastic]),
+            replicas=view.num_steady(elastic) + sum(pod.is_live for pod in view.busy_workers[elastic]),
             selector=names.worker_selector(view.job.uid, group=elastic),
         ),
         conditions=merge(before, facts(view, course), generation=generation, now=view.now),
-        recent_failures=recent_failures(before, view.observed.pods),
+        recent_failures=recent_failures(before, view.busy),
     )
 
 
@@ -88,8 +88,8 @@ def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
 
 def _group(view: View, name: str) -> GroupStatus:
     before = next((group.restarts for group in view.job.status.groups if group.name == name), 0)
-    seen = sum(slot.restarts for slot in view.slots[name])
-    return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=max(before, seen))
+    restarts = max(before, view.restarts(name))
+    return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=restarts)
 
 
 def _start_time(view: View, course: Course) -> datetime | None:

@@ -10,6 +10,7 @@ from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.backoff import failures_after, refusal_delay_s
 from cormorant_operator.job import Job, is_true
 from cormorant_operator.observed import HeadAnswer, Observed, Pod, Refusal, RefusalKind, Verdict
+from cormorant_operator.roster import Make, Roster
 from cormorant_operator.site import Site
 from cormorant_operator.slots import Slot, slots_of
 from cormorant_operator.templates import Templates
@@ -46,7 +47,8 @@ class View:
     @cached_property
     def heads(self) -> tuple[Pod, ...]:
         """Every head pod, the newest last."""
-        return tuple(sorted((pod for pod in self.observed.pods if pod.role == "head"), key=lambda pod: pod.epoch))
+        heads = (pod for pod in self.roster.restless.values() if pod.role == "head")
+        return tuple(sorted(heads, key=lambda pod: pod.epoch))
 
     @property
     def newest_head(self) -> Pod | None:
@@ -113,27 +115,72 @@ class View:
         return {group.name: self.job.spec.size_of(group) for group in self.groups}
 
     @cached_property
-    def workers(self) -> Mapping[str, tuple[Pod, ...]]:
-        """Worker pods by group; groups that the spec does not have any more are among them."""
+    def roster(self) -> Roster:
+        """The pods, sorted by whether they need a look."""
+        return self.observed.roster if self.observed.roster is not None else Roster.of(self.observed.pods)
+
+    @cached_property
+    def steady(self) -> Mapping[str, tuple[Make, ...]]:
+        """What the calm workers of each group were made from, as far as these stand within its size.
+
+        They are live, scheduled and ready, and in their slots nothing is to be done but to roll outdated ones.
+        """
+        found: dict[str, list[Make]] = {group.name: [] for group in self.groups}
+        for make, pods in self.roster.calm.items():
+            is_own = make.group in found and make.base_image == self.base_image
+            if is_own and max(pods) < self.sizes[make.group]:
+                found[make.group].append(make)
+        return {name: tuple(makes) for name, makes in found.items()}
+
+    @cached_property
+    def busy(self) -> tuple[Pod, ...]:
+        """All pods that are not steady: heads, and workers that need a look."""
+        steady = {make for makes in self.steady.values() for make in makes}
+        calm = (pod for make, pods in self.roster.calm.items() if make not in steady for pod in pods.values())
+        return tuple(
+            sorted(
+                (*self.roster.restless.values(), *calm),
+                key=lambda pod: (pod.role, pod.group, pod.index, pod.attempt, pod.created, pod.name),
+            )
+        )
+
+    @cached_property
+    def busy_workers(self) -> Mapping[str, tuple[Pod, ...]]:
+        """Workers that need a look by group; groups that the spec does not have any more are among them."""
         found: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
-        for pod in self.observed.pods:
+        for pod in self.busy:
             if pod.role == "worker":
                 found.setdefault(pod.group, []).append(pod)
         return {name: tuple(pods) for name, pods in found.items()}
 
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
-        """Slots of each group of the spec."""
-        seen: dict[str, dict[int, int]] = {}
-        for (group, index), attempt in self.observed.attempts.items():
-            seen.setdefault(group, {})[index] = attempt
-        return {
-            name: slots_of(self.workers[name], size, attempts=seen.get(name, {})) for name, size in self.sizes.items()
-        }
+        """Slots of each group of the spec that need a look: all but those of steady workers."""
+        return {group.name: self._slots_of(group.name) for group in self.groups}
+
+    def _slots_of(self, group: str) -> tuple[Slot, ...]:
+        size, busy = self.sizes[group], self.busy_workers[group]
+        filled = {pod.index for pod in busy}
+        open_places: set[int] = set()
+        if self.num_steady(group) + sum(index < size for index in filled) < size:
+            steady = (self.roster.calm[make].keys() for make in self.steady[group])
+            open_places = set(range(size)).difference(filled, *steady)
+        places = filled | open_places
+        attempts = self.observed.attempts
+        return slots_of(busy, places, attempts={index: attempts.get((group, index), -1) for index in places})
+
+    def num_steady(self, group: str) -> int:
+        """Steady workers of a group."""
+        return sum(len(self.roster.calm[make]) for make in self.steady[group])
+
+    def restarts(self, group: str) -> int:
+        """Failures that the slots of a group ever had, as far as their pods tell."""
+        steady = sum(self.roster.restarts[make] for make in self.steady[group])
+        return steady + sum(slot.restarts for slot in self.slots[group])
 
     def ready(self, group: str) -> int:
         """Workers of a group that work."""
-        return sum(pod.is_ready for pod in self.workers[group])
+        return self.num_steady(group) + sum(pod.is_ready for pod in self.busy_workers[group])
 
     @cached_property
     def has_enough(self) -> bool:
@@ -158,7 +205,10 @@ class View:
     def is_proven(self, template: str) -> bool:
         """Whether the API server is known to take pods of a template: a dry run said so, or there is one."""
         verdict = self.verdict(template)
-        return verdict.error == "" if verdict is not None else any(p.template == template for p in self.observed.pods)
+        if verdict is not None:
+            return verdict.error == ""
+        is_calm = any(make.template == template for make in self.roster.calm)
+        return is_calm or any(pod.template == template for pod in self.roster.restless.values())
 
     def is_refused(self, template: str) -> bool:
         """Whether a dry run said that the API server takes no pods of a template."""

@@ -1,5 +1,6 @@
 """Workers: fill empty slots, replace outdated pods a few at a time, let go of those beyond the group's size."""
 
+import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -22,6 +23,8 @@ class WorkerPlan:
     """Ready workers that may be taken away for a new template."""
     actions: list[Action] = field(default_factory=list)
     dues: list[datetime] = field(default_factory=list)
+    outdated: list[Pod] = field(default_factory=list)
+    """Ready workers of the group that is gone through, of an earlier template: they go a few at a time."""
     is_updating: bool = False
     """Some pod is outdated and will be replaced."""
     is_waiting_for_head: bool = False
@@ -49,8 +52,10 @@ def plan_workers(view: View, *, may_create: bool) -> WorkerPlan:
                 _keep(view, plan, group, slot, may_create=may_create)
             else:
                 _let_go(view, plan, group, slot)
-    for name in view.workers.keys() - view.sizes.keys():
-        plan.actions += [_delete(pod, "its group is gone") for pod in view.workers[name] if not pod.is_terminating]
+        _roll(view, plan, group)
+    for name, pods in view.busy_workers.items():
+        if name not in view.sizes:
+            plan.actions += [_delete(pod, "its group is gone") for pod in pods if not pod.is_terminating]
     return plan
 
 
@@ -94,10 +99,23 @@ def _update(view: View, plan: WorkerPlan, group: WorkerGroup, pod: Pod) -> None:
         return
     plan.is_updating = True
     if not is_foreign and pod.is_ready:
-        if plan.may_go == 0:
-            return
-        plan.may_go -= 1
-    plan.actions.append(_delete(pod, "its template changed"))
+        plan.outdated.append(pod)
+    else:
+        plan.actions.append(_delete(pod, "its template changed"))
+
+
+def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
+    """Replace ready workers of an earlier template, as many as may go, the lowest places first."""
+    template = view.templates.worker(group)
+    outdated, plan.outdated = plan.outdated, []
+    if view.is_proven(template):
+        for make in view.steady[group.name]:
+            outdated += view.roster.calm[make].values() if make.template != template else ()
+    if outdated:
+        plan.is_updating = True
+        going = heapq.nsmallest(plan.may_go, outdated, key=lambda pod: pod.index)
+        plan.may_go -= len(going)
+        plan.actions += [_delete(pod, "its template changed") for pod in going]
 
 
 def _let_go(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
@@ -128,7 +146,7 @@ def _has_let_go(view: View, group: WorkerGroup) -> bool:
 
 def live_workers(view: View) -> Iterator[Pod]:
     """Every worker pod that is not on its way out."""
-    return (pod for pods in view.workers.values() for pod in pods if not pod.is_terminating)
+    return (pod for pod in view.observed.pods if pod.role == "worker" and not pod.is_terminating)
 
 
 def _delete(pod: Pod, why: str) -> DeletePod:

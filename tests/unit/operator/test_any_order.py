@@ -4,6 +4,7 @@ epoch and settled ones never at all, and when it stops happening the world becom
 `World` checks the first three after every single order; the machine below adds the rest.
 """
 
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
 from cormorant_operator.observed import Obstacle
 from cormorant_operator.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
 from cormorant_operator.reconcile import reconcile
+from cormorant_operator.roster import Roster
 from cormorant_testing.operator_world import BEGIN, World, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
@@ -209,6 +211,16 @@ class AnyOrder(RuleBasedStateMachine):
             latest = plan.due - timedelta(seconds=1) if plan.due is not None else world.now + timedelta(days=30)
             later = reconcile(world.job, world.observe(), max(world.now, latest), site=world.site)
             assert later.is_empty, (later, plan.due)
+
+    @invariant()
+    def calm_workers_hide_nothing(self) -> None:
+        world, observed = self.world, self.world.observe()
+        restless = Roster()
+        restless.pods = restless.restless = {pod.uid: pod for pod in observed.pods}
+        plan = world.plan()
+        full = reconcile(world.job, replace(observed, roster=restless), world.now, site=world.site)
+        assert sorted(map(repr, plan.actions)) == sorted(map(repr, full.actions))
+        assert replace(plan, actions=()) == replace(full, actions=())
 
     @invariant()
     def what_is_over_stays_over(self) -> None:

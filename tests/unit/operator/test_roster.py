@@ -1,0 +1,159 @@
+"""Pods that are kept one by one are those that are read at once, and calm ones hide nothing."""
+
+import time
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cormorant_operator.observed import Observed, Pod
+from cormorant_operator.plan import DeletePod
+from cormorant_operator.reconcile import reconcile
+from cormorant_operator.roster import Roster
+from cormorant_operator.view import View
+from cormorant_testing.operator_world import BEGIN, World, of_kind, running
+
+PODS = st.builds(
+    lambda number, role, group, index, attempt, changes: Pod(
+        name=f"p{number}",
+        uid=f"u{number}",
+        role=role,
+        created=BEGIN,
+        group=group if role == "worker" else "",
+        index=index,
+        attempt=attempt,
+        epoch=attempt,
+        **changes,
+    ),
+    number=st.integers(0, 11),
+    role=st.sampled_from(("worker", "worker", "worker", "head")),
+    group=st.sampled_from(("cpu", "gpu")),
+    index=st.integers(0, 3),
+    attempt=st.integers(0, 2),
+    changes=st.sampled_from(
+        (
+            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN},
+            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "template": "t2"},
+            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "restarts": 3},
+            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "failures": 1, "restarts": 1},
+            {"phase": "Running", "is_scheduled": True, "ready_since": BEGIN, "retiring_since": BEGIN},
+            {"phase": "Running", "is_scheduled": True, "deletion_deadline": BEGIN, "ready_since": BEGIN},
+            {"phase": "Failed", "is_scheduled": True},
+            {},
+        )
+    ),
+)
+EVENTS = st.lists(st.one_of(PODS, st.integers(0, 11)), max_size=40)
+"""Pods that came or changed, and numbers of those that went."""
+
+
+def content(roster: Roster) -> Any:
+    return roster.pods, roster.restless, roster.calm, {make: roster.restarts[make] for make in roster.calm}
+
+
+@given(EVENTS)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_roster_kept_by_events_is_the_one_made_of_all_pods(events: list[Pod | int]) -> None:
+    kept = Roster()
+    for event in events:
+        if isinstance(event, Pod):
+            kept.put(event)
+        else:
+            kept.drop(f"u{event}")
+        assert content(kept) == content(Roster.of(kept.pods.values()))
+
+
+def large(workers: int) -> tuple[World, Observed]:
+    """A job of very many workers that collect."""
+    world = running(replicas=1)
+    (one,) = world.live()
+    world.edit(replicas=workers)
+    pods = {
+        f"w{index}": replace(one, name=f"w{index}", uid=f"w{index}", index=index, created=world.now)
+        for index in range(workers)
+    }
+    world.pods = {world.head.name: world.head, **pods}
+    world.attempts = {("cpu", index): 0 for index in range(workers)}
+    world.say(world.head, sizes={"cpu": workers})
+    world.settle()
+    return world, world.observe()
+
+
+def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
+    world, observed = large(5000)
+    roster = Roster.of(observed.pods)
+    changed = replace(world.pods["w7"], phase="Failed", exit_code=1, ended=world.now, ready_since=None)
+    roster.put(changed)
+    pods = tuple(roster.pods.values())
+
+    def decide() -> tuple[float, Any]:
+        began = time.process_time()
+        plan = reconcile(world.job, replace(observed, pods=pods, roster=roster), world.now, site=world.site)
+        return time.process_time() - began, plan
+
+    view = View(world.job, replace(observed, pods=pods, roster=roster), world.now, world.site)
+    assert [pod.name for pod in view.busy] == [world.head.name, "w7"]
+    assert [slot.index for slot in view.slots["cpu"]] == [7]
+    assert view.ready("cpu") == 4999
+    took = [decide() for _ in range(10)]
+    (created,) = took[0][1].actions
+    assert created.manifest["metadata"]["labels"]["cormorant.dev/index"] == "7"
+    assert min(seconds for seconds, _ in took) < 0.005
+
+
+def test_empty_place_of_a_large_job_is_found() -> None:
+    world, observed = large(500)
+    roster = Roster.of(observed.pods)
+    roster.drop("w42")
+    view = View(world.job, replace(observed, roster=roster), world.now, world.site)
+    assert [(slot.index, slot.last_attempt) for slot in view.slots["cpu"]] == [(42, 0)]
+
+
+@pytest.mark.slow
+def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
+    """Pods end in 5 s, are made at 50 a second and are ready after 15 s; the operator looks once a second."""
+    world, _ = large(2000)
+    world.edit(
+        workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}], runPolicy={"maxUnavailable": 100}
+    )
+    old, roster = world.live()[0].template, Roster.of(world.pods.values())
+    began, cpu_s, looks, most_away = world.now, 0.0, 0, 0
+    requests_left = 0.0
+    started: dict[str, Any] = {}
+    while any(make.template == old for make in roster.calm) or len(roster.restless) > 1:
+        world.now += timedelta(seconds=1)
+        requests_left = min(100.0, requests_left + 50)
+        for pod in list(roster.restless.values()):
+            if pod.deletion_deadline is not None and world.now >= pod.deletion_deadline:
+                roster.drop(pod.uid)
+            elif pod.is_live and not pod.is_ready and world.now >= started[pod.uid]:
+                roster.put(replace(pod, phase="Running", is_scheduled=True, ready_since=world.now))
+        observed = replace(
+            world.observe(), pods=tuple(roster.pods.values()), roster=roster, attempts=dict(world.attempts)
+        )
+        at = time.process_time()
+        plan = reconcile(world.job, observed, world.now, site=world.site)
+        cpu_s, looks = cpu_s + time.process_time() - at, looks + 1
+        for action in plan.actions:
+            if requests_left < 1:
+                break
+            requests_left -= 1
+            if isinstance(action, DeletePod):
+                ending = replace(action.pod, deletion_deadline=world.now + timedelta(seconds=5), ready_since=None)
+                roster.put(ending)
+            else:
+                world.pods = {}
+                world.do(action)
+                for pod in world.pods.values():
+                    started[pod.uid] = world.now + timedelta(seconds=15)
+                    roster.put(pod)
+        world.write(plan)
+        most_away = max(most_away, 2000 - sum(len(pods) for pods in roster.calm.values()))
+        assert world.now - began < timedelta(minutes=15), "it does not come to an end"
+    assert most_away <= 100
+    assert world.now - began < timedelta(minutes=10)
+    assert cpu_s / looks < 0.05
+    assert not of_kind(plan.actions, DeletePod)
