@@ -74,7 +74,14 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
                 torch.manual_seed(spec.collection.seed)
                 models = _find_policy(job, parts, observation, action)
                 num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
-                actor = PolicyActor(models, observation, action, device=device, num_rows=num_rows)
+                actor = PolicyActor(
+                    models,
+                    observation,
+                    action,
+                    device=device,
+                    num_rows=num_rows,
+                    is_shared=parts.shares_policy,
+                )
             weights = WeightSlot(models.modules)
             if spec.policy.initial_weights:
                 weights.load(read_weights(spec.policy.initial_weights))

@@ -35,6 +35,8 @@ class Parts:
     """Torch device of this worker's policy; empty: as the fleet's options say."""
     raises: bool = False
     """What an environment raises ends the fleet; else the environment is restarted."""
+    shares_policy: bool = False
+    """The policy is the learner's own, in the learner's process: see `PolicyActor`."""
 
     @property
     def has_policy(self) -> bool:

@@ -12,6 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cormorant_worker.torchrl.collector import FleetCollector
+    from cormorant_worker.torchrl.collectors import (
+        AsyncCollector,
+        Collector,
+        MultiAsyncCollector,
+        MultiaSyncDataCollector,
+        MultiSyncCollector,
+        MultiSyncDataCollector,
+        SyncDataCollector,
+        aSyncDataCollector,
+    )
     from cormorant_worker.torchrl.plain_env import MultiThreadedEnv, MultiThreadedEnvWrapper
     from cormorant_worker.torchrl.ray_collector import RayCollector
     from cormorant_worker.torchrl.recipes import (
@@ -24,12 +34,20 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncCollector",
+    "Collector",
     "FleetCollector",
+    "MultiAsyncCollector",
+    "MultiSyncCollector",
+    "MultiSyncDataCollector",
     "MultiThreadedEnv",
     "MultiThreadedEnvWrapper",
+    "MultiaSyncDataCollector",
     "OffPolicyCollectorConfig",
     "OnPolicyCollectorConfig",
     "RayCollector",
+    "SyncDataCollector",
+    "aSyncDataCollector",
     "make_collector_offpolicy",
     "make_collector_onpolicy",
     "sync_async_collector",
@@ -39,6 +57,14 @@ __all__ = [
 _HERE = "cormorant_worker.torchrl"
 _ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
 _HOMES = {
+    "AsyncCollector": "collectors",
+    "Collector": "collectors",
+    "MultiAsyncCollector": "collectors",
+    "MultiSyncCollector": "collectors",
+    "MultiSyncDataCollector": "collectors",
+    "MultiaSyncDataCollector": "collectors",
+    "SyncDataCollector": "collectors",
+    "aSyncDataCollector": "collectors",
     "FleetCollector": "collector",
     "OffPolicyCollectorConfig": "recipes",
     "OnPolicyCollectorConfig": "recipes",

@@ -5,6 +5,7 @@
 
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -12,22 +13,24 @@ import torch
 from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
-from cormorant_postproc import split_trajectories
 from cormorant_worker.batch import frames_of
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.loan import Loan
-from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Receipt
-from cormorant_worker.errors import StateError, WeightsError
+from cormorant_worker.errors import FleetClosed, StateError, WeightsError
 from cormorant_worker.front import load_job
 from cormorant_worker.parts import Parts
 from cormorant_worker.policy import MAIN_MODEL
+from cormorant_worker.torchrl.batches import StepCounts, add_root_flags, mark_padding, split, truncate_last
 from cormorant_worker.torchrl.devices import devices_of, storing_devices
+from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Calls, Maker
 from cormorant_worker.torchrl.policy import as_policy, check_has_weights, read_weights
 from cormorant_worker.torchrl.seeds import next_seed
 from cormorant_worker.torchrl.settings import Settings, broadcast, exploration_of, limit
+
+_STOP_S = 10.0
 
 Mode = Literal["sync", "async"]
 Batch: TypeAlias = TensorDictBase | None
@@ -89,24 +92,34 @@ class FleetCollector:
         """What a collector that joins later has."""
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
-        self._parts = [parts.to_bytes() for parts in made]
+        self._parts = [self._sendable(parts) for parts in made]
         self._frames = 0
         """Frames handed out."""
         self._iterations = 0
         self._taken: Loan | None = None
+        self._has_begun = False
+        self._running: FreeRunning | None = None
+        self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
         self.fleet = self._open(self._job(), self._options())
         """The fleet itself: its state, statistics and events."""
 
     # -- what to run -------------------------------------------------------------------------------------------
 
-    def _open(self, job: CollectorJob, options: FleetOptions) -> LocalFleet:
+    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
+        from cormorant_worker.engine.local import LocalFleet
+
         return LocalFleet(job, options)
+
+    def _sendable(self, parts: Parts) -> Any:
+        return parts.to_bytes()
 
     def _options(self) -> FleetOptions:
         return FleetOptions(
             workers=self._plan.num_collectors,
             parts=self._parts,
             whole_rows=True,
+            # Nothing is collected before it is asked for: a seed, weights or a state that come first rule it.
+            starts_paused=True,
             startup_timeout_s=self._settings.startup_timeout_s,
         )
 
@@ -203,7 +216,7 @@ class FleetCollector:
             raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
         # Whole steps of all environments, as the fleet collects them.
         share = self._plan.num_collectors if self._plan.mode == "sync" else 1
-        num_envs = self.fleet.layout.num_envs
+        num_envs: int = self.fleet.layout.num_envs
         steps = -(-self._settings.frames_per_batch // (share * num_envs))
         return -(-total // (steps * share * num_envs))  # noqa: PLE0303  # both are at least 1
 
@@ -224,6 +237,9 @@ class FleetCollector:
         self._update()
         if self._taken is not None:
             self._taken.release()
+        if not self._has_begun:
+            self._has_begun = True
+            self.fleet.resume()
         self._taken = self.fleet.borrow()
         return self._taken
 
@@ -246,19 +262,30 @@ class FleetCollector:
 
     def _shape(self, loan: Loan) -> TensorDictBase:
         """The batch in its shape, in memory of its own."""
-        batch: TensorDictBase = loan.tensordict(copy=True)
-        loan.copied()
+        batch = self._frames_of(loan)
         if self._settings.set_truncated:
             truncate_last(batch)
         if self._settings.split_trajs:
             return split(batch)
+        mark_padding(batch)
         rows, steps = batch.shape
         workers, envs = len(loan.parts), rows // len(loan.parts)
         shape = [size for size, is_there in ((workers, self._is_stacked), (envs, envs > 1)) if is_there]
         names = [None] * len(shape) + ["time"]
         shaped = batch.reshape(*shape, steps)
         shaped.names = names
-        return shaped
+        cat = self._settings.cat_results
+        return torch.cat(list(shaped.unbind(0)), cat) if isinstance(cat, int) and self._is_stacked else shaped
+
+    def _frames_of(self, loan: Loan) -> TensorDictBase:
+        """`[R, T]`, in memory of its own, with TorchRL's root flags and counts of steps."""
+        batch: TensorDictBase = loan.tensordict(copy=True)
+        loan.copied()
+        add_root_flags(batch)
+        if self._counts is not None:
+            rows = batch.shape[0] // len(loan.parts)
+            self._counts.add(batch, [(part.worker, row) for part in loan.parts for row in range(rows)])
+        return batch
 
     @property
     def _is_stacked(self) -> bool:
@@ -288,7 +315,7 @@ class FleetCollector:
 
         Args:
             policy_or_weights: a module, a TensorDict of weights, or a state dict; nothing: those of the policy that the
-                collector was made with.
+                collector was made with; a mapping by the numbers of collectors: each one's own.
             weights: the same, by name.
             policy: the same, by name.
             worker_ids: the number of a collector, or several, or devices of their policies: they alone get them.
@@ -308,6 +335,13 @@ class FleetCollector:
                 "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "
                 "alone"
             )
+        if given and isinstance(given[0], Mapping) and given[0] and all(isinstance(name, int) for name in given[0]):
+            if worker_ids is not None:
+                raise ValueError("weights by the numbers of collectors were given, and worker_ids; give one of them")
+            self._names_of(list(given[0]))
+            for number, one in given[0].items():
+                receipt = self.update_policy_weights_(one, worker_ids=number, model_id=model_id)
+            return receipt
         if weights_dict is None:
             source = given[0] if given else self._given_policy
             if source is None:
@@ -320,7 +354,9 @@ class FleetCollector:
         return self._publish(found, worker_ids)
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
-        return self.fleet.publish(weights, workers=() if worker_ids is None else self._names_of(worker_ids))
+        names = () if worker_ids is None else self._names_of(worker_ids)
+        receipt: Receipt = self.fleet.publish(weights, workers=names)
+        return receipt
 
     def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
         is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
@@ -418,10 +454,79 @@ class FleetCollector:
         }
         return general | each
 
+    # -- running free, the end ---------------------------------------------------------------------------------
+
+    @property
+    def total_frames(self) -> float:
+        """Frames in all; infinite where there is no end."""
+        return limit(self._settings.total_frames) or float("inf")
+
+    def start(self) -> None:
+        """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`.
+
+        Raises:
+            RuntimeError: there is no replay buffer.
+        """
+        if self._settings.replay_buffer is None:
+            raise RuntimeError("start() fills a replay buffer, and there is none; give replay_buffer, or iterate")
+        if self._running is None or not self._running.is_running:
+            self._running = FreeRunning(self._collect)
+
+    def is_running(self) -> bool:
+        """True while `start`'s thread collects."""
+        return self._running is not None and self._running.is_running
+
+    @contextmanager
+    def pause(self, timeout: float = 30.0, resume: bool = True) -> Iterator[None]:
+        """Inside, nothing is stepped and the buffer stays as it is. Does nothing to a collector that was not started.
+
+        Args:
+            timeout: seconds for the batch under way to end.
+            resume: go on afterwards, whatever happens inside.
+
+        Raises:
+            ControlTimeout: it did not end in time; the collector goes on.
+        """
+        if self._running is None or not self._running.is_running:
+            yield
+            return
+        with self._running.held(timeout, resume=resume):
+            self.fleet.pause()
+            try:
+                yield
+            finally:
+                self.fleet.resume()
+
     def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
-        """End the collectors, within seconds. May be called twice."""
-        del timeout, close_env, raise_on_error  # the fleet's own limits hold; environments end with their collectors
+        """End the thread of `start` and the collectors, within seconds. May be called twice.
+
+        Args:
+            timeout: seconds for the thread of `start` to end its batch; it ends with the fleet at the latest.
+            close_env: environments are always closed.
+            raise_on_error: raise what ended the thread of `start`.
+        """
+        del close_env
+        error: Exception | None = None
+        running, self._running = self._running, None
+        if running is not None:
+            try:
+                running.stop(0.0 if timeout is None else timeout)
+            except FleetClosed:
+                pass
+            except Exception as found:  # noqa: BLE001  # told after everything was closed
+                error = found
+        self._close()
+        if running is not None:
+            running.stop(_STOP_S)
+        if error is not None and raise_on_error:
+            raise error
+
+    def _close(self) -> None:
         self.fleet.close()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
+        """As `shutdown`."""
+        self.shutdown(timeout, close_env=close_env)
 
     def __enter__(self) -> "FleetCollector":
         """Use as a context manager to end the collectors."""
@@ -448,21 +553,3 @@ def on_cpu(policy: Any) -> Any:
 def worker_index(loan: Loan) -> int:
     """The number of the collector whose batch it is, or of the first of them."""
     return int(loan.parts[0].worker.rpartition("-")[2])
-
-
-def split(batch: TensorDictBase) -> TensorDictBase:
-    """Trajectories as padded rows."""
-    found: TensorDictBase = split_trajectories(batch)
-    return found
-
-
-def truncate_last(batch: TensorDictBase) -> None:
-    """Mark the last frame of each row `[B, T]` done, and truncated unless it terminated; in place."""
-    following = batch["next"]
-    rows, steps = batch.shape
-    last = torch.full((rows,), steps - 1)
-    if ("collector", "mask") in batch.keys(True):
-        last = (batch["collector", "mask"].sum(-1) - 1).clamp_min(0)
-    at = torch.arange(rows), last
-    following["truncated"][at] |= ~following["terminated"][at]
-    following["done"][at] = True

@@ -18,8 +18,8 @@ _CLASS_NAMES = ("single", "sync", "async")
 _OWN = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
 """Settings that collectors may have of their own."""
 _DEVICES = ("device", "storing_device", "policy_device")
-_ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "resources", "runtime_env",
-          "scheduling_strategy")  # fmt: skip
+_ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
+          "runtime_env", "scheduling_strategy")  # fmt: skip
 
 
 def check_class(collector_class: Any) -> None:

@@ -2,8 +2,7 @@
 
 import asyncio
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +12,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Receipt
-from cormorant_worker.errors import FleetClosed, StateError
+from cormorant_worker.errors import StateError
 from cormorant_worker.parts import Parts
 from cormorant_worker.torchrl import ray_arguments as arguments
 from cormorant_worker.torchrl import receivers
@@ -21,14 +20,11 @@ from cormorant_worker.torchrl.attributes import execute
 from cormorant_worker.torchrl.collector import Batch, FleetCollector, NoLength, Plan, on_cpu
 from cormorant_worker.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.torchrl.episodes import EpisodePool
-from cormorant_worker.torchrl.free_running import FreeRunning
 from cormorant_worker.torchrl.makers import Maker
 from cormorant_worker.torchrl.policy import as_policy, check_has_weights
 from cormorant_worker.torchrl.receivers import NotSet
 from cormorant_worker.torchrl.settings import broadcast, read_settings
 from cormorant_worker.torchrl.storing import StoreInBuffer
-
-_STOP_S = 10.0
 
 
 class RayCollector(FleetCollector):
@@ -177,7 +173,6 @@ class RayCollector(FleetCollector):
         self.weight_updater = arguments.read_updater(weight_updater)
         """What takes the place of publishing; None: nothing does."""
         self._receiver_schemes: dict[str, Any] = {}
-        self._running: FreeRunning | None = None
         self._worker_idx: int | None = None
         makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
         plan = Plan(
@@ -215,7 +210,7 @@ class RayCollector(FleetCollector):
     @property
     def remote_collectors(self) -> list[Any]:
         """Ray's handles of the actors that live now, in the collectors' order."""
-        return list(self.fleet.actors)  # type: ignore[attr-defined]  # a RayFleet has them
+        return list(self.fleet.actors)
 
     @property
     def num_collectors(self) -> int:
@@ -326,8 +321,7 @@ class RayCollector(FleetCollector):
                 self._waiting.append(rest)
                 break
             self._note(loan)
-            batch: TensorDictBase = loan.tensordict(copy=True)
-            loan.copied()
+            batch = self._frames_of(loan)
             self._frames += loan.num_frames
             rows = batch.shape[0] // len(loan.parts)
             envs = [(part.worker, row) for part in loan.parts for row in range(rows)]
@@ -379,7 +373,8 @@ class RayCollector(FleetCollector):
             source = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
             source = self._given_policy if source is None else source
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
-            return self.fleet.receipt(self.fleet.stats().version)
+            kept: Receipt = self.fleet.receipt(self.fleet.stats().version)
+            return kept
         receipt = super().update_policy_weights_(
             policy_or_weights,
             weights=weights,
@@ -493,42 +488,6 @@ class RayCollector(FleetCollector):
 
     # -- running free, the end ---------------------------------------------------------------------------------
 
-    def start(self) -> None:
-        """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`.
-
-        Raises:
-            RuntimeError: there is no replay buffer.
-        """
-        if self._settings.replay_buffer is None:
-            raise RuntimeError("start() fills a replay buffer, and there is none; give replay_buffer, or iterate")
-        if self._running is None or not self._running.is_running:
-            self._running = FreeRunning(self._collect)
-
-    def is_running(self) -> bool:
-        """True while `start`'s thread collects."""
-        return self._running is not None and self._running.is_running
-
-    @contextmanager
-    def pause(self, timeout: float = 30.0, resume: bool = True) -> Iterator[None]:
-        """Inside, nothing is stepped and the buffer stays as it is. Does nothing to a collector that was not started.
-
-        Args:
-            timeout: seconds for the batch under way to end.
-            resume: go on afterwards, whatever happens inside.
-
-        Raises:
-            ControlTimeout: it did not end in time; the collector goes on.
-        """
-        if self._running is None or not self._running.is_running:
-            yield
-            return
-        with self._running.held(timeout, resume=resume):
-            self.fleet.pause()
-            try:
-                yield
-            finally:
-                self.fleet.resume()
-
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
         """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
         del workers, timeout  # what the fleet knows already, nobody is asked
@@ -556,27 +515,21 @@ class RayCollector(FleetCollector):
             shutdown_ray: end the connection to Ray, too, and with it whatever this process has there. A cluster that
                 the collector started ends with it in any case.
         """
-        error: Exception | None = None
-        running, self._running = self._running, None
-        if running is not None:
-            try:
-                running.stop(0.0 if timeout is None else timeout)
-            except FleetClosed:
-                pass
-            except Exception as found:  # noqa: BLE001  # told after everything was closed
-                error = found
+        try:
+            super().shutdown(timeout, close_env=close_env, raise_on_error=raise_on_error)
+        finally:
+            if shutdown_ray:
+                from cormorant_worker.engine.ray.cluster import disconnect
+
+                disconnect()
+
+    def _close(self) -> None:
         receivers.end(self._receiver_schemes)
-        super().shutdown(timeout, close_env=close_env)
-        if running is not None:
-            running.stop(_STOP_S)
-        if shutdown_ray:
-            from cormorant_worker.engine.ray.cluster import disconnect
+        super()._close()
 
-            disconnect()
-        if error is not None and raise_on_error:
-            raise error
-
-    async def async_shutdown(self, shutdown_ray: bool = False, *, timeout: float | None = None) -> None:
+    async def async_shutdown(  # type: ignore[override]  # a coroutine, as TorchRL's own RayCollector has it
+        self, shutdown_ray: bool = False, *, timeout: float | None = None
+    ) -> None:
         """As `shutdown`, for those who must not block their event loop."""
         await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
 

@@ -13,6 +13,29 @@ from cormorant_worker.torchrl.devices import devices_of
 MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
 """Arguments about how TorchRL's own collectors work; taken, and without a meaning here."""
 
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "auto_register_policy_transforms": (None, False),
+    "backend": (None, "direct"),
+    "backend_options": (None,),
+    "collector_class": (None,),
+    "compact_obs": (False,),
+    "compile_policy": (None, False),
+    "cudagraph_policy": (None, False),
+    "extend_buffer": (True,),
+    "init_fn": (None,),
+    "interruptor": (None,),
+    "track_policy_version": (None, False, True),
+    "track_traj_ids": (True,),
+    "traj_format": (None,),
+    "trajs_per_batch": (None,),
+    "trajs_per_write": (None,),
+    "weight_recv_schemes": (None, {}),
+    "weight_sync_schemes": (None, {}),
+    "weight_updater": (None,),
+    "worker_idx": (None,),
+}
+"""Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
+
 Hook = Callable[..., Any]
 
 
@@ -32,7 +55,7 @@ class Settings:
     """Begin every batch with new episodes."""
     reset_when_done: bool = True
     """Environments are always reset where an episode ends."""
-    split_trajs: bool = False
+    split_trajs: bool | None = False
     """Give trajectories as padded rows with `("collector", "mask")`."""
     postproc: Hook | None = None
     """Called with each batch, after splitting; its result is what is handed out."""
@@ -63,6 +86,8 @@ class Settings:
     """The policy takes TensorDicts, whatever its argument is called."""
     policy_factory: Any = None
     """Makes the policy in each collector: a callable, or one for each; in place of the policy."""
+    cat_results: str | int | None = None
+    """None or "stack": batches of several collectors are stacked; a number: joined along that dimension (sync)."""
     pin_memory: bool = False
     """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
@@ -86,7 +111,12 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         ValueError: a value that cannot be; with the value.
     """
     known = [field.name for field in fields(Settings)]
-    meant = {name: value for name, value in given.items() if name not in MEANINGLESS}
+    meant = {name: value for name, value in given.items() if name not in MEANINGLESS and not _is_neutral(name, value)}
+    if refused := sorted(name for name in meant if name in NEUTRAL):
+        name = refused[0]
+        raise TypeError(
+            f"{name}={meant[name]!r} means something to TorchRL's own collectors and nothing here; leave it out"
+        )
     if unknown := sorted(set(meant) - set(known)):
         near = difflib.get_close_matches(unknown[0], known, n=1)
         hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
@@ -109,7 +139,14 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
     return settings
 
 
+def _is_neutral(name: str, value: object) -> bool:
+    return name in NEUTRAL and any(value is one or value == one for one in NEUTRAL[name])
+
+
 def _check_numbers(settings: Settings) -> None:
+    cat = settings.cat_results
+    if cat not in (None, "stack") and (not isinstance(cat, int) or isinstance(cat, bool)):
+        raise ValueError(f'cat_results {cat!r} is no dimension; give "stack", or the number of one')
     if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
         raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is no number of frames; give 1 or more")
     total = settings.total_frames

@@ -4,8 +4,8 @@ from tensordict import TensorDictBase
 
 from cormorant_worker.batch import frames_of, to_tensordict
 from cormorant_worker.block import Block
-from cormorant_worker.torchrl.collector import split, truncate_last
-from cormorant_worker.torchrl.settings import Settings
+from cormorant_worker.torchrl.batches import StepCounts, add_root_flags, split, truncate_last
+from cormorant_worker.torchrl.settings import Settings, limit
 
 
 class StoreInBuffer:
@@ -16,10 +16,14 @@ class StoreInBuffer:
         self._truncates = settings.set_truncated
         self._splits = settings.split_trajs
         self._postproc = settings.postproc
+        self._counts = StepCounts() if limit(settings.max_frames_per_traj) else None
 
     def __call__(self, block: Block) -> None:
         """Store the batch."""
         batch: TensorDictBase = to_tensordict(block, copy=True)
+        add_root_flags(batch)
+        if self._counts is not None:
+            self._counts.add(batch, range(len(batch)))
         if self._truncates:
             truncate_last(batch)
         if self._splits:

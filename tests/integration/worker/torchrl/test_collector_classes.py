@@ -1,0 +1,231 @@
+"""TorchRL's collector classes: the one in this process value by value, the others' signatures over real workers."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from cormorant_testing.check import Checker
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.torchrl import (
+    AsyncCollector,
+    Collector,
+    MultiAsyncCollector,
+    MultiaSyncDataCollector,
+    MultiSyncCollector,
+    MultiSyncDataCollector,
+    SyncDataCollector,
+    aSyncDataCollector,
+)
+
+DEFAULTS: dict[str, Any] = {
+    "compile_policy": False, "cudagraph_policy": False, "track_traj_ids": True, "interruptor": None,
+    "use_buffers": None, "extend_buffer": True, "weight_updater": None, "weight_sync_schemes": None,
+    "weight_recv_schemes": None, "track_policy_version": False, "worker_idx": None, "trajs_per_batch": None,
+    "trajs_per_write": None, "traj_format": None, "auto_register_policy_transforms": None, "compact_obs": False,
+    "split_trajs": None, "trust_policy": None, "no_cuda_sync": False, "reset_when_done": True,
+    "return_same_td": False, "set_truncated": False, "replay_buffer": None, "init_random_frames": None,
+    "max_frames_per_traj": None, "policy_factory": None, "total_frames": -1,
+}  # fmt: skip
+"""TorchRL's own, by name."""
+
+
+def envs(count: int = 2, **options: Any) -> list[CountingEnv]:
+    return [CountingEnv(**{"lengths": (3, 4), **options}) for _ in range(count)]
+
+
+def test_the_older_names_are_the_same_classes() -> None:
+    assert (SyncDataCollector, MultiSyncDataCollector) == (Collector, MultiSyncCollector)
+    assert (MultiaSyncDataCollector, aSyncDataCollector) == (MultiAsyncCollector, AsyncCollector)
+
+
+def test_every_frame_comes_once_with_the_weights_of_the_last_update() -> None:
+    torch.manual_seed(0)
+    policy = Versioned()
+    with Collector(envs(action="box"), policy, frames_per_batch=10, **{**DEFAULTS, "total_frames": 27}) as collector:
+        checker = Checker(
+            job_seed=collector.fleet.job.spec.collection.seed,
+            num_envs=2,
+            options={"lengths": (3, 4)},
+            action="box",
+            acts_by_version=True,
+        )
+        shapes = []
+        for n, batch in enumerate(collector):
+            shapes.append(tuple(batch.shape))
+            checker.take(batch)
+            assert not any(batch[flag].any() for flag in ("done", "terminated", "truncated"))
+            collector.update_policy_weights_(weights=numbered(n + 1))
+    assert shapes == [(2, 5), (2, 5), (2, 4)]
+    assert collector.total_frames == 27
+
+
+class ByNumber(nn.Module):
+    """Acts by its one weight."""
+
+    def __init__(self, versioned: Versioned) -> None:
+        super().__init__()
+        self.versioned = versioned
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        return self.versioned.number.long().reshape(1).expand(len(observation))
+
+
+def test_an_optimisers_step_acts_at_once() -> None:
+    policy = Versioned()
+    collector = Collector(CountingEnv(), ByNumber(policy), frames_per_batch=3)
+    batches = iter(collector)
+    assert next(batches)["action"].tolist() == [0, 0, 0]
+    with torch.no_grad():
+        policy.number.fill_(3)
+    assert next(batches)["action"].tolist() == [3, 3, 3]
+
+
+class Lazy(nn.Module):
+    """Keeps what it saw, and learns its width from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LazyLinear(5)
+        self.last = torch.zeros(())
+
+    def forward(self, observation: torch.Tensor) -> torch.Tensor:
+        self.last = self.layer(observation)
+        return self.last.argmax(-1)
+
+
+def test_a_policy_that_acted_can_be_trained() -> None:
+    policy = Lazy()
+    collector = Collector(envs(), policy, frames_per_batch=4)
+    batch = next(iter(collector))
+    policy(batch["observation"])
+    (policy.last * nn.Parameter(torch.ones(5))).sum().backward()
+    assert policy.layer.weight.grad is not None
+    assert not collector.policy.last.is_inference()
+
+
+def test_seeds_rule_the_first_batch() -> None:
+    def first(seed: int | None) -> list[float]:
+        torch.manual_seed(1)
+        collector = Collector(envs(), frames_per_batch=10)
+        if seed is not None:
+            collector.set_seed(seed)
+        batch = next(iter(collector))
+        return [*batch["observation"][..., 0].flatten().tolist(), *batch["action"].flatten().tolist()]
+
+    found = [first(seed) for seed in (None, 1, 2, 1, None)]
+    assert found[1] == found[3]
+    assert found[0] == found[4]
+    assert found[0] != found[1] != found[2] != found[0]
+
+
+def test_a_state_is_there_after_the_last_batch_and_goes_on_bit_by_bit() -> None:
+    policy = Versioned()
+    with Collector(envs(action="box"), policy, frames_per_batch=10, total_frames=20) as collector:
+        for _ in collector:
+            pass
+        collector.update_policy_weights_(weights=numbered(3))
+        state = collector.state_dict()
+        assert (state["frames"], state["iter"]) == (20, 2)
+    again = [Collector(envs(action="box"), Versioned(), frames_per_batch=10, total_frames=40) for _ in range(2)]
+    batches = []
+    for collector in again:
+        collector.load_state_dict(state)
+        batches.append(next(iter(collector)))
+    assert (batches[0] == batches[1]).all()
+    assert batches[0]["action"][..., 0].unique().tolist() == [3.0]
+    assert collector.stats()["frames"] == 30
+
+
+def test_what_an_environment_raises_is_raised_as_it_is() -> None:
+    collector = Collector(envs(failures=[{"how": "raise", "step": 3}]), frames_per_batch=20)
+    with pytest.raises(ValueError, match="told to fail") as raised:
+        next(iter(collector))
+    assert raised.value.__notes__ == [
+        "environment 0 raised ValueError: told to fail (after 2 completed steps since it was built)"
+    ]
+
+
+def test_steps_are_counted_where_trajectories_are_cut() -> None:
+    collector = Collector(envs(lengths=9), frames_per_batch=10, max_frames_per_traj=4)
+    batches = [batch for batch, _ in zip(collector, range(2), strict=False)]
+    counts = torch.cat(batches, 1)["step_count"].squeeze(-1)
+    assert counts.tolist() == [[0, 1, 2, 3] * 2 + [0, 1]] * 2
+    assert torch.equal(torch.cat(batches, 1)["next", "step_count"].squeeze(-1), counts + 1)
+
+
+def test_new_episodes_begin_with_reset() -> None:
+    collector = Collector(envs(lengths=9), frames_per_batch=6)
+    next(iter(collector))
+    collector.reset()
+    assert next(iter(collector))["observation"][..., 2].tolist() == [[0.0, 1.0, 2.0]] * 2
+
+
+class Extended:
+    def __init__(self) -> None:
+        self.frames = 0
+
+    def extend(self, batch: TensorDict) -> None:
+        self.frames += len(batch)
+
+
+def test_a_started_collector_fills_its_buffer() -> None:
+    buffer = Extended()
+    collector = Collector(envs(), frames_per_batch=10, total_frames=100, replay_buffer=buffer)
+    collector.start()
+    with collector.pause():
+        before = buffer.frames
+        assert buffer.frames == before
+    running = collector._running
+    assert running is not None
+    running._thread.join(30)
+    collector.async_shutdown()
+    assert buffer.frames == 100
+
+
+def test_a_collector_in_this_process_is_one() -> None:
+    with pytest.raises(ValueError, match="num_collectors 3: a Collector is one, in this process"):
+        Collector(envs(), frames_per_batch=10, num_collectors=3)
+    with pytest.raises(TypeError, match="compile_policy=True means something to TorchRL's own collectors"):
+        Collector(envs(), frames_per_batch=10, compile_policy=True)
+    with pytest.raises(ValueError, match=r"frames_per_batch \[10, 20\] for 2 collectors"):
+        MultiSyncCollector(envs(), frames_per_batch=[10, 20])
+    with pytest.raises(ValueError, match="create_env_fn has 2 entries and num_workers is 3"):
+        MultiSyncCollector(envs(), frames_per_batch=10, num_workers=3)
+
+
+def make() -> CountingEnv:
+    return CountingEnv(lengths=9, action="box")
+
+
+@pytest.mark.slow
+def test_sync_collectors_take_their_seed_and_weights_before_the_first_batch() -> None:
+    def first(seed: int | None) -> TensorDict:
+        torch.manual_seed(1)
+        with MultiSyncCollector(
+            [make, make], Versioned(), frames_per_batch=[5, 5], cat_results=0, **{**DEFAULTS, "total_frames": 20}
+        ) as collector:
+            if seed is not None:
+                collector.set_seed(seed)
+            collector.update_policy_weights_({0: numbered(4), 1: numbered(6)})
+            return next(iter(collector))
+
+    batches = [first(seed) for seed in (None, 2, 2)]
+    assert batches[0].shape == (10,)
+    assert batches[0]["action"][..., 0].tolist() == [4.0] * 5 + [6.0] * 5
+    assert torch.equal(batches[1]["observation"], batches[2]["observation"])
+    assert not torch.equal(batches[0]["observation"], batches[1]["observation"])
+
+
+@pytest.mark.slow
+def test_async_collectors_give_batches_as_they_come() -> None:
+    random.seed(0)
+    with AsyncCollector(make, frames_per_batch=5, total_frames=20) as collector:
+        collector.set_seed(3)
+        assert [batch.shape for batch in collector] == [(5,)] * 4
+    with MultiAsyncCollector(make, num_workers=2, frames_per_batch=5, total_frames=20) as several:
+        assert sorted(batch.shape for batch in several) == [(5,)] * 4

@@ -1,0 +1,79 @@
+"""What TorchRL's batches have beside ours: flags of the frame itself, counts of steps, ids of padding.
+
+# R rows (environments), T steps
+"""
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from tensordict import TensorDictBase
+
+from cormorant_postproc import split_trajectories
+
+_IDS = ("collector", "traj_ids")
+_MASK = ("collector", "mask")
+_FLAGS = ("done", "terminated", "truncated")
+
+
+def add_root_flags(batch: TensorDictBase) -> None:
+    """`done`, `terminated` and `truncated` of the frames themselves `[*, T, 1]`: False, as nothing is stepped from an
+    end; in place.
+    """
+    shape = batch["next", "done"].shape
+    for name in _FLAGS:
+        batch[name] = torch.zeros(shape, dtype=torch.bool, device=batch.device)
+
+
+def mark_padding(batch: TensorDictBase) -> None:
+    """Padding has trajectory id -1, as TorchRL's has; in place."""
+    if _MASK in batch.keys(True):
+        batch[_IDS].masked_fill_(~batch[_MASK], -1)
+
+
+class StepCounts:
+    """`step_count` of each frame `[R, T, 1]` int64: steps since its trajectory began, over any number of batches."""
+
+    def __init__(self) -> None:
+        self._following: dict[Hashable, tuple[int, int]] = {}
+        """By environment: its last trajectory, and the count that its next frame has."""
+
+    def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
+        """Count; in place.
+
+        Args:
+            batch: `[R, T]`, its rows go on where those of the same environments' last batch ended.
+            envs: by row: which environment it is.
+        """
+        ids = batch[_IDS]
+        step = torch.arange(ids.shape[1]).expand_as(ids)
+        begins = torch.ones_like(ids, dtype=torch.bool)
+        begins[:, 1:] = ids[:, 1:] != ids[:, :-1]
+        first = torch.where(begins, step, 0).cummax(1).values
+        known = [self._following.get(env, (-1, 0)) for env in envs]
+        begun = [count if int(row[0]) == of else 0 for (of, count), row in zip(known, ids, strict=True)]
+        goes_on = torch.tensor(begun).unsqueeze(-1)
+        counts = step - first + torch.where(first == 0, goes_on, 0)
+        lengths = batch[_MASK].sum(1) if _MASK in batch.keys(True) else torch.full((len(ids),), ids.shape[1])
+        for env, row, length in zip(envs, range(len(ids)), lengths.tolist(), strict=True):
+            if length:
+                self._following[env] = int(ids[row, length - 1]), int(counts[row, length - 1]) + 1
+        batch["step_count"] = counts.unsqueeze(-1)
+        batch["next", "step_count"] = counts.unsqueeze(-1) + 1
+
+
+def split(batch: TensorDictBase) -> TensorDictBase:
+    """Trajectories as padded rows."""
+    found: TensorDictBase = split_trajectories(batch)
+    return found
+
+
+def truncate_last(batch: TensorDictBase) -> None:
+    """Mark the last frame of each row `[B, T]` done, and truncated unless it terminated; in place."""
+    following = batch["next"]
+    rows, steps = batch.shape
+    last = torch.full((rows,), steps - 1)
+    if ("collector", "mask") in batch.keys(True):
+        last = (batch["collector", "mask"].sum(-1) - 1).clamp_min(0)
+    at = torch.arange(rows), last
+    following["truncated"][at] |= ~following["terminated"][at]
+    following["done"][at] = True
