@@ -109,7 +109,7 @@ def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions]
 
 def _settings(given: argparse.Namespace) -> Settings:
     return Settings(
-        host=given.host,
+        host=listen_host(given.host, pod_ip=os.environ.get("POD_IP", "")),
         port=given.port,
         data_port=given.data_port,
         directory=given.directory,
@@ -125,6 +125,11 @@ def _settings(given: argparse.Namespace) -> Settings:
         drain_s=given.drain_seconds,
         linger_s=given.linger_seconds,
     )
+
+
+def listen_host(given: str, *, pod_ip: str) -> str:
+    """Every address of the pod's family: in a pod that has IPv6 alone nobody reaches 0.0.0.0."""
+    return "::" if given == "0.0.0.0" and ":" in pod_ip else given
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -20,11 +20,13 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
     # not a headless Service: DNS answers of a head that is gone are believed for seconds.
     ray = {
         "selector": selector,
+        "ipFamilyPolicy": "PreferDualStack",
         "publishNotReadyAddresses": True,
         "ports": [_port("gcs", entrypoints.GCS_PORT)],
     }
     api = {
         "selector": selector,
+        "ipFamilyPolicy": "PreferDualStack",
         "publishNotReadyAddresses": False,
         "ports": [_port("api", entrypoints.API_PORT), _port("data", entrypoints.DATA_PORT)],
     }
@@ -75,7 +77,9 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     if manifest["kind"] == "NetworkPolicy":
         return names.digest(labels, *(spec.get(key) for key in ("podSelector", "policyTypes", "ingress", "egress")))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
-    return names.digest(labels, spec.get("selector"), bool(spec.get("publishNotReadyAddresses")), ports)
+    return names.digest(
+        labels, spec.get("selector"), spec.get("ipFamilyPolicy"), bool(spec.get("publishNotReadyAddresses")), ports
+    )
 
 
 def _port(name: str, number: int) -> dict[str, Any]:

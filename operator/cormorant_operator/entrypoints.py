@@ -46,6 +46,8 @@ _SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
 
 _COMMON: Mapping[str, str] = {
     "HOME": "/tmp",
+    # A user whom the platform gave has no entry in /etc/passwd, where libraries look for a name.
+    "USER": "cormorant",
     "PYTHONPATH": f"{CODE_FOLDER}:{CODE_FOLDER}/{CODE_ARCHIVE}",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",

@@ -88,7 +88,12 @@ class HeadClient:
         await self._call(job, head, "POST", "/v1/drain", DrainReport)
 
     async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: str = "") -> T:
-        place = {"ip": head.ip, "namespace": job.identity.namespace, "job": job.name, "epoch": head.epoch}
+        place = {
+            "ip": f"[{head.ip}]" if ":" in head.ip else head.ip,
+            "namespace": job.identity.namespace,
+            "job": job.name,
+            "epoch": head.epoch,
+        }
         url = self._url.format(**place) + path
         headers = {"Authorization": f"Bearer {derive(self._key, uid=job.uid).operator}"}
         if body:

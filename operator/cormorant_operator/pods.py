@@ -14,6 +14,13 @@ from cormorant_operator.quantity import parse_bytes
 from cormorant_operator.site import Site
 
 GPU = "nvidia.com/gpu"
+_REQUESTS: Mapping[str, Mapping[str, str]] = {
+    names.HEAD: {"cpu": "250m", "memory": "1Gi"},
+    names.WORKER: {"cpu": "100m", "memory": "512Mi"},
+}
+"""What an idle container of each role needs, for jobs that say nothing: the scheduler must count something."""
+_SCRATCH_SIZE, _STATE_SIZE = "10Gi", "20Gi"
+"""Most that a pod may write to its node's disk: a pod beyond it is evicted, and its neighbours are not."""
 _USER = 65532
 _NODE_LOST_S = 30
 """After a node is lost its pods are given up so soon; Kubernetes' own default is five minutes."""
@@ -56,7 +63,7 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
     """
     head, secret = job.spec.head, names.tokens_secret(job.name)
     claim = head.persistence.claim_name
-    state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
     grace_s = _grace_s(head.template, site.head_grace_s)
     command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=grace_s // 2)
     container = {
@@ -132,7 +139,8 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
             role=names.WORKER,
             name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
             labels={names.GROUP: group.name, names.INDEX: str(index), names.ATTEMPT: str(attempt)},
-            resources=_with_gpu(group),
+            resources=group.resources,
+            is_gpu=group.device == "gpu",
             overlay=group.template,
             grace_s=grace_s,
             container={
@@ -160,6 +168,7 @@ class _Parts:
     grace_s: int
     container: Mapping[str, Any]
     volumes: list[dict[str, Any]]
+    is_gpu: bool = False
 
 
 def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
@@ -172,7 +181,7 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
         "name": parts.role,
         "image": birth.base_image,
         "imagePullPolicy": site.image_pull_policy,
-        "resources": dict(parts.resources),
+        "resources": _with_defaults(parts),
         # The last lines of the log are the last words of a container that wrote none.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
@@ -193,12 +202,11 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
             "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
             "securityContext": {
                 "runAsNonRoot": True,
-                "runAsUser": _USER,
-                "runAsGroup": _USER,
-                "fsGroup": _USER,
+                **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if site.has_fixed_user else {}),
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
+            **_placement(site, birth),
             "tolerations": [
                 {"key": "node.kubernetes.io/not-ready", **lost},
                 {"key": "node.kubernetes.io/unreachable", **lost},
@@ -268,18 +276,41 @@ def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[d
     # What lies in it counts as the container's memory: half of the limit is left to its processes.
     size = {"sizeLimit": str(memory // 2)} if memory else {}
     volumes: list[dict[str, Any]] = [
-        {"name": "tmp", "emptyDir": {}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
         {"name": "shm", "emptyDir": {"medium": "Memory", **size}},
     ]
     return volumes, [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
 
 
-def _with_gpu(group: WorkerGroup) -> Mapping[str, Any]:
-    """A gpu group requests one device when it does not say how many."""
-    limits = group.resources.get("limits") or {}
-    if group.device != "gpu" or not isinstance(limits, Mapping) or GPU in limits:
-        return group.resources
-    return {**group.resources, "limits": {**limits, GPU: 1}}
+def _with_defaults(parts: _Parts) -> dict[str, Any]:
+    """The manifest's resources, and what they leave open: requests, and the device of a gpu worker."""
+    given = _resources(parts)
+    named = {**_part(given, "requests"), **_part(given, "limits")}
+    resources = dict(parts.resources)
+    spec = _part(parts.overlay, "spec")
+    if "resources" not in spec:
+        # A request of ours must never exceed a limit of theirs: what either names is theirs.
+        missing = {key: value for key, value in _REQUESTS[parts.role].items() if key not in named}
+        resources["requests"] = {**missing, **_part(parts.resources, "requests")}
+    # Devices have many names (MIG slices, time-sliced shares, other vendors'), and claims have none at all.
+    has_device = any("/" in key for key in named) or bool(given.get("claims")) or bool(spec.get("resourceClaims"))
+    if parts.is_gpu and not has_device:
+        resources["limits"] = {**_part(parts.resources, "limits"), GPU: 1}
+    return resources
+
+
+def _placement(site: Site, birth: Birth) -> dict[str, Any]:
+    """Nodes that can run the image: Linux, and of its architectures as far as they are known."""
+    selector = {"kubernetes.io/os": "linux"}
+    known = site.architectures if birth.base_image == site.image else ()
+    if len(known) == 1:
+        return {"nodeSelector": {**selector, "kubernetes.io/arch": known[0]}}
+    if not known:
+        return {"nodeSelector": selector}
+    expression = {"key": "kubernetes.io/arch", "operator": "In", "values": list(known)}
+    required = {"nodeSelectorTerms": [{"matchExpressions": [expression]}]}
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
+    return {"nodeSelector": selector, "affinity": affinity}
 
 
 def _probes(port: int) -> dict[str, Any]:

@@ -59,6 +59,8 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         image=given.image,
         image_pull_policy=given.image_pull_policy,
         image_pull_secrets=tuple(given.image_pull_secret),
+        has_fixed_user=not given.any_user,
+        architectures=tuple(given.architecture),
         has_network_policies=given.network_policies,
         open_to_cidrs=tuple(given.open_to_cidr),
         poll_s=given.poll_seconds,
@@ -98,6 +100,10 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cormorant_operator", description="Looks after CollectorJobs.")
     parser.add_argument("--key-file", type=Path, required=True, help="the key that jobs' tokens are derived from")
     parser.add_argument("--image", required=True, help="image of jobs that name none: the operator's own")
+    parser.add_argument(
+        "--architecture", action="append", default=[], metavar="ARCH", help="of --image, like amd64; may be repeated"
+    )
+    parser.add_argument("--any-user", action="store_true", help="name no user in pods: the platform gives one")
     parser.add_argument("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
     parser.add_argument("--image-pull-secret", action="append", default=[], help="in each job's namespace; repeatable")
     parser.add_argument("--network-policies", action="store_true", help="give each job a NetworkPolicy")

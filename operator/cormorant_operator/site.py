@@ -12,6 +12,10 @@ class Site:
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each job's namespace."""
+    has_fixed_user: bool = True
+    """Pods run as one fixed user; off where the platform gives each namespace users of its own, as OpenShift does."""
+    architectures: tuple[str, ...] = ()
+    """Of `image`, as nodes are labelled; none: unknown."""
     has_network_policies: bool = False
     """Each job gets a NetworkPolicy: its pods hear each other, and others by the ports of the API and of metrics."""
     open_to_cidrs: tuple[str, ...] = ()

@@ -77,6 +77,9 @@ class Jobs(Contract):
     image: JobImage = JobImage()
     """Image of heads and workers of jobs that name none: with PyTorch, EnvPool and Ray."""
 
+    architectures: tuple[Label, ...] = ("amd64",)
+    """Architectures of this image, as nodes are labelled; none: jobs that name no image may run on any node."""
+
     image_pull_secrets: tuple[Name, ...] = ()
     """Names of pull Secrets; they must exist in each job's namespace."""
 
@@ -256,8 +259,12 @@ class Values(Contract):
     resources: Resources = Resources()
     """What the operator's container asks for and may use."""
 
-    node_selector: Names = Field(default={})
+    node_selector: Names = Field(default={"kubernetes.io/os": "linux"})
     """Labels of nodes that the operator may run on."""
+
+    fixed_user: Literal["auto", "always", "never"] = "auto"
+    """Whether pods of the operator and of jobs run as user 65532. `auto`: but on OpenShift, which gives each namespace
+    users of its own and refuses others."""
 
     tolerations: tuple[Toleration, ...] = ()
     """Taints that the operator's pods may live with."""

@@ -38,11 +38,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else }}{{ .image.repository }}:{{ .image.tag | default .context.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
+{{- /* Not empty where pods run as one fixed user. */ -}}
+{{- define "cormorant.hasFixedUser" -}}
+{{- $isOpenShift := .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}
+{{- if or (eq .Values.fixedUser "always") (and (eq .Values.fixedUser "auto") (not $isOpenShift)) }}true{{ end -}}
+{{- end -}}
+
 {{- define "cormorant.podSecurity" -}}
 runAsNonRoot: true
+{{- if include "cormorant.hasFixedUser" . }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 seccompProfile: {type: RuntimeDefault}
 {{- end -}}
 

@@ -237,7 +237,7 @@ def test_scheduling_reaches_the_pods() -> None:
     template = pod_template(manifests)
     spec, labels = template["spec"], template["metadata"]["labels"]
     assert spec["priorityClassName"] == "system-cluster-critical"
-    assert spec["nodeSelector"] == {"disk": "ssd"}
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
     assert spec["tolerations"] == [{"key": "spot", "operator": "Exists", "tolerationSeconds": 30}]
     (spread,) = spec["topologySpreadConstraints"]
     assert (spread["topologyKey"], spread["whenUnsatisfiable"], spread["maxSkew"]) == ("zone", "DoNotSchedule", 1)
@@ -370,3 +370,29 @@ def test_value_of_a_parent_chart_is_no_error() -> None:
 def test_smoke_test_submits_a_job_that_the_contract_takes() -> None:
     job = runpy.run_path(str(CHART / "files" / "smoke_test.py"))["JOB"]
     assert parse_job(job).metadata.name == "smoke-test"
+
+
+@pytest.mark.parametrize(
+    ("values", "apis", "has_user"),
+    [
+        ((), (), True),
+        ((), ("security.openshift.io/v1",), False),
+        (("fixedUser=always",), ("security.openshift.io/v1",), True),
+        (("fixedUser=never",), (), False),
+    ],
+)
+def test_user_is_named_but_where_the_platform_gives_one(
+    values: tuple[str, ...], apis: tuple[str, ...], has_user: bool
+) -> None:
+    manifests = render(*values, apis=apis)
+    spec = pod_template(manifests)["spec"]
+    for security in (spec["securityContext"], find(manifests, "Pod")["spec"]["securityContext"]):
+        assert ("runAsUser" in security, "fsGroup" in security) == (has_user, has_user)
+        assert security["runAsNonRoot"] is True
+    assert ("--any-user" in spec["containers"][0]["args"]) is not has_user
+
+
+def test_pods_run_on_linux_and_jobs_on_the_images_architectures() -> None:
+    spec = pod_template(render("nodeSelector.disk=ssd"))["spec"]
+    assert spec["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
+    assert "--architecture=amd64" in spec["containers"][0]["args"]

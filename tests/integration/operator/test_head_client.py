@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from cormorant_api.__main__ import listen_host
 from cormorant_operator.children import secret
 from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
@@ -17,6 +18,7 @@ from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.templates import Templates
 from cormorant_operator.tokens import derive
 from cormorant_testing.collecting import make_job
+from cormorant_testing.operator_world import make_job as operator_job
 from cormorant_testing.serving import Served, serve
 
 KEY = b"k" * 32
@@ -149,3 +151,38 @@ def test_connection_to_a_head_is_kept_for_the_next_question() -> None:
 
     asyncio.run(talk())
     assert connections == 1
+
+
+def test_head_with_an_ipv6_address_is_asked() -> None:
+    asked: list[bytes] = []
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy")
+        await writer.drain()
+        writer.close()
+
+    async def ask() -> None:
+        async with asyncio.timeout(60), await asyncio.start_server(answer, "::1", 0) as server:
+            client = HeadClient(key=KEY, url=f"http://{{ip}}:{server.sockets[0].getsockname()[1]}")
+            try:
+                with pytest.raises(HeadSilent, match="with 503: busy"):
+                    await client.ask(operator_job(), replace(HEAD, ip="::1"))
+            finally:
+                await client.close()
+
+    asyncio.run(ask())
+    assert b"Host: [::1]:" in asked[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "pod_ip", "listened_on"),
+    [
+        ("0.0.0.0", "fd00::1", "::"),
+        ("0.0.0.0", "10.0.0.1", "0.0.0.0"),
+        ("0.0.0.0", "", "0.0.0.0"),
+        ("127.0.0.1", "fd00::1", "127.0.0.1"),
+    ],
+)
+def test_head_listens_on_the_addresses_of_its_pods_family(host: str, pod_ip: str, listened_on: str) -> None:
+    assert listen_host(host, pod_ip=pod_ip) == listened_on

@@ -112,11 +112,85 @@ def test_quantities(text: object, value: int | None) -> None:
     assert parse_bytes(text) == value
 
 
+def limits(**group: Any) -> dict[str, Any]:
+    return dict(main_container(worker(**group))["resources"].get("limits") or {})
+
+
 def test_gpu_group_requests_a_device_unless_it_says_how_many() -> None:
-    assert main_container(worker(device="gpu"))["resources"] == {"limits": {"nvidia.com/gpu": 1}}
+    assert limits(device="gpu") == {"nvidia.com/gpu": 1}
     many = {"limits": {"nvidia.com/gpu": 4}}
-    assert main_container(worker(device="gpu", resources=many))["resources"] == many
-    assert main_container(worker())["resources"] == {}
+    assert limits(device="gpu", resources=many) == many["limits"]
+    assert limits() == {}
+
+
+@pytest.mark.parametrize(
+    "name", ["nvidia.com/mig-1g.5gb", "nvidia.com/gpu.shared", "amd.com/gpu", "gpu.intel.com/i915"]
+)
+def test_gpu_group_with_another_device_gets_no_second_one(name: str) -> None:
+    assert limits(device="gpu", resources={"limits": {name: 1}}) == {name: 1}
+    template = {"spec": {"containers": [{"name": "worker", "resources": {"limits": {name: 1}}}]}}
+    assert limits(device="gpu", template=template) == {name: 1}
+    assert limits(device="gpu", resources={"limits": {"memory": "1Gi"}}) == {"memory": "1Gi", "nvidia.com/gpu": 1}
+
+
+def test_gpu_group_with_a_resource_claim_gets_no_device_on_top() -> None:
+    claims = [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}]
+    assert limits(device="gpu", template={"spec": {"resourceClaims": claims}}) == {}
+    assert limits(device="gpu", resources={"claims": [{"name": "gpu"}]}) == {}
+
+
+def test_requests_are_filled_in_where_nothing_is_said() -> None:
+    def requests(pod: Manifest) -> object:
+        return main_container(pod)["resources"].get("requests")
+
+    assert requests(head()) == {"cpu": "250m", "memory": "1Gi"}
+    assert requests(worker()) == {"cpu": "100m", "memory": "512Mi"}
+    # A limit alone is a request of the same size, by Kubernetes' own rule.
+    assert requests(worker(resources={"limits": {"memory": "256Mi"}})) == {"cpu": "100m"}
+    small = {"spec": {"containers": [{"name": "worker", "resources": {"limits": {"cpu": "50m", "memory": "64Mi"}}}]}}
+    assert requests(worker(template=small)) == {}
+    assert requests(worker(template={"spec": {"resources": {"requests": {"cpu": "2"}}}})) is None
+
+
+def test_pods_run_on_nodes_that_can_run_the_image() -> None:
+    def spec(image: str, *architectures: str) -> dict[str, Any]:
+        site = Site(image="example/cormorant:1", architectures=architectures)
+        birth = Birth(template="abc", base_image=image)
+        job = make_job()
+        return dict(worker_pod(job, site, birth, group=job.spec.worker_groups[0], index=0, attempt=0)["spec"])
+
+    ours, linux = "example/cormorant:1", {"kubernetes.io/os": "linux"}
+    assert spec(ours)["nodeSelector"] == linux
+    assert spec(ours, "amd64")["nodeSelector"] == {**linux, "kubernetes.io/arch": "amd64"}
+    assert spec("example/another:1", "amd64")["nodeSelector"] == linux
+    both = spec(ours, "amd64", "arm64")
+    (term,) = both["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term["matchExpressions"] == [{"key": "kubernetes.io/arch", "operator": "In", "values": ["amd64", "arm64"]}]
+    assert both["nodeSelector"] == linux
+
+
+def test_user_is_the_platforms_where_it_gives_one() -> None:
+    site, job = Site(has_fixed_user=False), make_job()
+    for pod in (
+        worker_pod(job, site, BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0),
+        head_pod(job, site, BIRTH, epoch=1, floor_frames=0, config="c"),
+    ):
+        assert pod["spec"]["securityContext"].keys().isdisjoint({"runAsUser", "runAsGroup", "fsGroup"})
+        assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+
+
+def test_scratch_space_has_a_limit() -> None:
+    volumes = {v["name"]: v for v in head()["spec"]["volumes"]}
+    assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "10Gi"}
+    more = {"spec": {"volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "50Gi"}}]}}
+    volumes = {v["name"]: v for v in worker(template=more)["spec"]["volumes"]}
+    assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "50Gi"}
+
+
+def test_services_take_both_families_of_addresses_where_there_are_two() -> None:
+    assert {service["spec"]["ipFamilyPolicy"] for service in children.services(make_job(), epoch=1)} == {
+        "PreferDualStack"
+    }
 
 
 def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
@@ -143,7 +217,7 @@ def test_the_heads_command_is_one_that_the_head_understands() -> None:
 def test_heads_state_lies_on_the_claim_where_there_is_one() -> None:
     volumes = {v["name"]: v for v in head(head={"persistence": {"claimName": "ckpt"}})["spec"]["volumes"]}
     assert volumes["state"] == {"name": "state", "persistentVolumeClaim": {"claimName": "ckpt"}}
-    assert {v["name"]: v for v in head()["spec"]["volumes"]}["state"] == {"name": "state", "emptyDir": {}}
+    assert {v["name"]: v for v in head()["spec"]["volumes"]}["state"]["emptyDir"] == {"sizeLimit": "20Gi"}
 
 
 def test_worker_knows_its_slot_and_its_head_and_no_token_but_rays() -> None:
@@ -191,7 +265,7 @@ def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
     }
     pod = worker(template=template)
     assert pod["spec"]["restartPolicy"] == "Never"
-    assert pod["spec"]["nodeSelector"] == {"disk": "ssd"}
+    assert pod["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "disk": "ssd"}
     assert (pod["metadata"]["labels"]["team"], pod["metadata"]["labels"][names.JOB_UID]) == ("a", "0f3c9a52-uid")
     env = [item["name"] for item in main_container(pod)["env"]]
     assert env[-1] == "OMP_NUM_THREADS"

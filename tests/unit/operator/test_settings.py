@@ -34,6 +34,12 @@ def test_network_policies(key: str) -> None:
     assert (site.has_network_policies, site.open_to_cidrs) == (True, ("10.0.0.0/8",))
 
 
+def test_what_pods_are_given(key: str) -> None:
+    given = ["--key-file", key, "--image", "i", "--architecture", "amd64", "--architecture", "arm64", "--any-user"]
+    site = read_settings(given).site
+    assert (site.architectures, site.has_fixed_user) == (("amd64", "arm64"), False)
+
+
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
