@@ -1,4 +1,6 @@
-"""`cormorant weights push | pull | list | rollback`: a running head's weights, as safetensors files."""
+"""`cormorant weights init | push | pull | list | rollback`: weights as safetensors files. `init` builds the policy here
+and imports the worker, in its body; the others ask a running head.
+"""
 
 import os
 from pathlib import Path
@@ -8,15 +10,42 @@ import typer
 
 from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.printing import counted, size_of
 
 app = typer.Typer(
-    name="weights", help="Publish, fetch and roll back a head's weights.", no_args_is_help=True, rich_markup_mode="rich"
+    name="weights", help="Make, publish, fetch and roll back weights.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
 ModelName = Annotated[str, typer.Option("--model", help="Whose weights; for `push`, if the names in FILE do not say.")]
 Wait = Annotated[
     float, typer.Option("--wait", min=0, help="Seconds to wait until the workers act with them; 0 does not wait.")
 ]
+
+
+@app.command()
+def init(
+    manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="A CollectorJob in YAML.")],
+    out: Annotated[str, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
+    name: Annotated[str, typer.Option(help="metadata.name of the job, for files with several jobs.")] = "",
+) -> None:
+    """Build the policy of a manifest and write its initial weights: those that its workers begin with."""
+    try:
+        from cormorant_worker.errors import CormorantError
+        from cormorant_worker.front import make_collector
+        from cormorant_worker.weights_file import to_bytes
+    except ImportError as error:
+        raise CommandFailed(f"this command needs the worker ({error}); pip install 'cormorant[worker]'") from error
+    try:
+        with make_collector(manifest, name=name) as collector:
+            current = collector.weights.current()
+    except CormorantError as error:
+        raise BadInput(str(error)) from error
+    if not current:
+        raise BadInput(f"the policy of {manifest} has no weights: it acts at random, or is no torch module")
+    data = to_bytes(current)
+    write_whole(Path(out), memoryview(data))
+    tensors = sum(map(len, current.values()))
+    typer.echo(f"{out}: {counted(tensors, 'tensor')} of {', '.join(current)}, {size_of(len(data))}")
 
 
 @app.command()
@@ -38,13 +67,18 @@ def push(
     with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
         "write"
     ) as client:
-        update = client.publish(path, model=model, version=version or None, wait=wait)
-        if wait:
+        # Paused workers would take the whole wait to do nothing.
+        is_paused = client.status().pause_state != "running"
+        update = client.publish(path, model=model, version=version or None, wait=0 if is_paused else wait)
+        if wait and not is_paused:
             update.wait(0.001)
     if as_json:
         typer.echo(update.answer.model_dump_json(indent=2))
         return
     workers = update.answer.workers
+    if is_paused:
+        typer.echo(f"version {update.version}: {update.state}; the job is paused, and acts with it once it resumes")
+        return
     typer.echo(f"version {update.version}: {update.state}, {workers.acked} of {workers.total} workers, {update.digest}")
 
 
@@ -66,7 +100,7 @@ def pull(
     ) as client:
         found = client.weights(model, version=version or None)
     write_whole(Path(out), found.data)
-    typer.echo(f"{out}: version {found.version} of {model}, {len(found.data):,} bytes")
+    typer.echo(f"{out}: version {found.version} of {model}, {size_of(len(found.data))}")
 
 
 @app.command(name="list")

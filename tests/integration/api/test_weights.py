@@ -8,11 +8,13 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
+from cormorant_cli import __main__ as command_line
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, weights_file
 
@@ -350,3 +352,23 @@ def test_models_and_updates_that_do_not_exist(endless: Served) -> None:
         ("number", "F32", []),
         ("bias", "F32", [3]),
     ]
+
+
+def test_push_to_a_paused_job_says_so_at_once(
+    endless: Served, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    version = current(endless) + 1
+    file = tmp_path / "policy.safetensors"
+    file.write_bytes(weights_file(version))
+    (tmp_path / "token").write_text(endless.writer.token)
+    endless.writer.post("/v1/pauses", {"owner": "tests", "wait_seconds": 60})
+    try:
+        began = time.monotonic()
+        options = ["--url", endless.server.url, "--token-file", str(tmp_path / "token"), "--wait", "50"]
+        assert command_line.run(["weights", "push", str(file), *options]) == 0
+        assert time.monotonic() - began < 25
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert said.startswith(f"version {version}: ")
+        assert said.endswith("; the job is paused, and acts with it once it resumes")
+    finally:
+        endless.writer.post("/v1/resume", {"owner": "tests"})
