@@ -1,7 +1,7 @@
 """`python -m cormorant_api --job job.yaml --fleet local|ray`: a job's head, from start to end.
 
 Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIGTERM or SIGINT, 1 when the fleet failed,
-2 when something given cannot be used.
+2 when something given cannot be used, 3 when a disk or a device has to be put right first.
 """
 
 import argparse
@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_of
 from cormorant_api.settings import DEFAULT_PORT, Settings
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.errors import CormorantError, EnvError, FleetInterrupted, ManifestError
+from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.front import load_job, refuse_unknown_task
+from cormorant_worker.last_words import explain
 from cormorant_worker.logs import LogContext, configure_logs
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from cormorant_worker.engine.local import LocalFleet
 
 _SIGNAL_BASE = 128
-_OK, _FAILED, _REFUSED = 0, 1, 2
 
 
 class Signals:
@@ -81,14 +81,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
             end = server.wait(signals.has_come)
     except FleetInterrupted:
         end = "interrupted"  # there is nothing to drain
-    except (HeadError, ManifestError, EnvError) as error:
-        log.critical("head_refused", reason=str(error))
-        return _REFUSED
-    except CormorantError as error:
-        log.critical("head_failed", reason=str(error))
-        return _FAILED
+    except (HeadError, CormorantError) as error:
+        code = exit_code_of(error)
+        log.critical("head_refused" if code == EXIT_REFUSED else "head_failed", reason=str(error), exit_code=code)
+        explain(given.last_words, str(error), frames=given.floor_frames)
+        return code
     log.info("head_ended", reason=end)
-    return _OK if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
+    return EXIT_DONE if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
 
 
 def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":

@@ -1,4 +1,4 @@
-"""Errors of the head.
+"""Errors of the head, and the exit codes that they end it with.
 
 ApiError             an answer to a request: a status and a problem type
 HeadError            the head cannot start or go on; its message is for whoever started it
@@ -10,6 +10,7 @@ HeadError            the head cannot start or go on; its message is for whoever 
 from typing import Any
 
 from cormorant_contract.rest.problems import ProblemType
+from cormorant_worker.errors import DeviceUnavailable, EnvCrashed, EnvError, ManifestError, WorkerFailed
 
 
 class ApiError(Exception):
@@ -45,3 +46,34 @@ class TlsError(HeadError):
 
 class StoreError(HeadError):
     """The weights' directory cannot be read or written."""
+
+
+EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_BLOCKED = 0, 1, 2, 3
+"""Everything is delivered; it may work the next time; what was given cannot be used; surroundings come first."""
+
+_WRONG_INPUT = ("ManifestError", "UnknownEnv", "PolicyLoadError", "PolicyMismatch")
+"""What a worker says of the manifest and its code, by class: the same in every pod."""
+_NOT_OF_THE_VOLUME = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
+
+
+def exit_code_of(error: Exception) -> int:
+    """How a head ends for an error: wrong input is refused for good, and nothing else is."""
+    kind = error.kind if isinstance(error, WorkerFailed) else ""
+    # A token file is a Secret that others may have changed; the operator puts it right.
+    if isinstance(error, (DeviceUnavailable, StoreError, TokenError)) or kind == "DeviceUnavailable":
+        return EXIT_BLOCKED
+    if _is_of_the_volume(error):
+        return EXIT_BLOCKED
+    if isinstance(error, EnvCrashed):
+        return EXIT_FAILED
+    is_input = isinstance(error, (HeadError, ManifestError, EnvError)) or kind in _WRONG_INPUT
+    return EXIT_REFUSED if is_input else EXIT_FAILED
+
+
+def _is_of_the_volume(error: BaseException | None) -> bool:
+    """Whether an error of a file system is behind it (full, stale, read-only, no permission), and not a wrong path."""
+    while error is not None:
+        if isinstance(error, OSError):
+            return not isinstance(error, _NOT_OF_THE_VOLUME)
+        error = error.__cause__
+    return False

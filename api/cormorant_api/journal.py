@@ -1,15 +1,13 @@
 """What a head tells the next one: how many frames were settled, and how many heads there were."""
 
-import json
 import os
 import threading
 from pathlib import Path
 
 from cormorant_api.errors import StoreError
+from cormorant_worker.last_words import encode
 
 _DIGITS = 20
-_MOST_LAST_WORDS = 2000
-"""Characters; Kubernetes keeps 4096 bytes of a termination message."""
 
 
 class Journal:
@@ -85,7 +83,7 @@ class Journal:
     def explain(self, reason: str) -> None:
         """Why this head ends, for its last words."""
         with self._lock:
-            self._reason = reason[:_MOST_LAST_WORDS]
+            self._reason = reason
             self._write_words()
 
     def note_exported(self, frames: int) -> None:
@@ -107,11 +105,10 @@ class Journal:
     def _write_words(self) -> None:
         if self._words < 0:
             return
-        why = {"reason": self._reason} if self._reason else {}
         # Blanks where a longer text stood: a file that is cut first is empty for a moment.
-        text = json.dumps({"frames": self._settled, **why}).ljust(self._width)
+        text = encode(self._settled, self._reason).ljust(self._width)
         self._width = len(text)
-        os.pwrite(self._words, text.encode(), 0)
+        os.pwrite(self._words, text, 0)
 
 
 def _next_epoch(path: Path) -> int:

@@ -17,6 +17,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from cormorant_api.app import make_app
+from cormorant_api.errors import HeadError
 from cormorant_api.head import Head
 from cormorant_api.listener import Listener
 from cormorant_api.settings import Settings
@@ -152,8 +153,9 @@ class HeadServer:
         """Close it, with the error for last words."""
         if self.fleet is not None and self.head.is_running:
             self.head.settled_frames(self.fleet.stats())
-        if isinstance(error, CormorantError) and not isinstance(error, FleetInterrupted):
-            self.head.journal.explain(str(error))
+        if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):
+            is_sentence = isinstance(error, (CormorantError, HeadError))
+            self.head.journal.explain(str(error) if is_sentence else f"{type(error).__name__}: {error}")
         self.close()
 
     def _drain(self) -> None:

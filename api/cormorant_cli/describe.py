@@ -190,6 +190,7 @@ def _failures(status: Raw, now: datetime) -> list[list[str]]:
             str(failure.get("reason", "")),
             f"exit code {failure['exitCode']}" if failure.get("exitCode") is not None else "",
             f"{age(read_time(failure['time']), now)} ago" if failure.get("time") else "",
+            str(failure.get("message") or ""),
         ]
         for failure in found
     ]

@@ -333,6 +333,9 @@ def _of_course(facts: JobFacts) -> Iterator[Finding]:
     job = facts.job
     if holds(job, "Failed"):
         yield _problem(f"it failed: {why(condition(job, 'Failed'))}")
+    ready = condition(job, "Ready")
+    if ready.get("reason") == "HeadBlocked":
+        yield _problem(f"the head cannot work where it is: {why(ready)}; put it right, the operator tries every 2 min")
     if holds(job, "Stalled"):
         yield _problem(f"it stands still: {why(condition(job, 'Stalled'))}")
     progressing = condition(job, "Progressing")
@@ -353,7 +356,8 @@ def _of_course(facts: JobFacts) -> Iterator[Finding]:
         last = others[-1]
         code = f", exit code {last['exitCode']}" if last.get("exitCode") is not None else ""
         when = age(read_time(last["time"]), facts.now)
-        yield _note(f"{len(others)} pods ended badly, the last {last['pod']} {when} ago: {last['reason']}{code}")
+        words = f": {last['message']}" if last.get("message") else ""
+        yield _note(f"{len(others)} pods ended badly, the last {last['pod']} {when} ago: {last['reason']}{code}{words}")
 
 
 def _of_health(facts: JobFacts) -> Iterator[Finding]:

@@ -20,6 +20,7 @@ _BOUNDS = {"ge": "minimum", "le": "maximum"}
 _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     # name, type, path, description, priority (1: only with -o wide)
     ("Phase", "string", ".status.phase", "Summary of the conditions", 0),
+    ("Reason", "string", ".status.reason", "What is in the way", 0),
     ("Frames", "integer", ".status.frames.collected", "Frames accepted by the output", 0),
     ("Target", "integer", ".spec.collection.totalFrames", "Frames of the whole job", 0),
     ("FPS", "number", ".status.frames.perSecond", "Frames per second", 0),
@@ -29,7 +30,6 @@ _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     ("EnvPool", "string", ".spec.env.envpool.taskId", "EnvPool's name of the environment", 1),
     ("Gymnasium", "string", ".spec.env.gymnasium.id", "gymnasium's name of the environment", 1),
     ("Restarts", "integer", ".status.headRestarts", "Heads replaced after a failure", 1),
-    ("Reason", "string", '.status.conditions[?(@.type=="Failed")].reason', "Why the job failed", 1),
 )
 
 

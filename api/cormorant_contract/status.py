@@ -130,6 +130,9 @@ class Failure(Contract):
     time: Time
     """When it ended."""
 
+    message: Annotated[str, Field(strict=True, max_length=1024)] = ""
+    """Why, in the last words of its container or in those of its kubelet."""
+
 
 class CollectorJobStatus(Contract):
     """What the operator last saw of the job. Written by the operator only."""
@@ -139,6 +142,9 @@ class CollectorJobStatus(Contract):
 
     phase: Phase = "Pending"
     """Summary of the conditions, for people."""
+
+    reason: Annotated[str, Field(strict=True, max_length=1024)] = ""
+    """What is in the way: the reason of the condition that says it. Empty while nothing is."""
 
     epoch: Count32 = 0
     """Incarnation of the head, counted from 1; 0 before the first."""

@@ -8,6 +8,10 @@ RESET_AFTER_S = 600.0
 """A pod that ran so long was healthy: its failure is the first again."""
 _BASE_S = 10.0
 _LONGEST_S = 360.0
+_BLOCKED_S = 120.0
+"""After a head whose surroundings somebody has to put right: looked at again, and not counted."""
+_REJECTED_S = 30.0
+"""After a kubelet refused a pod. It does not count, so it does not grow; the scheduler may choose that node again."""
 
 
 def failures_after(pod: Pod) -> int:
@@ -33,6 +37,10 @@ def delay_s(failures: int) -> float:
 
 def next_attempt_at(pod: Pod) -> datetime:
     """When the place of a pod that failed may be filled again."""
+    if pod.is_blocked:
+        return (pod.ended or pod.created) + timedelta(seconds=_BLOCKED_S)
+    if pod.is_rejected:
+        return pod.created + timedelta(seconds=_REJECTED_S)
     return (pod.ended or pod.created) + timedelta(seconds=delay_s(failures_after(pod)))
 
 

@@ -5,7 +5,8 @@
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
                  ApiServerError NameNotFreeYet
-    Ready        True: EnoughWorkers    False: HeadNotReady TooFewWorkers NotWanted
+    Ready        True: EnoughWorkers
+                 False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: ReplacingHead RollingUpdate    False: UpToDate
     Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable TokenRefused
                  False: NoFrames NotReady Paused Draining NotWanted
@@ -29,7 +30,7 @@ from cormorant_operator import names, progress
 from cormorant_operator.job import find
 from cormorant_operator.observed import Pod
 from cormorant_operator.obstacles import acceptance_trouble, scheduling_trouble
-from cormorant_operator.outcome import Outcome
+from cormorant_operator.outcome import Outcome, how_it_ended
 from cormorant_operator.suspension import State
 from cormorant_operator.view import View
 
@@ -79,6 +80,28 @@ def facts(view: View, course: Course) -> tuple[Fact, ...]:
         *_ended(course),
     ]
     return tuple(found)
+
+
+_IN_THE_WAY: tuple[tuple[ConditionType, str], ...] = (
+    ("Failed", "True"),
+    ("Accepted", "False"),
+    ("Scheduled", "False"),
+    ("Stalled", "True"),
+    ("Ready", "False"),
+)
+_ON_ITS_WAY = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
+
+
+def reason_in_the_way(found: Sequence[Fact]) -> str:
+    """The reason of the first condition that says what keeps the job from collecting; empty while nothing does."""
+    by_type: dict[ConditionType, Fact] = {fact.type: fact for fact in found}
+    for kind, status in _IN_THE_WAY:
+        fact = by_type.get(kind)
+        if fact is not None and fact.status == status and fact.reason not in _ON_ITS_WAY:
+            return fact.reason
+    progressing = by_type["Progressing"]
+    is_unclear = progressing.status == "Unknown" or progressing.reason == "WaitingForConsumer"
+    return progressing.reason if is_unclear else ""
 
 
 def merge(status: CollectorJobStatus, news: Sequence[Fact], *, generation: int, now: datetime) -> tuple[Condition, ...]:
@@ -132,12 +155,25 @@ def _scheduled(view: View) -> Fact:
 
 def _ready(view: View) -> Fact:
     if view.live_head is None or not view.live_head.is_ready:
-        return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head does not answer yet")
+        return _head_missing(view)
     ready, wanted = sum(view.ready(group.name) for group in view.groups), sum(view.sizes.values())
     message = f"{ready} of {wanted} workers are ready"
     if not view.has_enough:
-        return Fact(type="Ready", status="False", reason="TooFewWorkers", message=message)
+        newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
+        failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.failures)]
+        # One that waits for its next attempt, or is such an attempt and not ready: its predecessor says why.
+        reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
+        return Fact(type="Ready", status="False", reason=reason, message=message)
     return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
+
+
+def _head_missing(view: View) -> Fact:
+    """The head does not answer, and why the last one ended that was no better."""
+    ended = next((pod for pod in reversed(view.heads) if pod.is_blocked or pod.is_failure), None)
+    if ended is None:
+        return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head does not answer yet")
+    reason = "HeadBlocked" if ended.is_blocked else "HeadFailed"
+    return Fact(type="Ready", status="False", reason=reason, message=how_it_ended(ended))
 
 
 def _updating(course: Course) -> Fact:

@@ -13,7 +13,8 @@ Both kinds start `python -m cormorant_worker.supervisor`, as process 1 of a cont
         $CORMORANT_GRACE_SECONDS, then stops Ray. It ends with another code than 0 only for what a new pod may cure.
         It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has joined) and serves /metrics there.
 
-Exit codes of the head's COMMAND: 0 everything is delivered, 2 what it was given cannot be used, 130 and 143 after a
+Exit codes of the head's COMMAND: 0 everything is delivered, 2 what it was given cannot be used, 3 its surroundings
+have to be put right first (a volume that is full, stale or read-only; a node without the device), 130 and 143 after a
 signal, others: it failed and may work the next time.
 """
 
@@ -29,7 +30,7 @@ LAST_WORDS_FILE = "/dev/termination-log"
 """Kubernetes' default for a container's last words."""
 
 GCS_PORT, WORKER_PORT = 6379, 8000
-EXIT_DONE, EXIT_REFUSED = 0, 2
+EXIT_DONE, EXIT_REFUSED, EXIT_BLOCKED = 0, 2, 3
 
 SCRAPED: Mapping[str, str] = {
     "prometheus.io/scrape": "true",

@@ -7,6 +7,7 @@ from cormorant_operator.observed import Pod
 
 _MOST = 10
 _LONGEST_REASON = 128
+_LONGEST_MESSAGE = 512
 
 
 def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
@@ -22,6 +23,7 @@ def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Fa
                 reason=(pod.reason or "Error")[:_LONGEST_REASON],
                 exit_code=pod.exit_code,
                 time=pod.ended or pod.created,
+                message=" ".join(pod.message.split())[-_LONGEST_MESSAGE:],
             )
     ordered = sorted(found.values(), key=lambda failure: (failure.time, failure.pod))
     return tuple(ordered[-_MOST:])

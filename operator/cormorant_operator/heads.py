@@ -65,7 +65,7 @@ def render_head(view: View, *, epoch: int) -> Manifest:
 
 def _blocked_until(pod: Pod) -> datetime | None:
     """When the successor of a head that does not live may begin; None: now."""
-    if pod.is_failure and not pod.is_terminating:
+    if pod.must_wait and not pod.is_terminating:
         return next_attempt_at(pod)
     # A head that was told to end lets learners acknowledge what they hold, and counts it. One that never ran holds
     # nothing, and one on a lost node tells nothing.
@@ -90,6 +90,9 @@ def _tidy(view: View) -> tuple[tuple[Action, ...], datetime | None]:
     orders = [DeletePod(pod=pod, why="a newer head leads") for pod in earlier if pod.is_live]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
     orders += [DeletePod(pod=pod, why="a newer head leads") for pod in ended[:-1]]
+    if ended and ended[-1].has_sidecar:
+        # Its record goes with it, and is in the annotations of its successor.
+        return (*orders, DeletePod(pod=ended[-1], why="it ended, and its sidecar runs on")), None
     if not ended or live is None or live.ready_since is None:
         return tuple(orders), None
     until = view.after(live.ready_since, RESET_AFTER_S)

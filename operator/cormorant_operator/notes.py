@@ -16,7 +16,15 @@ _NEWS = {
     ("Updating", "True"),
     ("Progressing", "Unknown"),
 }
-_BLOCKED = ("Unschedulable", "QuotaExceeded", "ImagePull", "ContainerConfig", "ApiServerError", "UnknownFields")
+_BLOCKED = (
+    "Unschedulable",
+    "QuotaExceeded",
+    "ImagePull",
+    "ContainerConfig",
+    "ApiServerError",
+    "UnknownFields",
+    "HeadBlocked",
+)
 
 
 def notes_of(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[Note, ...]:
@@ -31,7 +39,8 @@ def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[No
     for failure in after.recent_failures:
         if failure.pod not in known:
             code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
-            yield Note(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}", is_warning=True)
+            words = f": {failure.message}" if failure.message else ""
+            yield Note(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}{words}", is_warning=True)
     for condition in after.conditions:
         if _is_news(find(before, condition.type), condition):
             yield Note(

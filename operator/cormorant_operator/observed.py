@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from cormorant_operator.roster import Roster
 
+from cormorant_operator.entrypoints import EXIT_BLOCKED
+
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker"]
 
@@ -54,15 +56,21 @@ class Pod:
     unready_since: datetime | None = None
     deletion_deadline: datetime | None = None
     """Set from the moment that it is deleted: when its grace is over."""
+    has_sidecar: bool = False
+    """Its own container ended, and another one runs on."""
+    is_rejected: bool = False
+    """Its node's kubelet did not take it: none of its containers ever ran."""
     is_disrupted: bool = False
-    """Evicted, preempted, or its node was drained or lost: no fault of its own."""
+    """Evicted, preempted, refused by its kubelet, or its node was drained or lost: no fault of its own."""
     obstacle: Obstacle = Obstacle.NONE
     obstacle_message: str = ""
     reason: str = ""
     """Why it ended, in Kubernetes' word."""
     exit_code: int | None = None
     message: str = ""
-    """What its container left as last words."""
+    """Why its container ended, in its own last words."""
+    settled_frames: int | None = None
+    """Frames that a head's last words say are settled; None: they do not say."""
     ended: datetime | None = None
     ran_s: float = 0.0
     """How long its container ran, once it ended."""
@@ -92,6 +100,16 @@ class Pod:
         return self.is_live and self.ready_since is not None
 
     @property
+    def is_blocked(self) -> bool:
+        """Whether a head ended because its surroundings have to be put right first: a restart alone mends nothing."""
+        return self.role == "head" and self.is_terminal and self.exit_code == EXIT_BLOCKED
+
+    @property
+    def must_wait(self) -> bool:
+        """Whether its successor begins after a while, and not at once."""
+        return self.is_failure or ((self.is_rejected or self.is_blocked) and not self.is_terminating)
+
+    @property
     def starting_since(self) -> datetime | None:
         """From when on it could have become ready; None: it has no node yet."""
         moments = (self.scheduled_since or self.created, self.unready_since)
@@ -107,6 +125,8 @@ class Pod:
         """Whether its end counts: by itself, and by no disruption or order of ours."""
         if self.stalled_since is not None:
             return True
+        if self.is_blocked:
+            return False
         return self.is_terminal and not (self.is_terminating or self.is_disrupted or self.draining_since is not None)
 
 

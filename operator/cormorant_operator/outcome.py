@@ -7,7 +7,7 @@ from typing import Literal
 
 from cormorant_operator import progress
 from cormorant_operator.backoff import failures_after
-from cormorant_operator.entrypoints import EXIT_REFUSED, last_words
+from cormorant_operator.entrypoints import EXIT_REFUSED
 from cormorant_operator.observed import Pod
 from cormorant_operator.obstacles import acceptance_trouble, is_late, late_at, scheduling_trouble
 from cormorant_operator.view import View
@@ -73,7 +73,7 @@ def _head_failures(view: View) -> Iterator[Outcome]:
     if head is None or not head.is_failure:
         return
     if head.exit_code == EXIT_REFUSED:
-        words = last_words(head.message) or "it left no message; see its log"
+        words = head.message or "it left no message; see its log"
         yield Outcome(
             kind="Failed", reason="HeadRefused", message=f"{head.name} cannot use what it was given: {words}"[-1024:]
         )
@@ -82,7 +82,7 @@ def _head_failures(view: View) -> Iterator[Outcome]:
         yield Outcome(
             kind="Failed",
             reason="HeadRestartsExceeded",
-            message=f"the head failed {failures} times in a row, maxHeadRestarts is {limit}; {_how_it_ended(head)}",
+            message=f"the head failed {failures} times in a row, maxHeadRestarts is {limit}; {how_it_ended(head)}",
         )
 
 
@@ -99,7 +99,7 @@ def _slot_failures(view: View) -> Iterator[Outcome]:
                     kind="Failed",
                     reason="SlotRestartsExceeded",
                     message=f"worker {group.name}-{slot.index} failed {failures} times in a row, maxRestartsPerSlot is "
-                    f"{limit}; {_how_it_ended(newest)}",
+                    f"{limit}; {how_it_ended(newest)}",
                 )
 
 
@@ -131,8 +131,9 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
         )
 
 
-def _how_it_ended(pod: Pod) -> str:
+def how_it_ended(pod: Pod) -> str:
+    """A sentence about the end of a pod, with its last words."""
     code = f" with exit code {pod.exit_code}" if pod.exit_code is not None else ""
-    said = " ".join(last_words(pod.message).split())
+    said = " ".join(pod.message.split())
     words = f": {said[-300:]}" if said else ""
     return f"{pod.name} ended last{code} ({pod.reason or pod.phase}){words}"

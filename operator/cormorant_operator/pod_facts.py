@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from cormorant_operator import names
+from cormorant_operator.entrypoints import last_words, settled_frames
 from cormorant_operator.observed import Obstacle, Pod, PodPhase, Role
 
 _PHASES: Mapping[str, PodPhase] = {
@@ -16,6 +17,7 @@ _PHASES: Mapping[str, PodPhase] = {
 }
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
+_REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "NodeShutdown", "Terminated")
 _NODE_LOST = "DeletionByTaintManager"
 _LONGEST_MESSAGE = 1024
 
@@ -29,6 +31,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         return None
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     ended = _ended(role, status)
+    words_left = ended.get("message") or status.get("message") or ""
     disruption = conditions.get("DisruptionTarget", {})
     obstacle, words = _obstacle(status, conditions)
     return Pod(
@@ -44,18 +47,22 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         base_image=notes.get(names.BASE_IMAGE, ""),
         failures=_count(notes.get(names.FAILURES)),
         restarts=_count(notes.get(names.RESTARTS)),
-        phase=_phase(raw, disruption),
+        phase=_phase(raw, ended, disruption),
+        has_sidecar=bool(ended) and _has_sidecar(role, status),
         is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         scheduled_since=_since(conditions.get("PodScheduled", {})),
         ready_since=_since(conditions.get("Ready", {})),
         unready_since=_since(conditions.get("Ready", {}), "False"),
         deletion_deadline=_deletion_deadline(metadata),
-        is_disrupted=disruption.get("status") == "True",
+        is_disrupted=disruption.get("status") == "True" or _never_ran(role, status),
+        is_rejected=_never_ran(role, status),
         obstacle=obstacle,
         obstacle_message=words[:_LONGEST_MESSAGE],
         reason=ended.get("reason") or status.get("reason") or "",
         exit_code=ended.get("exitCode"),
-        message=(ended.get("message") or status.get("message") or "")[-_LONGEST_MESSAGE:],
+        # Read whole, then cut: the count stands at the beginning and the end is what people read.
+        settled_frames=settled_frames(words_left),
+        message=last_words(words_left)[-_LONGEST_MESSAGE:],
         ended=_moment(ended.get("finishedAt")),
         ran_s=_ran_s(ended),
         retiring_since=_moment(notes.get(names.RETIRING)),
@@ -85,7 +92,10 @@ def _role(text: str | None) -> Role | None:
     return "worker" if text == names.WORKER else None
 
 
-def _phase(raw: Mapping[str, Any], disruption: Mapping[str, Any]) -> PodPhase:
+def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any], disruption: Mapping[str, Any]) -> PodPhase:
+    if ended:
+        # The pod's own phase waits for every container: a mesh's or a log shipper's never ends by itself.
+        return "Failed" if ended.get("exitCode") else "Succeeded"
     phase = _PHASES.get((raw.get("status") or {}).get("phase") or "Pending", "Unknown")
     # The node is unreachable and nobody will ever confirm the deletion: there is no use in waiting for its grace.
     is_gone = raw["metadata"].get("deletionTimestamp") and disruption.get("reason") == _NODE_LOST
@@ -96,7 +106,7 @@ def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False" and scheduled.get("reason") in ("Unschedulable", "SchedulingGated"):
         return Obstacle.UNSCHEDULABLE, scheduled.get("message") or "no node fits"
-    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+    for container in _statuses(status):
         waiting = (container.get("state") or {}).get("waiting") or {}
         words = waiting.get("message") or waiting.get("reason") or ""
         if waiting.get("reason") in _PULL_REASONS:
@@ -110,6 +120,27 @@ def _ended(role: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
     """How our container ended, whatever else an overlay put beside it."""
     states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
     return states.get(role, {}).get("terminated") or {}
+
+
+def _has_sidecar(role: str, status: Mapping[str, Any]) -> bool:
+    """Whether a container beside ours runs on. A native sidecar, an init container, is ended by the kubelet itself."""
+    states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
+    return any("running" in state for name, state in states.items() if name != role)
+
+
+def _never_ran(role: str, status: Mapping[str, Any]) -> bool:
+    """Whether a kubelet refused the pod (OutOfcpu, UnexpectedAdmissionError, NodeAffinity ...): its job did nothing."""
+    reason = status.get("reason") or ""
+    if status.get("phase") != "Failed" or not reason:
+        return False
+    if reason.startswith("OutOf") or reason in _REJECTIONS:
+        return True  # also of a pod that ran before its node was restarted
+    began = any("waiting" not in (item.get("state") or {"waiting": {}}) for item in _statuses(status))
+    return not began and not _ended(role, status)
+
+
+def _statuses(status: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
+    return (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ()))
 
 
 def _ran_s(ended: Mapping[str, Any]) -> float:

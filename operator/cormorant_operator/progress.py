@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cormorant_contract.status import FramesStatus, WeightsStatus
-from cormorant_operator.entrypoints import settled_frames
 from cormorant_operator.job import find, is_true, since
 from cormorant_operator.obstacles import is_waiting_for_room
 from cormorant_operator.view import View
@@ -21,8 +20,8 @@ def frames_settled(view: View) -> int:
         known.append(view.observed.answer.settled)
     target = view.job.spec.collection.total_frames
     for head in view.heads:
-        if (frames := settled_frames(head.message)) is not None:
-            known.append(frames)
+        if head.settled_frames is not None:
+            known.append(head.settled_frames)
         if head.phase == "Succeeded" and target is not None:
             known.append(target)
     return max(known)

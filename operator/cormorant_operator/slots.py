@@ -70,7 +70,7 @@ class Slot:
             attempt=max(newest.attempt, self.last_attempt) + 1,
             failures=failures_after(newest) if is_same else 0,
             restarts=self.restarts,
-            not_before=next_attempt_at(newest) if is_same and newest.is_failure else None,
+            not_before=next_attempt_at(newest) if is_same and newest.must_wait else None,
         )
 
     def failures(self, template: str) -> int:
@@ -84,7 +84,11 @@ class Slot:
         record = [pod for pod in ended if pod.is_failure][-1:]
         over = [pod for pod in ended if pod is not self.newest and pod not in record]
         live = self.live
-        if not record or record[0] is self.newest or live is None or live.ready_since is None:
+        if not record or record[0] is self.newest or live is None:
+            return tuple(over), None
+        if record[0].has_sidecar:
+            return (*over, *record), None  # what it was the record of is in the annotations of its successor
+        if live.ready_since is None:
             return tuple(over), None
         until = live.ready_since + timedelta(seconds=RESET_AFTER_S)
         return ((*over, *record), None) if now >= until else (tuple(over), until)

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, GroupStatus
 from cormorant_operator import names, progress
-from cormorant_operator.conditions import Course, facts, merge
+from cormorant_operator.conditions import Course, facts, merge, reason_in_the_way
 from cormorant_operator.failures import recent_failures
 from cormorant_operator.job import Unreadable, find
 from cormorant_operator.phases import phase_of
@@ -27,9 +27,11 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
     elastic = spec.elastic.name
     generation = view.job.identity.generation
     is_ended = course.outcome is not None
+    found = facts(view, course)
     return CollectorJobStatus(
         observed_generation=generation,
         phase=phase_of(view, course),
+        reason=reason_in_the_way(found),
         epoch=max(before.epoch, epoch),
         head_restarts=head_restarts,
         start_time=_start_time(view, course),
@@ -42,7 +44,7 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
             replicas=view.num_steady(elastic) + sum(pod.is_live for pod in view.busy_workers[elastic]),
             selector=names.worker_selector(view.job.uid, group=elastic),
         ),
-        conditions=merge(before, facts(view, course), generation=generation, now=view.now),
+        conditions=merge(before, found, generation=generation, now=view.now),
         recent_failures=recent_failures(before, view.busy),
     )
 

@@ -108,7 +108,7 @@ def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
     """Replace ready workers of an earlier template, as many as may go, the lowest places first."""
     template = view.templates.worker(group)
     outdated, plan.outdated = plan.outdated, []
-    if view.is_proven(template):
+    if view.is_proven(template) and not view.job.unknown:
         for make in view.steady[group.name]:
             outdated += view.roster.calm[make].values() if make.template != template else ()
     if outdated:

@@ -59,5 +59,8 @@ def find_device(name: str) -> torch.device:
     """
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceUnavailable(f"device {name} is asked for and torch finds no CUDA device; use --device cpu to go on")
+        raise DeviceUnavailable(
+            f"device {name} is asked for and torch finds no CUDA device; give the worker group a GPU "
+            "(resources.limits of a node that has one) or write device: cpu in it"
+        )
     return device

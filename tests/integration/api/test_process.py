@@ -152,16 +152,17 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(manifest: Path, tmp_path
     open_tokens = tmp_path / "tokens.json"
     open_tokens.write_text("{}")
     open_tokens.chmod(0o644)
-    for arguments, sentence in (
+    for arguments, sentence, code in (
         (
             ("--job", str(manifest), "--no-tokens", "--host", "0.0.0.0"),
             "without tokens a head listens on loopback only",
+            2,
         ),
-        (("--job", str(manifest), "--token-file", str(open_tokens)), "others can read the tokens"),
-        (("--job", str(manifest), "--tls-cert", "x"), "--tls-cert and --tls-key belong together"),
-        (("--job", str(tmp_path / "nope.yaml")), "nope.yaml"),
+        (("--job", str(manifest), "--token-file", str(open_tokens)), "others can read the tokens", 3),
+        (("--job", str(manifest), "--tls-cert", "x"), "--tls-cert and --tls-key belong together", 2),
+        (("--job", str(tmp_path / "nope.yaml")), "nope.yaml", 2),
     ):
         ended = run_head(*arguments)
-        assert ended.returncode == 2, ended
+        assert ended.returncode == code, ended
         assert sentence in ended.stdout + ended.stderr
         assert "Traceback" not in ended.stdout + ended.stderr

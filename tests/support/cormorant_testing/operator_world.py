@@ -13,6 +13,7 @@ from typing import Any
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.children import digest_of
+from cormorant_operator.entrypoints import last_words, settled_frames
 from cormorant_operator.job import Identity, Job, find
 from cormorant_operator.observed import HeadAnswer, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
 from cormorant_operator.plan import (
@@ -320,10 +321,21 @@ class World:
         """So many frames in all by now; all of them settled, if it is not said."""
         self.say(self.head, frames=frames, settled=frames if settled is None else settled, per_second=100.0)
 
-    def finish(self, name: str, *, exit_code: int = 1, reason: str = "Error", ran_s: float = 5.0, **more: Any) -> None:
+    def finish(
+        self,
+        name: str,
+        *,
+        exit_code: int = 1,
+        reason: str = "Error",
+        ran_s: float = 5.0,
+        message: str = "",
+        **more: Any,
+    ) -> None:
         """The container ends by itself."""
         self._change(
             name,
+            message=last_words(message),
+            settled_frames=settled_frames(message),
             phase="Succeeded" if exit_code == 0 else "Failed",
             exit_code=exit_code,
             reason="Completed" if exit_code == 0 else reason,
@@ -333,6 +345,10 @@ class World:
             **more,
         )
 
+    def reject(self, name: str, reason: str = "UnexpectedAdmissionError") -> None:
+        """The kubelet does not take it: none of its containers runs."""
+        self._change(name, phase="Failed", reason=reason, is_rejected=True, is_disrupted=True, is_scheduled=True)
+
     def evict(self, name: str) -> None:
         self.finish(name, exit_code=137, reason="Evicted", is_disrupted=True)
 
@@ -341,7 +357,7 @@ class World:
         pod = self.pods.get(name)
         if pod is None or (uid and pod.uid != uid) or pod.is_terminating:
             return
-        if pod.is_terminal or not pod.is_scheduled:
+        if (pod.is_terminal and not pod.has_sidecar) or not pod.is_scheduled:
             del self.pods[name]
         else:
             self._change(name, deletion_deadline=self.now + timedelta(seconds=GRACE_S), ready_since=None)

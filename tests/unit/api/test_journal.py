@@ -48,6 +48,18 @@ def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_long_last_words_keep_the_count_whatever_they_are_written_in(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    journal = Journal(None, floor_frames=1234567, last_words=path)
+    for reason in ("磁盘已满 " * 2000, "\x01\n" * 5000, "a" * 100_000, 'é"' * 3000):
+        journal.explain(reason)
+        assert path.stat().st_size <= 4096
+        words = json.loads(path.read_bytes())
+        assert (words["frames"], reason.startswith(words["reason"])) == (1234567, True)
+        assert len(words["reason"].encode()) > 600
+    journal.close()
+
+
 def test_last_words_that_cannot_be_written_are_refused_with_their_path(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot write the last words to .*nowhere/words"):
         Journal(None, last_words=tmp_path / "nowhere" / "words")

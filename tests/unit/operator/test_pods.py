@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cormorant_operator import children, entrypoints, names
+from cormorant_operator.observed import Pod
 from cormorant_operator.overlay import merge
 from cormorant_operator.plan import Manifest
 from cormorant_operator.pod_facts import read_pod
@@ -368,6 +369,65 @@ def test_rendered_pod_is_read_back() -> None:
     assert pod.scheduled_since == datetime(2026, 1, 1, 0, 0, 5, tzinfo=UTC)
     assert (pod.phase, pod.exit_code, pod.reason, pod.ran_s) == ("Failed", 137, "OOMKilled", 60.0)
     assert pod.is_failure
+
+
+def seen(pod: Manifest, **status: Any) -> Pod:
+    """A pod as the API server shows it."""
+    metadata = {**pod["metadata"], "uid": "u", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    found = read_pod({**pod, "metadata": metadata, "status": status})
+    assert found is not None
+    return found
+
+
+def container(name: str, **state: Any) -> dict[str, Any]:
+    return {"name": name, "state": state}
+
+
+ENDED = {"startedAt": "2026-01-01T00:00:10Z", "finishedAt": "2026-01-01T00:01:10Z"}
+
+
+@pytest.mark.parametrize(("code", "phase"), [(0, "Succeeded"), (1, "Failed")])
+def test_own_container_decides_though_a_sidecar_runs_on(code: int, phase: str) -> None:
+    ended = container("head", terminated={**ENDED, "exitCode": code, "message": '{"frames": 9}'})
+    beside = seen(head(), phase="Running", containerStatuses=[ended, container("istio-proxy", running={})])
+    assert (beside.phase, beside.exit_code, beside.has_sidecar, beside.settled_frames) == (phase, code, True, 9)
+    native = seen(
+        head(),
+        phase="Running",
+        containerStatuses=[ended],
+        initContainerStatuses=[container("istio-proxy", running={})],
+    )
+    assert (native.phase, native.has_sidecar) == (phase, False), "its kubelet ends a native sidecar"
+
+
+def test_sidecar_that_ended_alone_ends_nothing() -> None:
+    pod = seen(
+        head(),
+        phase="Running",
+        containerStatuses=[container("head", running={}), container("proxy", terminated={**ENDED, "exitCode": 1})],
+    )
+    assert (pod.phase, pod.has_sidecar, pod.is_live) == ("Running", False, True)
+
+
+@pytest.mark.parametrize("reason", ["OutOfcpu", "UnexpectedAdmissionError", "NodeAffinity", "SomethingNew"])
+def test_pod_that_its_kubelet_refused_did_not_fail(reason: str) -> None:
+    pod = seen(worker(), phase="Failed", reason=reason, message="no healthy devices present")
+    assert (pod.is_rejected, pod.is_disrupted, pod.is_failure) == (True, True, False)
+    assert (pod.reason, pod.message) == (reason, "no healthy devices present")
+
+
+def test_pod_that_ran_was_not_refused() -> None:
+    ended = container("worker", terminated={**ENDED, "exitCode": 1})
+    pod = seen(worker(), phase="Failed", reason="Odd", containerStatuses=[ended])
+    assert (pod.is_rejected, pod.is_failure) == (False, True)
+
+
+def test_long_last_words_are_read_before_they_are_cut() -> None:
+    words = json.dumps({"frames": 123456, "reason": "x" * 3000 + " the end"})
+    pod = seen(
+        head(), phase="Failed", containerStatuses=[container("head", terminated={"exitCode": 1, "message": words})]
+    )
+    assert (pod.settled_frames, len(pod.message), pod.message[-7:]) == (123456, 1024, "the end")
 
 
 @pytest.mark.parametrize(

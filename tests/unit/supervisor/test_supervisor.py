@@ -9,11 +9,11 @@ import pytest
 
 from cormorant_testing.scripts import environment
 from cormorant_worker.errors import SupervisorRefused
+from cormorant_worker.last_words import explain
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.backoff import Backoff
 from cormorant_worker.supervisor.diagnosis import diagnose
 from cormorant_worker.supervisor.door import knock
-from cormorant_worker.supervisor.last_words import explain
 from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import answer
@@ -188,6 +188,12 @@ def test_why_ray_ended_is_added_to_a_count_that_says_nothing_itself(tmp_path: Pa
     path.write_text(left)
     explain(path, "Ray has ended")
     assert path.read_text() == then
+
+
+def test_head_that_ended_before_it_counted_says_why(tmp_path: Path) -> None:
+    path = tmp_path / "termination-log"
+    explain(path, "no such environment", frames=70)
+    assert path.read_text() == '{"frames": 70, "reason": "no such environment"}'
 
 
 def test_last_words_are_where_the_environment_says() -> None:

@@ -134,4 +134,6 @@ def _refuse_unwritable(uri: str) -> None:
     if not existing.is_dir():
         raise DatasetError(f"{uri} cannot be a folder: {existing} is a file; choose another URI")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise DatasetError(f"{uri} cannot be written: no permission to write in {Path(existing)}; choose another URI")
+        raise DatasetError(
+            f"{uri} cannot be written: no permission to write in {Path(existing)}; choose another URI"
+        ) from PermissionError(str(existing))

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import structlog
 
+from cormorant_worker.last_words import explain
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.door import knock
-from cormorant_worker.supervisor.last_words import explain
 from cormorant_worker.supervisor.memory import store_bytes
 from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings

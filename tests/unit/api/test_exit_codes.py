@@ -1,0 +1,52 @@
+"""How a head ends: wrong input is refused for good, a volume or a device is waited for, the rest is tried again."""
+
+import errno
+
+import pytest
+
+from cormorant_api.errors import HeadError, StoreError, TlsError, TokenError, exit_code_of
+from cormorant_worker.errors import (
+    CormorantError,
+    DatasetCorrupt,
+    DatasetError,
+    DeviceUnavailable,
+    EnvBuildError,
+    EnvCrashed,
+    ManifestError,
+    UnknownEnv,
+    WorkerFailed,
+)
+
+
+def caused(error: Exception, cause: BaseException) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ManifestError("numEnvs"), 2),
+        (UnknownEnv("Pnog-v5"), 2),
+        (EnvBuildError("takes no such argument"), 2),
+        (TlsError("not a certificate"), 2),
+        (HeadError("--tls-cert and --tls-key belong together"), 2),
+        (caused(ManifestError("cannot read nope.yaml"), FileNotFoundError("nope.yaml")), 2),
+        (WorkerFailed("no such policy", kind="PolicyLoadError"), 2),
+        (WorkerFailed("cpu-0 was killed"), 1),
+        (WorkerFailed("it raised", kind="EnvCrashed"), 1),
+        (EnvCrashed("it raised"), 1),
+        (DatasetCorrupt("a shard is missing"), 1),
+        (CormorantError("anything else"), 1),
+        (StoreError("the disk did not take weights"), 3),
+        (TokenError("others changed the Secret"), 3),
+        (caused(DatasetError("full"), OSError(errno.ENOSPC, "no space left")), 3),
+        (caused(DatasetError("read-only"), OSError(errno.EROFS, "read-only")), 3),
+        (caused(DatasetError("stale"), caused(ValueError("x"), OSError(errno.ESTALE, "stale"))), 3),
+        (caused(EnvBuildError("roms"), PermissionError("roms")), 3),
+        (DeviceUnavailable("no GPU"), 3),
+        (WorkerFailed("gpu-0: no GPU", kind="DeviceUnavailable"), 3),
+    ],
+)
+def test_exit_codes_tell_input_from_weather(error: Exception, code: int) -> None:
+    assert exit_code_of(error) == code
