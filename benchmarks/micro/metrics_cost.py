@@ -76,8 +76,9 @@ def _collecting(
             filled = collector.fill(block, block.layout.num_frames)
             sealed = Sealed(
                 number=0, slot=0, num_frames=filled.num_frames, num_rows=block.num_rows, num_ends=0, min_version=0,
-                returns=tuple(filled.episodes.returns), lengths=tuple(filled.episodes.lengths), durable_frames=0,
-                env_restarts=0, num_terminated=filled.episodes.num_terminated, timing=_timing_of(timing),
+                max_version=0, returns=tuple(filled.episodes.returns), lengths=tuple(filled.episodes.lengths),
+                durable_frames=0, env_restarts=0, num_terminated=filled.episodes.num_terminated,
+                timing=_timing_of(timing),
             )  # fmt: skip
             hear(FleetEvent(kind="sealed", worker="cpu-0", frames=filled.num_frames, sealed=sealed))
 

@@ -262,3 +262,25 @@ def test_an_asynchronous_pool_is_exact_in_a_fleet() -> None:
                     column["next", "observation"][-1].clone(), bool(done[-1]), int(column["collector", "traj_ids"][-1])
                 )  # fmt: skip
     assert frames == 1000
+
+
+def test_an_asynchronous_pools_batch_says_its_oldest_and_newest_version() -> None:
+    env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
+    job = make_job(
+        env=env,
+        policy="cormorant_worker.policies:mlp",
+        queue={"capacityBatches": 1},
+        collection={"framesPerBatch": 60, "totalFrames": 3000},
+    )
+    spans = set()
+    with fleet_of(job, workers=1) as fleet:
+        weights = {name: torch.zeros(spec.shape) for name, spec in fleet.specs["policy"].items()}
+        while (loan := fleet.borrow(timeout_s=60)) is not None:
+            with loan:
+                collector = loan.tensordict()["collector"]
+                versions = collector["policy_version"]
+                versions = versions[collector["mask"]] if "mask" in set(collector.keys()) else versions
+                assert (loan.min_version, loan.max_version) == (int(versions.min()), int(versions.max()))
+                spans.add(loan.max_version - loan.min_version)
+            fleet.publish(weights, wait_s=10)
+    assert max(spans) > 0, "rows that were under way at a batch's end were acted on by its version"

@@ -28,8 +28,8 @@ NO_TIMING = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
 
 def sealed(*, num_frames: int, slot: int, version: int) -> Sealed:
     return Sealed(
-        number=0, slot=slot, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version, returns=(),
-        lengths=(), durable_frames=0, env_restarts=0, num_terminated=0, timing=NO_TIMING,
+        number=0, slot=slot, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version, max_version=version,
+        returns=(), lengths=(), durable_frames=0, env_restarts=0, num_terminated=0, timing=NO_TIMING,
     )  # fmt: skip
 
 

@@ -44,8 +44,8 @@ class Delivery:
 
     @property
     def max_version(self) -> int:
-        """The newest policy version that acted in it: one fill acts with one version."""
-        return max(part.message.min_version for _, part in self.parts)
+        """The newest policy version that acted in it."""
+        return max(part.message.max_version for _, part in self.parts)
 
 
 class Deliveries:

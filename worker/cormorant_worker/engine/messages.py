@@ -72,6 +72,8 @@ class Sealed:
     num_ends: int
     min_version: int
     """The oldest policy version that acted; RANDOM_VERSION frames do not count unless there are no others."""
+    max_version: int
+    """The newest. An asynchronous pool's batch begins with frames that an older version acted in."""
     returns: tuple[float, ...]
     lengths: tuple[int, ...]
     num_terminated: int

@@ -186,6 +186,7 @@ class Station:
                 self._timing.rest(STORE)
                 self._parts.on_batch(block)
         timing = self._timing.take()
+        oldest, newest = _versions(block)
         self._uplink.send(
             Sealed(
                 number=ticket.number,
@@ -193,7 +194,8 @@ class Station:
                 num_frames=filled.num_frames,
                 num_rows=block.num_rows,
                 num_ends=block.num_ends,
-                min_version=_oldest_version(block),
+                min_version=oldest,
+                max_version=newest,
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
                 num_terminated=filled.episodes.num_terminated,
@@ -327,12 +329,13 @@ class Station:
         return result or b""
 
 
-def _oldest_version(block: Block) -> int:
+def _versions(block: Block) -> tuple[int, int]:
+    """The oldest and the newest that acted."""
     versions = block.policy_version[: block.num_rows]
     if not block.is_full:
         versions = versions[np.arange(block.num_rows)[:, None] < block.lengths[None, :]]
     acted = versions[versions != RANDOM_VERSION]
-    return int(acted.min()) if acted.size else int(RANDOM_VERSION)
+    return (int(acted.min()), int(acted.max())) if acted.size else (RANDOM_VERSION, RANDOM_VERSION)
 
 
 def _open_sink(uri: str, start: Start, collector: Collector, layout: Layout) -> "Sink":
