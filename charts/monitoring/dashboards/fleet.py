@@ -35,7 +35,7 @@ def build() -> Dashboard:
                     Panel(
                         title="Frames per second",
                         description="Of all jobs together.",
-                        unit="cps",
+                        unit="suffix: frames/s",
                         queries={"all": f"sum(cormorant_frames_per_second{{{_JOBS}}})"},
                         is_stat=True,
                     ),
@@ -54,7 +54,8 @@ def build() -> Dashboard:
                     Panel(
                         title="Frames per second by job",
                         description="Frames stepped per second.",
-                        unit="cps",
+                        unit="suffix: frames/s",
+                        leads_to_job=True,
                         queries={
                             _WHO: f"sum by ({_BY}) (rate(cormorant_stepped_frames_total{{{_JOBS}}}[$__rate_interval]))"
                         },
@@ -65,6 +66,7 @@ def build() -> Dashboard:
                         title="Progress",
                         description="Share of totalFrames that is collected, of jobs that have one.",
                         unit="percentunit",
+                        leads_to_job=True,
                         queries={
                             _WHO: f"max by ({_BY}) (cormorant_frames_total{{{_JOBS}}})"
                             f" / max by ({_BY}) (cormorant_target_frames{{{_JOBS}}})"
@@ -76,12 +78,14 @@ def build() -> Dashboard:
                         title="Episode return",
                         description="Mean of the last 100 episodes.",
                         unit="none",
+                        leads_to_job=True,
                         queries={_WHO: f"avg by ({_BY}) (cormorant_recent_episode_return{{{_JOBS}}})"},
                     ),
                     Panel(
-                        title="Stepping",
+                        title="Share of worker time spent stepping",
                         description="Share of the workers' time that goes to environments and the policy.",
                         unit="percentunit",
+                        leads_to_job=True,
                         queries={
                             _WHO: f"sum by ({_BY}) (rate(cormorant_phase_seconds_total{{{_JOBS}, "
                             'phase=~"env|inference|transfer"}[$__rate_interval]))'
@@ -93,6 +97,7 @@ def build() -> Dashboard:
                         title="Policy lag",
                         description="Published version less the oldest that a worker acts with.",
                         unit="none",
+                        leads_to_job=True,
                         queries={
                             _WHO: f"max by ({_BY}) (cormorant_policy_version_published{{{_JOBS}}})"
                             f" - min by ({_BY}) (cormorant_policy_version{{{_JOBS}}})"
@@ -107,6 +112,7 @@ def build() -> Dashboard:
                         title="Workers missing",
                         description="Wanted and not ready.",
                         unit="none",
+                        leads_to_job=True,
                         queries={
                             _WHO: f'sum by ({_BY}) (cormorant_workers{{{_JOBS}, state="desired"}})'
                             f' - sum by ({_BY}) (cormorant_workers{{{_JOBS}, state="ready"}})'
@@ -116,6 +122,7 @@ def build() -> Dashboard:
                         title="Workers replaced",
                         description="In the interval.",
                         unit="none",
+                        leads_to_job=True,
                         queries={
                             _WHO: f"sum by ({_BY}) "
                             f"(increase(cormorant_worker_restarts_total{{{_JOBS}}}[$__rate_interval]))"
@@ -124,7 +131,8 @@ def build() -> Dashboard:
                     Panel(
                         title="Frames dropped",
                         description="Stepped and not delivered, per second.",
-                        unit="cps",
+                        unit="suffix: frames/s",
+                        leads_to_job=True,
                         queries={
                             _WHO: f"sum by ({_BY}) (rate(cormorant_frames_dropped_total{{{_JOBS}}}[$__rate_interval]))"
                         },

@@ -61,7 +61,7 @@ _NOW = Section(
         Panel(
             title="Frames per second",
             description="Over the last seconds, as the head counts them.",
-            unit="cps",
+            unit="suffix: frames/s",
             queries={"now": f"sum(cormorant_frames_per_second{{{_JOB}}})"},
             width=4,
             is_stat=True,
@@ -78,7 +78,7 @@ _NOW = Section(
             is_stat=True,
         ),
         Panel(
-            title="Policy version",
+            title="Newest policy version",
             description="Newest that was published.",
             unit="none",
             queries={"published": f"max(cormorant_policy_version_published{{{_JOB}}})"},
@@ -86,7 +86,7 @@ _NOW = Section(
             is_stat=True,
         ),
         Panel(
-            title="Head since",
+            title="Age of the head",
             description="When this head began; a new one takes over when it is lost.",
             unit="dateTimeFromNow",
             queries={"began": f"max(cormorant_head_start_timestamp_seconds{{{_JOB}}}) * 1000"},
@@ -99,25 +99,25 @@ _FRAMES = Section(
     title="Frames per second",
     panels=(
         Panel(
-            title="Job",
+            title="Frames per second: accepted and stepped",
             description="Accepted: what totalFrames counts. Stepped: also what is in no finished batch, or was lost.",
-            unit="cps",
+            unit="suffix: frames/s",
             queries={
                 "accepted": f"sum(rate(cormorant_frames_total{{{_JOB}}}[$__rate_interval]))",
                 "stepped": f"sum(rate(cormorant_stepped_frames_total{{{_JOB}}}[$__rate_interval]))",
             },
         ),
         Panel(
-            title="By group",
+            title="Frames per second by group",
             description="Frames stepped per second by the workers of each group.",
-            unit="cps",
+            unit="suffix: frames/s",
             queries={"{{group}}": _rate("cormorant_stepped_frames_total", "group", _GROUP)},
             is_stacked=True,
         ),
         Panel(
-            title="By environment",
+            title="Frames per second by environment",
             description="Frames stepped per second in each environment.",
-            unit="cps",
+            unit="suffix: frames/s",
             queries={"{{env}}": _rate("cormorant_stepped_frames_total", "env")},
             is_stacked=True,
         ),
@@ -136,7 +136,7 @@ _TIME = Section(
             is_stacked=True,
         ),
         Panel(
-            title="One vector step",
+            title="Duration of one vector step",
             description="Mean time in the environments and in the policy for one step of all environments of a worker.",
             unit="s",
             queries={
@@ -150,7 +150,7 @@ _TIME = Section(
             width=6,
         ),
         Panel(
-            title="One batch",
+            title="Duration of one batch",
             description="How long a worker collects one batch: half of them and one in a hundred.",
             unit="s",
             queries={
@@ -165,7 +165,7 @@ _EPISODES = Section(
     title="Episodes",
     panels=(
         Panel(
-            title="Return",
+            title="Episode return",
             description="Mean of the last 100 episodes, and quantiles of those that ended in the interval.",
             unit="none",
             queries={
@@ -175,7 +175,7 @@ _EPISODES = Section(
             },
         ),
         Panel(
-            title="Length",
+            title="Episode length",
             description="In frames: mean of the last 100 episodes, and of those that ended in the interval.",
             unit="none",
             queries={
@@ -187,7 +187,7 @@ _EPISODES = Section(
         Panel(
             title="Episodes per second",
             description="Terminated by the environment, or truncated.",
-            unit="cps",
+            unit="suffix: episodes/s",
             queries={"{{end}}": _rate("cormorant_episodes_total", "end")},
             is_stacked=True,
         ),
@@ -237,14 +237,14 @@ _WEIGHTS = Section(
         Panel(
             title="Updates by result",
             description="Publishes per second, by what became of them; superseded ones were overtaken.",
-            unit="cps",
+            unit="suffix: updates/s",
             queries={"{{result}}": _rate("cormorant_weight_updates_total", "result")},
             is_stacked=True,
         ),
         Panel(
-            title="Bytes of weights",
+            title="Weights published, bytes per second",
             description="Published per second.",
-            unit="bytes",
+            unit="Bps",
             queries={"bytes/s": f"sum(rate(cormorant_weight_update_bytes_total{{{_JOB}}}[$__rate_interval]))"},
         ),
     ),
@@ -253,7 +253,7 @@ _QUEUE = Section(
     title="Queue",
     panels=(
         Panel(
-            title="Batches",
+            title="Batches waiting and lent",
             description="Complete and not taken; with consumers and not acknowledged; and the queue's capacity.",
             unit="none",
             queries={
@@ -263,7 +263,7 @@ _QUEUE = Section(
             },
         ),
         Panel(
-            title="Who waits",
+            title="Share of time waiting for the queue",
             description="Share of the time. producer: workers, for room: the learner is the bottleneck. consumer: the "
             "learner, for batches: the workers are.",
             unit="percentunit",
@@ -273,13 +273,13 @@ _QUEUE = Section(
         Panel(
             title="Batches per second",
             description="Accepted by the queue, and handed over: over HTTP, in a stream, in shared memory.",
-            unit="cps",
+            unit="suffix: batches/s",
             queries={"{{path}}": _rate("cormorant_batches_total", "path")},
         ),
         Panel(
-            title="Bytes handed over",
+            title="Batches handed over, bytes per second",
             description="Of batches, per second, by the way they took.",
-            unit="bytes",
+            unit="Bps",
             queries={"{{path}}": _rate("cormorant_batch_bytes_total", "path")},
         ),
         Panel(
@@ -289,9 +289,9 @@ _QUEUE = Section(
             queries={"consumers": f"sum(cormorant_consumers{{{_JOB}}})"},
         ),
         Panel(
-            title="Batches handed out again",
+            title="Batches delivered again",
             description="Per second, since they were not acknowledged in time.",
-            unit="cps",
+            unit="suffix: batches/s",
             queries={"again": f"sum(rate(cormorant_batches_redelivered_total{{{_JOB}}}[$__rate_interval]))"},
         ),
     ),
@@ -317,7 +317,7 @@ _TROUBLE = Section(
         Panel(
             title="Frames dropped",
             description="Stepped and not delivered, per second, by why.",
-            unit="cps",
+            unit="suffix: frames/s",
             queries={"{{reason}}": _rate("cormorant_frames_dropped_total", "reason")},
         ),
         Panel(

@@ -77,9 +77,9 @@ def build() -> Dashboard:
                 title="Work",
                 panels=(
                     Panel(
-                        title="Looks at jobs",
+                        title="Reconciles per second",
                         description="Per second. reconcile: a decision and what follows. poll: a question to a head.",
-                        unit="cps",
+                        unit="suffix: reconciles/s",
                         queries={
                             "{{handler}}": "sum by (handler) "
                             f"(rate(cormorant_operator_reconcile_duration_seconds_count{{{_HERE}}}[$__rate_interval]))"
@@ -95,9 +95,9 @@ def build() -> Dashboard:
                         },
                     ),
                     Panel(
-                        title="Errors",
+                        title="Errors per second",
                         description="Looks per second that ended with an error, and are repeated.",
-                        unit="cps",
+                        unit="suffix: errors/s",
                         queries={
                             "{{handler}}": "sum by (handler) "
                             f"(rate(cormorant_operator_reconcile_errors_total{{{_HERE}}}[$__rate_interval]))"

@@ -5,7 +5,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from grafana_foundation_sdk.builders import common, prometheus, stat, timeseries
-from grafana_foundation_sdk.builders.dashboard import Dashboard, DatasourceVariable, QueryVariable, Row
+from grafana_foundation_sdk.builders.dashboard import (
+    Dashboard,
+    DashboardLink,
+    DatasourceVariable,
+    QueryVariable,
+    Row,
+)
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.models.common import (
     BigValueTextMode,
@@ -21,7 +27,27 @@ SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 WIDTH = 24
 _HEIGHT = 8
 _STAT_HEIGHT = 4
-Unit = Literal["cps", "short", "s", "bytes", "percentunit", "none", "reqps", "dateTimeFromNow", "dateTimeAsIso"]
+Unit = Literal[
+    "suffix: frames/s",
+    "suffix: episodes/s",
+    "suffix: batches/s",
+    "suffix: updates/s",
+    "suffix: reconciles/s",
+    "suffix: errors/s",
+    "short",
+    "s",
+    "bytes",
+    "Bps",
+    "percentunit",
+    "none",
+    "reqps",
+    "dateTimeFromNow",
+    "dateTimeAsIso",
+]
+_JOB_PAGE = (
+    "/d/cormorant-job?var-datasource=${datasource}&var-namespace=${__field.labels.namespace}"
+    "&var-collectorjob=${__field.labels.collectorjob}&${__url_time_range}"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +65,8 @@ class Panel:
     """Of a stat: the legend instead of the number."""
     is_stacked: bool = False
     most: float | None = None
+    leads_to_job: bool = False
+    """Each series is a job, and links to the dashboard of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +130,8 @@ def _built(panel: Panel) -> timeseries.Panel | stat.Panel:
     made = (stat.Panel() if panel.is_stat else timeseries.Panel()).title(panel.title).description(panel.description)
     made = made.unit(panel.unit).datasource(SOURCE).span(panel.width)
     made = made.height(_STAT_HEIGHT if panel.is_stat else _HEIGHT)
+    if panel.leads_to_job:
+        made = made.data_links([DashboardLink("Open this job").url(_JOB_PAGE)])
     for letter, (legend, expr) in zip("ABCDEFGH", panel.queries.items(), strict=False):
         query = prometheus.Dataquery().expr(expr).legend_format(legend).ref_id(letter)
         made = made.with_target(query.instant() if panel.is_stat else query.range())

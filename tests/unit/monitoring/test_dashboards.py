@@ -104,3 +104,24 @@ def test_dashboards_have_variables_and_cannot_be_edited_in_place(name: str) -> N
 def test_rates_leave_their_window_to_grafana(expr: str, legend: str) -> None:
     raw = [t["expr"] for d in MADE.values() for p in panels(d) for t in p["targets"] if substitute(t["expr"]) == expr]
     assert all("[" not in text.replace("[$__rate_interval]", "") for text in raw), legend
+
+
+def test_rates_name_what_they_count() -> None:
+    units = [
+        (panel["title"], panel["fieldConfig"]["defaults"]["unit"], target["expr"])
+        for text in dashboards().values()
+        for panel in json.loads(text)["panels"]
+        for target in panel.get("targets", ())
+    ]
+    assert not [title for title, unit, _ in units if unit == "cps"], "counts per second of what?"
+    assert not [title for title, unit, expr in units if unit == "bytes" and "rate(" in expr]
+
+
+def test_series_of_the_fleet_lead_to_the_job() -> None:
+    panels = [panel for panel in json.loads(dashboards()["cormorant-fleet"])["panels"] if "targets" in panel]
+    by_job = [panel for panel in panels if "{{collectorjob}}" in panel["targets"][0]["legendFormat"]]
+    assert len(by_job) == 8
+    for panel in by_job:
+        (link,) = panel["fieldConfig"]["defaults"]["links"]
+        assert link["url"].startswith("/d/cormorant-job?")
+        assert "var-collectorjob=${__field.labels.collectorjob}" in link["url"]
