@@ -91,6 +91,13 @@ def test_leases_that_cannot_be_meant_are_refused(endless: Served, body: object) 
     assert endless.reader.get("/v1/pauses").json["leases"] == []
 
 
+def pop_ids(arrays: dict[str, np.ndarray]) -> set[int]:
+    """Take the trajectory ids of all parts out of a batch."""
+    names = [name for name in arrays if name.endswith("collector/traj_ids")]
+    assert names
+    return {number for name in names for number in arrays.pop(name).flatten().tolist()}
+
+
 def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), queue={"capacityBatches": 2})
     with serve(job, directory=folder) as served:
@@ -104,21 +111,24 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
         assert served.reader.get("/v1/state").headers["etag"] == saved.headers["etag"]
         assert served.reader.get("/v1/pauses").json["leases"][0]["owner"] == "default", "its own lease is gone"
 
-        def collect(count: int) -> list[bytes]:
+        def collect(count: int) -> tuple[list[bytes], set[int]]:
             served.writer.post("/v1/resume")
-            found = []
+            found, ids = [], set()
             for _ in range(count):
                 arrays = safetensors.numpy.load(take(served).body)
+                ids |= pop_ids(arrays)
                 found.append(b"".join(arrays[name].tobytes() for name in sorted(arrays)))
             served.writer.post("/v1/pause", {"wait_seconds": 60})
-            return found
+            return found, ids
 
-        first = collect(5)
+        first, used = collect(5)
         stale = served.writer.put("/v1/state", saved.body, If_Match='"xxh3:00"')
         assert (stale.status, stale.kind) == (412, "precondition-failed")
         restored = served.writer.put("/v1/state", saved.body)
         assert restored.status == 200, restored.body
-        assert collect(5) == first
+        again, ids = collect(5)
+        assert again == first
+        assert not ids & used, "an id names one episode"
 
 
 @pytest.mark.slow
@@ -126,10 +136,11 @@ def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync"}, queue={})
     weights = safetensors.numpy.save({"weight": np.full(1, 5, np.float32)})
 
-    def collect(served: Served, count: int) -> list[dict[str, bytes]]:
+    def collect(served: Served, count: int) -> tuple[list[dict[str, bytes]], set[int]]:
         served.writer.post("/v1/resume")
         bodies = [safetensors.numpy.load(take(served).body) for _ in range(count)]
-        return [{name: array.tobytes() for name, array in body.items()} for body in bodies]
+        ids = set().union(*map(pop_ids, bodies))
+        return [{name: array.tobytes() for name, array in body.items()} for body in bodies], ids
 
     with serve(job, directory=folder / "one", workers=2) as served:
         published = served.writer.put("/v1/models/policy/weights?version=4", weights, Prefer="wait=60")
@@ -140,7 +151,7 @@ def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
         counted = served.reader.get("/v1/status").json["frames"]["stepped"]
         while take(served, wait=0.5).status == 200:
             pass
-        expected = collect(served, 5)
+        expected, used = collect(served, 5)
     with serve(job, directory=folder / "two", workers=2) as served:
         take(served)
         served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
@@ -150,7 +161,9 @@ def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
         assert safetensors.numpy.load(served.reader.get("/v1/models/policy/weights").body)["policy/weight"] == [5]
         # What this head had collected on its own is dropped, and counted so.
         assert set(restored.json["frames"]["dropped"]) <= {"restore"}
-        assert collect(served, 5) == expected
+        found, ids = collect(served, 5)
+        assert found == expected
+        assert not ids & used, "an id names one episode"
 
 
 def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
