@@ -17,7 +17,7 @@ from typing import Literal, TypeVar
 import structlog
 
 from cormorant_api.app import make_app
-from cormorant_api.errors import HeadError
+from cormorant_api.errors import HeadError, StoreError
 from cormorant_api.head import Head
 from cormorant_api.listener import Listener
 from cormorant_api.settings import Settings
@@ -28,6 +28,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
 from cormorant_worker.errors import CormorantError, FleetInterrupted
+from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
@@ -57,7 +58,12 @@ class HeadServer:
             check_tls(settings.tls_cert, settings.tls_key)
         self.job, self.settings = job, settings
         self.token_file = _token_path(job, settings)
-        self.head = Head(job, settings, _tokens(self.token_file))
+        self._lock = _lock(settings.directory)
+        try:
+            self.head = Head(job, settings, _tokens(self.token_file))
+        except BaseException:
+            self._unlock()
+            raise
         self.head.log_context = context or LogContext()
         self.head.log_context.epoch = self.head.journal.epoch + 1
         self.fleet: Fleet | None = None
@@ -144,6 +150,7 @@ class HeadServer:
             listener.stop()
         if self.fleet is not None:
             self.fleet.close()
+        self._unlock()
 
     def __enter__(self) -> "HeadServer":
         """Use as a context manager to close it."""
@@ -157,6 +164,10 @@ class HeadServer:
             is_sentence = isinstance(error, (CormorantError, HeadError))
             self.head.journal.explain(str(error) if is_sentence else f"{type(error).__name__}: {error}")
         self.close()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
 
     def _drain(self) -> None:
         """Let what is under way land and be acknowledged, for a while; without consumers, not at all."""
@@ -173,6 +184,22 @@ class HeadServer:
         """Consumers that ask again hear that all is done, instead of finding nobody."""
         self.head.events.bell.ring()
         time.sleep(self.settings.linger_s if self.head.has_queue else 0.0)
+
+
+def _lock(directory: Path | None) -> FolderLock | None:
+    """Two heads at one directory would mix their counts and versions of weights.
+
+    Raises:
+        StoreError: another process has it, or it cannot be used.
+    """
+    if directory is None:
+        return None
+    try:
+        return FolderLock(directory)
+    except LockHeld as error:
+        raise StoreError(f"the head's directory {error}; stop that head first, or give this one another") from None
+    except OSError as error:
+        raise StoreError(f"cannot use {directory}: {error}") from error
 
 
 def _token_path(job: CollectorJob, settings: Settings) -> Path | None:

@@ -19,6 +19,7 @@
     ├── StateError               a state dict of another job, layout or version
     ├── DatasetError
     │   ├── DatasetMismatch      another environment or schema is stored at the URI
+    │   ├── PartExists           another process began the part that a worker was to write
     │   └── DatasetCorrupt       a shard is missing or its digest differs
     ├── FleetError
     │   ├── WorkerFailed         a worker could not start, or failed too often
@@ -130,6 +131,10 @@ class DatasetError(CormorantError):
 
 class DatasetMismatch(DatasetError):
     """What is stored at the URI comes from another environment or schema."""
+
+
+class PartExists(DatasetError):
+    """A part was begun before, by another process: the next attempt has one of its own."""
 
 
 class DatasetCorrupt(DatasetError):

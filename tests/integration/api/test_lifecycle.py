@@ -3,6 +3,7 @@
 import html
 import http.client
 import json
+import os
 import re
 import threading
 import time
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
+from cormorant_api.errors import StoreError
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import Settings
 from cormorant_client.batch import decode
@@ -89,6 +91,14 @@ def test_leases_that_cannot_be_meant_are_refused(endless: Served, body: object) 
     reply = endless.writer.post("/v1/pauses", body)  # type: ignore[arg-type]  # that is the test
     assert (reply.status, reply.kind) == (422, "invalid-request")
     assert endless.reader.get("/v1/pauses").json["leases"] == []
+
+
+def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
+    job, settings = make_job(), Settings(port=0, directory=folder)
+    words = rf"directory .* is in use by process {os.getpid()} on .* stop that head"
+    with HeadServer(job, settings), pytest.raises(StoreError, match=words):
+        HeadServer(job, settings)
+    HeadServer(job, settings).close()
 
 
 def pop_ids(arrays: dict[str, np.ndarray]) -> set[int]:

@@ -400,6 +400,22 @@ def test_stale_frames_are_collected_again_unless_a_dataset_has_them(has_dataset:
     deliveries.slots.close()
 
 
+@pytest.mark.parametrize(("versions", "is_taken"), [((-1, 3), False), ((-1, 4), True), ((-1, -1), True)])
+def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_taken: bool) -> None:
+    schedule = Schedule(mode="sync", frames_per_batch=5, total_frames=10, max_staleness=0)
+    deliveries = Deliveries(schedule, capacity=1, drops_oldest=False)
+    deliveries.slots = SlotPool(LAYOUT, 3)
+    places = [("cpu", 0), ("cpu", 1)]
+    grants = schedule.grants(dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
+    for place, grant, version in zip(places, grants, versions, strict=True):
+        slot, _ = deliveries.slots.lend(1)
+        deliveries.land(grant.round, place, Part(sealed(num_frames=5, slot=slot, version=version), slot))
+    deliveries.accept()
+    assert (deliveries.take(min_version=4) is not None) is is_taken
+    assert deliveries.dropped == ({} if is_taken else {"stale": 10})
+    deliveries.slots.close()
+
+
 def test_a_slot_comes_with_its_memory_only_the_first_time_that_a_worker_sees_it() -> None:
     pool = SlotPool(LAYOUT, 2)
     slot, memory = pool.lend(1)

@@ -11,6 +11,7 @@ from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.link import BlockStore
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.schedule import Round, Schedule, Slot
+from cormorant_worker.weights import RANDOM_VERSION
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,9 @@ class Delivery:
 
     @property
     def min_version(self) -> int:
-        """The oldest policy version that acted in it."""
-        return min(part.message.min_version for _, part in self.parts)
+        """The oldest policy version that acted in it; RANDOM_VERSION where none did."""
+        versions = [part.message.min_version for _, part in self.parts]
+        return min((version for version in versions if version != RANDOM_VERSION), default=RANDOM_VERSION)
 
     @property
     def max_version(self) -> int:

@@ -35,7 +35,7 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.pulse import Phase, Pulse
-from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, StateError
+from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, PartExists, StateError
 from cormorant_worker.gate import Stopped
 from cormorant_worker.parts import read_parts
 from cormorant_worker.seeding import seed_globals
@@ -384,8 +384,10 @@ def _plain(value: object) -> str | int | float | bool | None:
 def describe_failure(error: Exception) -> Failed:
     """What to tell the fleet of the error that ends this worker."""
     known = isinstance(error, CormorantError)
-    # Environments that never made a step will not do so in another process.
-    final = known and (not isinstance(error, EnvCrashed) or isinstance(error, EnvRaised) or not error.has_stepped)
+    # Environments that never made a step will not do so in another process; a part of the dataset that is another's
+    # costs an attempt.
+    may_pass = isinstance(error, PartExists) or (isinstance(error, EnvCrashed) and error.has_stepped)
+    final = known and (not may_pass or isinstance(error, EnvRaised))
     return Failed(
         kind=type(error).__name__,
         message=str(error) if known else f"{type(error).__name__}: {error}",

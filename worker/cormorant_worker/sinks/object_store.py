@@ -8,6 +8,7 @@ compare it with their own description afterwards).
 
 import hashlib
 import io
+import uuid
 from typing import Any
 
 import fsspec
@@ -16,6 +17,7 @@ import pyarrow as pa
 from cormorant_worker.sinks.store import Notes
 
 _MANIFEST = "manifest"
+_OWNER = "owner"
 _LINES = 64
 """Manifest lines an object: a part of 6,400 shards is read with 100 requests."""
 
@@ -57,8 +59,12 @@ class ObjectStore:
         return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == kind)
 
     def create_part(self, part: str) -> None:
-        """Objects need no folder; only look whether somebody has written here."""
+        """Objects need no folder: an object in it says whose it is, to other jobs at the same URI."""
         if self._find(f"{self._root}/{part}"):
+            raise FileExistsError(f"{self._root}/{part}")
+        path, ours = f"{self._root}/{part}/{_MANIFEST}/{_OWNER}", uuid.uuid4().hex.encode()
+        self._put(path, ours)
+        if self._read(path) != ours:
             raise FileExistsError(f"{self._root}/{part}")
 
     def create_shard(self, part: str, name: str) -> "ObjectShardFile":
@@ -79,7 +85,8 @@ class ObjectStore:
         version that put one line into each.
         """
         found: list[str] = []
-        paths = sorted(self._find(f"{self._root}/{part}/{_MANIFEST}"))
+        below = self._find(f"{self._root}/{part}/{_MANIFEST}")
+        paths = sorted(path for path in below if not path.endswith(f"/{_OWNER}"))
         for first in range(0, len(paths), _LINES):
             together = paths[first : first + _LINES]
             lines = self._read_lines(together[-1])

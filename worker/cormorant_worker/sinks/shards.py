@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from cormorant_worker.block import Block, Layout
-from cormorant_worker.errors import DatasetError
+from cormorant_worker.errors import DatasetError, PartExists
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
@@ -78,7 +78,8 @@ class ShardWriter:
             clock: seconds, monotonic.
 
         Raises:
-            DatasetError: the part exists or its folder cannot be made.
+            PartExists: it was made before.
+            DatasetError: it cannot be made.
         """
         self.part = part
         self.durable_frames = 0
@@ -100,7 +101,7 @@ class ShardWriter:
         try:
             store.create_part(part)
         except FileExistsError as error:
-            raise DatasetError(
+            raise PartExists(
                 f"{store.uri}/{part} was written before; a part belongs to one attempt: "
                 "start with the attempt that Dataset.next_attempt gives"
             ) from error

@@ -1,4 +1,7 @@
-"""Checks a dataset against its manifests: every digest, every count, every trajectory. Called by the command line."""
+"""Checks a dataset against its manifests: every digest, every count, every trajectory. Called by the command line.
+
+Holds 32 bytes a trajectory: rows that share a trajectory and a step may lie in any two parts.
+"""
 
 import hashlib
 from collections.abc import Iterator
@@ -51,6 +54,7 @@ def verify(uri: str) -> Report:
     parts: list[Part] = []
     problems: list[str] = []
     notes: list[str] = []
+    stretches: list[Array] = []
     for name in dataset.part_names():
         try:
             part = dataset.part(name)
@@ -58,12 +62,15 @@ def verify(uri: str) -> Report:
             problems.append(str(error))
             continue
         parts.append(part)
-        problems += _check_part(dataset, part)
+        continuity = _Continuity()
+        problems += _check_part(dataset, part, continuity)
+        stretches.append(continuity.stretches(len(parts) - 1))
         if part.is_torn:
             notes.append(f"{name}: the manifest's last line was cut off by a crash; that shard is not counted")
         notes += (
             f"{name}/{file}: left behind by a crash, or being written now; not counted" for file in part.leftovers
         )
+    problems += _check_shared(stretches, [part.name for part in parts])
     records = [record for part in parts for record in part.records]
     return Report(
         uri=dataset.uri,
@@ -77,8 +84,33 @@ def verify(uri: str) -> Report:
     )
 
 
-def _check_part(dataset: Dataset, part: Part) -> Iterator[str]:
-    continuity = _Continuity()
+def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
+    """Rows that are the same step of the same trajectory.
+
+    Args:
+        stretches: of each part, [n, 4]: see `_Continuity.stretches`.
+        parts: their names.
+    """
+    found = np.concatenate(stretches) if stretches else np.empty((0, 4), dtype=np.int64)
+    found = found[np.lexsort((found[:, 1], found[:, 0]))]
+    traj, first, last, part = found.T
+    # The furthest step so far of the same trajectory: stretches may lie within longer ones. Ids and steps need 96
+    # bits together, so that trajectories are numbered first.
+    number = np.cumsum(np.r_[0, traj[1:] != traj[:-1]]) if len(traj) else traj
+    reached = np.maximum.accumulate(number << 32 | last) & 0xFFFFFFFF
+    again = np.flatnonzero((traj[1:] == traj[:-1]) & (first[1:] <= reached[:-1])) + 1
+    if not len(again):
+        return
+    rows = int((np.minimum(last[again], reached[again - 1]) - first[again] + 1).sum())
+    at = int(again[0])
+    yield (
+        f"{rows} rows of {len(np.unique(traj[again]))} trajectories are there twice: step {first[at]} of trajectory "
+        f"{traj[at]}, for example, is in {parts[part[at - 1]]} and in {parts[part[at]]}; "
+        "keep one of each, or collect anew"
+    )
+
+
+def _check_part(dataset: Dataset, part: Part, continuity: "_Continuity") -> Iterator[str]:
     next_frame = 0
     for number, record in enumerate(part.records):
         where = f"{part.name}/{record.shard}"
@@ -157,6 +189,19 @@ class _Continuity:
         self._open: dict[int, tuple[int, int, bool]] = {}
         """Environment -> trajectory, last step, whether it ended."""
 
+        self._closed: list[Array] = []
+
+    def stretches(self, part: int) -> Array:
+        """[n, 4] int64 of every stretch of rows: trajectory, first step, last step, and the part's number."""
+        found = np.concatenate(self._closed) if self._closed else np.empty((0, 3), dtype=np.int64)
+        # A trajectory that went on from batch to batch is one stretch.
+        found = found[np.lexsort((found[:, 1], found[:, 0]))]
+        joins = (found[1:, 0] == found[:-1, 0]) & (found[1:, 1] == found[:-1, 2] + 1)
+        begins = np.flatnonzero(np.r_[True, ~joins])[: len(found)]
+        ends = np.r_[begins[1:], len(found)][: len(begins)] - 1
+        number = np.full((len(begins), 1), part, dtype=np.int64)
+        return np.concatenate([found[begins, :2], found[ends, 2:], number], axis=1)
+
     def forget(self) -> None:
         """A shard could not be read: whatever comes next is taken as it is."""
         self._open.clear()
@@ -170,6 +215,9 @@ class _Continuity:
         goes_on = same_env & (traj_id[1:] == traj_id[:-1])
         broken = goes_on & ((step[1:] != step[:-1] + 1) | done[:-1])
         broken |= same_env & ~goes_on & ((step[1:] != 0) | ~done[:-1])
+        starts = np.flatnonzero(np.r_[True, ~goes_on | (step[1:] != step[:-1] + 1)])
+        ends = np.r_[starts[1:], len(env)] - 1
+        self._closed.append(np.stack([traj_id[starts], step[starts], step[ends]], axis=1).astype(np.int64))
         for at in np.flatnonzero(broken)[:1]:
             yield (
                 f"environment {env[at]}: step {step[at + 1]} of trajectory {traj_id[at + 1]} follows step {step[at]} "

@@ -191,6 +191,7 @@ def stored(tmp_path):
         dataset = open_dataset(str(uri or tmp_path / "dataset"), dice.description())
         for part in parts:
             with dataset.writer(part, dice.layout) as writer:
+                writer.go_on(np.array(dice.ids), np.array([len(dice.made[number].reward) for number in dice.ids]))
                 for _ in range(shards):
                     writer.append(dice.fill())
                     writer.flush()

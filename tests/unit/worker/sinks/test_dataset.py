@@ -5,10 +5,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch
+from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
 from cormorant_worker.sinks import space_json
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, part_name
 from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.verify import verify
 
 SPACES = [
     gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32),
@@ -61,6 +62,42 @@ def test_objects_hold_a_dataset_too(make_dice, stored, memory_uri):
     assert (dataset.frames, dataset.next_attempt("cpu", 1)) == (72, 1)
     with pytest.raises(DatasetError, match="was written before"):
         dataset.writer("cpu-0-0", dice.layout)
+
+
+def test_many_shards_in_an_object_store_are_read_with_few_requests(make_dice, stored, memory_uri, monkeypatch):
+    dice = make_dice(num_rows=1)
+    dataset = stored(dice, uri=memory_uri, parts=("cpu-0-0",), shards=130)
+    store, read, cat_file = dataset.store, [], dataset.store._fs.cat_file
+    with monkeypatch.context() as patch:
+        patch.setattr(store._fs, "cat_file", lambda path: read.append(path) or cat_file(path))
+        assert (dataset.frames, len(dataset.part("cpu-0-0").records)) == (dice.frames, 130)
+    assert len(read) == 2 * 3
+    # As earlier versions wrote it: one line an object.
+    lines = store.notes("cpu-0-0").lines
+    for number, line in enumerate(lines):
+        store.put(f"{store._root}/cpu-0-0/manifest/{number:06d}.json", f"{line}\n".encode())
+    assert store.notes("cpu-0-0").lines == lines
+
+
+def test_two_jobs_at_one_place_of_an_object_store_have_parts_of_their_own(make_dice, memory_uri):
+    dice = make_dice()
+    ours, theirs = (open_dataset(memory_uri, dice.description()) for _ in range(2))
+    with ours.writer("cpu-0-0", dice.layout) as writer:
+        with pytest.raises(PartExists, match="cpu-0-0 was written before"):
+            theirs.writer("cpu-0-0", dice.layout)  # nothing is sealed yet
+        writer.append(dice.fill())
+    assert verify(memory_uri).is_good
+
+
+def test_each_run_has_an_epoch_of_its_own(make_dice, memory_uri, tmp_path):
+    for uri in (memory_uri, str(tmp_path)):
+        dataset = open_dataset(uri, make_dice().description())
+        assert dataset.runs() == ()
+        dataset.begin_run(3, b"one")
+        dataset.begin_run(12, b"two")
+        assert dataset.runs() == (3, 12)
+        with pytest.raises(DatasetError, match=r"another run began to write to .* at the same moment \(two\)"):
+            dataset.begin_run(12, b"three")
 
 
 def test_the_description_is_kept(make_dice, tmp_path):

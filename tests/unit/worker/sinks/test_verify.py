@@ -1,5 +1,6 @@
 import json
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -83,6 +84,34 @@ def test_a_trajectory_that_does_not_go_on_is_found(make_dice, stored, tmp_path):
     (part / "manifest.jsonl").write_text(f"{first}\n{last}\n")
     problems = verify(dataset.uri).problems
     assert "batch 0: environment 0: step 8 of trajectory 0 follows step 3 of 0" in problems[0]
+
+
+def test_rows_of_the_same_step_of_a_trajectory_are_found(make_dice, stored, tmp_path):
+    stored(make_dice(end_odds=0.0, seed=1), parts=("cpu-0-0",))
+    dataset = stored(make_dice(end_odds=0.0, seed=2), parts=("cpu-0-1",), shards=2)
+    (problem,) = verify(dataset.uri).problems
+    assert problem == (
+        "24 rows of 3 trajectories are there twice: step 0 of trajectory 0, for example, is in cpu-0-0 and in cpu-0-1; "
+        "keep one of each, or collect anew"
+    )
+
+
+def test_rows_that_come_again_in_one_part_are_found(make_dice, stored):
+    dice = make_dice(end_odds=0.0)
+    dataset = stored(dice, parts=())
+    with dataset.writer("cpu-0-0", dice.layout) as writer:
+        writer.append(dice.fill())
+        writer.append(dice.fill())
+        writer.go_on(np.array([0, 1, 2]), np.array([6, 6, 6]))  # an environment that went back two steps
+        writer.append(dice.fill())
+    problems = verify(dataset.uri).problems
+    assert "step 6 of trajectory 0 follows step 7 of 0" in problems[0]
+    assert "6 rows of 3 trajectories are there twice: step 6 of trajectory 0" in problems[-1]
+
+
+def test_a_trajectory_that_goes_on_in_a_later_part_is_good(make_dice, stored, tmp_path):
+    dataset = stored(make_dice(end_odds=0.0), parts=("cpu-0-0", "cpu-0-1", "cpu-0-2"))
+    assert verify(dataset.uri).problems == ()
 
 
 def test_what_a_crash_left_is_a_note(make_dice, stored, tmp_path):
