@@ -1,10 +1,11 @@
 """Every head of a cluster, played by one process: `GET /NAMESPACE/JOB/v1/status` and `/v1/desired`.
 
-It answers with the contract's own models, and ends every connection with the answer: each head of a real cluster has an
-address of its own, and none keeps a connection from one poll to the next.
+It answers with the contract's own models, at every address of 127.0.0.0/8: a head has an address of its own, and keeps
+its connection for 75 s.
 
     python -m benchmarks.cluster.head_stub          prints its port, ends when its standard input does
     POST /frames-per-second {"rate": 100}            all counts of frames move, or stand still with 0
+    GET /frames                                      what all heads count now
     GET /asked                                       how many heads were asked since this was called last
 """
 
@@ -15,6 +16,7 @@ from datetime import UTC, datetime
 
 from aiohttp import web
 
+from benchmarks.cluster.addresses import allow_many_connections
 from cormorant_contract.rest.control import DesiredReport
 from cormorant_contract.rest.status import EpisodeReport, FrameCounts, QueueReport, Status, WeightsReport
 
@@ -36,6 +38,9 @@ class Heads:
         self._rate = float((await request.json())["rate"])
         return web.Response()
 
+    async def counted(self, _: web.Request) -> web.Response:
+        return web.json_response({"frames": self.frames, "rate": self._rate})
+
     async def asked(self, _: web.Request) -> web.Response:
         count = len(self._asked)
         self._asked.clear()
@@ -45,9 +50,7 @@ class Heads:
         job = request.match_info["job"]
         if request.method == "PUT":
             self._sizes[job] = {**self._sizes.get(job, {}), **(await request.json())["groups"]}
-        answer = web.json_response(text=self._desired(job).model_dump_json())
-        answer.force_close()
-        return answer
+        return web.json_response(text=self._desired(job).model_dump_json())
 
     def _desired(self, job: str) -> DesiredReport:
         return DesiredReport(groups=self._sizes.get(job, {"cpu": 1}), paused=False, pending=False)
@@ -78,27 +81,27 @@ class Heads:
             started_at=datetime.now(UTC),
             desired=self._desired(request.match_info["job"]),
         )
-        answer = web.json_response(text=report.model_dump_json())
-        answer.force_close()
-        return answer
+        return web.json_response(text=report.model_dump_json())
 
 
 async def serve() -> None:
+    allow_many_connections()
     heads = Heads()
     app = web.Application()
     prefix = "/{namespace}/{job}/v1"
     app.add_routes(
         [
             web.post("/frames-per-second", heads.set_rate),
+            web.get("/frames", heads.counted),
             web.get("/asked", heads.asked),
             web.get(f"{prefix}/status", heads.status),
             web.get(f"{prefix}/desired", heads.desired),
             web.put(f"{prefix}/desired", heads.desired),
         ]
     )
-    runner = web.AppRunner(app, access_log=None)
+    runner = web.AppRunner(app, access_log=None, keepalive_timeout=75)
     await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    await web.TCPSite(runner, "0.0.0.0", 0, backlog=4096).start()
     print(runner.addresses[0][1], flush=True)
     try:
         # Whoever started it has ended, or wants it to end.

@@ -43,6 +43,25 @@ def move_heads(port: int, *, rate: float) -> None:
         pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Counted:
+    """What every head counts at one moment."""
+
+    frames: int
+    per_second: float
+
+    def age_s(self, frames: int) -> float:
+        """How old a count is."""
+        return (self.frames - frames) / self.per_second
+
+
+def frames_now(port: int) -> Counted:
+    """What every head counts now."""
+    with urlopen(f"http://127.0.0.1:{port}/frames", timeout=10) as answer:
+        told = json.load(answer)
+    return Counted(frames=int(told["frames"]), per_second=float(told["rate"]))
+
+
 def heads_asked(port: int) -> int:
     """Heads that were asked since this was called last."""
     with urlopen(f"http://127.0.0.1:{port}/asked", timeout=10) as answer:

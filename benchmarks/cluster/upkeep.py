@@ -21,6 +21,7 @@ from typing import Any
 import psutil
 import structlog
 
+from benchmarks.cluster.addresses import allow_many_connections, next_address
 from benchmarks.cluster.jobs import manifest
 from benchmarks.cluster.process import move_heads, stub_heads
 from cormorant_operator.cluster import Cluster
@@ -106,7 +107,7 @@ def _ready(name: str) -> Raw:
     }
     return {
         "phase": "Running",
-        "podIP": "127.0.0.1",
+        "podIP": next_address(),
         "conditions": [{"type": kind, "status": "True", "lastTransitionTime": since} for kind in kinds],
         "containerStatuses": [container],
     }
@@ -117,7 +118,7 @@ class Upkeep:
 
     def __init__(self, *, jobs: int, workers: int, port: int) -> None:
         self.objects, self._jobs, self._workers = Objects(), jobs, workers
-        self._heads = HeadClient(key=b"k" * 64, url=f"http://127.0.0.1:{port}/{{namespace}}/{{job}}")
+        self._heads = HeadClient(key=b"k" * 64, url=f"http://{{ip}}:{port}/{{namespace}}/{{job}}")
         # What is measured is started by hand: nobody is polled by the clock.
         site = Site(image="example/cormorant:1", poll_s=1e6, status_s=0.0)
         cluster: Any = self.objects
@@ -209,6 +210,7 @@ def main() -> None:
     parser.add_argument("--sort", default="tottime", choices=("tottime", "cumtime"))
     args = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    allow_many_connections()
     with stub_heads() as port:
         asyncio.run(_measure(args, port))
 

@@ -50,7 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 async def _serve(settings: Settings) -> int:
     cluster = Cluster(find_connection, pace=Pace(rate=settings.requests_per_s, burst=settings.request_burst))
     heads = HeadClient(key=settings.key, url=settings.head_url)
-    controller = Controller(cluster, heads, key=settings.key, site=settings.site, namespaces=settings.namespaces)
+    controller = Controller(
+        cluster, heads, key=settings.key, site=settings.site, namespaces=settings.namespaces, selector=settings.selector
+    )
     leader = _leader(cluster, settings)
     probes = Probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
     stop = asyncio.Event()
@@ -86,7 +88,10 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
         loop.call_soon_threadsafe(controller.want_resync, namespace)
 
     namespaces = settings.namespaces or ("",)
-    watches = [Watch(notice, namespace=namespace, on_gap=partial(on_gap, namespace)) for namespace in namespaces]
+    watches = [
+        Watch(notice, namespace=namespace, selector=settings.selector, on_gap=partial(on_gap, namespace))
+        for namespace in namespaces
+    ]
     stopping = asyncio.create_task(stop.wait())
     tasks: list[asyncio.Task[Any]] = [stopping]
     try:

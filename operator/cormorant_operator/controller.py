@@ -61,6 +61,7 @@ class Controller:
         key: bytes,
         site: Site,
         namespaces: tuple[str, ...] = (),
+        selector: str = "",
         clock: Callable[[], datetime] = now_utc,
     ) -> None:
         """Know nothing yet; `run` lists what there is.
@@ -71,10 +72,11 @@ class Controller:
             key: the operator's, which tokens are derived from.
             site: defaults of the installation.
             namespaces: those that are looked after; none means all.
+            selector: labels of the jobs that are looked after; empty: all. Others are another operator's.
             clock: the time, aware.
         """
         self._cluster, self._heads, self._site, self._clock = cluster, heads, site, clock
-        self._namespaces = namespaces or ("",)
+        self._namespaces, self._selector = namespaces or ("",), selector
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._memories: dict[str, Memory] = {}
@@ -171,7 +173,7 @@ class Controller:
             self.jobs_due.add(uid)
 
     async def _list(self, kind: ListedKind, namespace: str, *, is_glance: bool) -> None:
-        selector = "" if kind == "CollectorJob" else names.WATCHED
+        selector = self._selector if kind == "CollectorJob" else names.WATCHED
         shown: list[str] = []
         shown_at, pages = "", 0
         async for page, version in self._cluster.list(kind, namespace=namespace, selector=selector):

@@ -13,7 +13,9 @@ from cormorant_operator.head_client import DEFAULT_URL
 from cormorant_operator.site import Site
 
 _SHORTEST_KEY = 32
-_COUNTERS_SHARE = 0.7
+REQUESTS_PER_S, BURST = 50.0, 100
+"""The budget of requests to the API server, where none is given."""
+COUNTERS_SHARE = 0.7
 """Of the budget, for status writes of counters alone: what else happens has the rest at least, and goes first."""
 
 
@@ -26,6 +28,8 @@ class Settings:
     site: Site
     namespaces: tuple[str, ...]
     """Looked after; none means all."""
+    selector: str
+    """Labels of the jobs that are looked after; empty: all."""
     head_url: str
     lease: tuple[str, str] | None
     """Namespace and name of the Lease; None: there is no other operator."""
@@ -64,12 +68,13 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         has_network_policies=given.network_policies,
         open_to_cidrs=tuple(given.open_to_cidr),
         poll_s=given.poll_seconds,
-        counters_per_s=_COUNTERS_SHARE * given.api_qps,
+        counters_per_s=COUNTERS_SHARE * given.api_qps,
     )
     return Settings(
         key=_read_key(given.key_file),
         site=site,
         namespaces=tuple(given.namespace),
+        selector=given.selector,
         head_url=given.head_url,
         lease=(namespace, name) if given.lease else None,
         identity=f"{socket.gethostname()}-{os.getpid()}",
@@ -111,10 +116,13 @@ def _parser() -> argparse.ArgumentParser:
         "--open-to-cidr", action="append", default=[], help="outside the cluster, let in by that policy; repeatable"
     )
     parser.add_argument("--namespace", action="append", default=[], help="to look after; repeatable; none: all")
+    parser.add_argument("--selector", default="", help="labels of the jobs to look after, like team=a (default: all)")
     parser.add_argument("--lease", default="", help="NAMESPACE/NAME of the Lease, when there are several operators")
     parser.add_argument("--poll-seconds", type=float, default=15.0, help="between two looks at a head")
-    parser.add_argument("--api-qps", type=float, default=50.0, help="requests a second to the API server (default: 50)")
-    parser.add_argument("--api-burst", type=int, default=100, help="requests at once after a pause (default: 100)")
+    parser.add_argument(
+        "--api-qps", type=float, default=REQUESTS_PER_S, help="requests/s to the API server (default: 50)"
+    )
+    parser.add_argument("--api-burst", type=int, default=BURST, help="requests at once after a pause (default: 100)")
     parser.add_argument("--head-url", default=DEFAULT_URL, help="with {ip}, {namespace}, {job}, {epoch}")
     parser.add_argument("--probe-port", type=int, default=8080, help="of /livez, /readyz, /metrics; 0: any free one")
     return parser

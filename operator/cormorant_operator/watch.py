@@ -37,8 +37,12 @@ _END_S = 5.0
 Notice = Callable[..., None]
 
 
-def settings() -> kopf.OperatorSettings:
-    """Kopf without what it would write: no events, no annotations, no finalizers, no peers."""
+def settings(selector: str = "") -> kopf.OperatorSettings:
+    """Kopf without what it would write: no events, no annotations, no finalizers, no peers.
+
+    Args:
+        selector: labels of the jobs that are watched; empty: all.
+    """
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
     chosen.peering.standalone = True
@@ -51,6 +55,8 @@ def settings() -> kopf.OperatorSettings:
     # By the server and not only by kopf: else every pod of the cluster would be streamed.
     for plural in _KINDS:
         chosen.watching.label_selectors["v1", plural] = names.WATCHED
+    if selector:
+        chosen.watching.label_selectors[GROUP, VERSION, PLURAL] = selector
     return chosen
 
 
@@ -85,17 +91,19 @@ def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegi
 class Watch:
     """kopf in a thread, from `start` to `stop`."""
 
-    def __init__(self, notice: Notice, *, namespace: str = "", on_gap: Callable[[], None]) -> None:
+    def __init__(self, notice: Notice, *, namespace: str = "", selector: str = "", on_gap: Callable[[], None]) -> None:
         """Start nothing yet.
 
         Args:
             notice: called from the thread.
             namespace: that is watched; empty: all. Each has a watch of its own, since one that is refused ends it.
+            selector: labels of the jobs that are watched; empty: all.
             on_gap: called from the thread when something may have been missed: kopf gave up and is started again, or
                 has listed anew because a stream's version was too old (an HTTP 410 within the stream). A list that
                 shows nothing at all is not heard of.
         """
         self._notice, self._namespace, self._on_gap = notice, namespace, on_gap
+        self._selector = selector
         self._gap: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
@@ -135,7 +143,7 @@ class Watch:
         watching = asyncio.create_task(
             kopf.operator(
                 registry=registry(self._notice, self._listed),
-                settings=settings(),
+                settings=settings(self._selector),
                 standalone=True,
                 clusterwide=not self._namespace,
                 namespaces=[self._namespace] if self._namespace else [],

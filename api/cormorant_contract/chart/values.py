@@ -20,6 +20,7 @@ TAG_PATTERN = "^([A-Za-z0-9_][A-Za-z0-9_.-]*)?$"
 REPOSITORY_PATTERN = "^[a-z0-9][a-zA-Z0-9._:/-]*$"
 DURATION_PATTERN = "^[0-9]+(ms|s|m|h)$"
 QUANTITY_PATTERN = "^[0-9]+([.][0-9]+)?(m|k|M|G|T|Ki|Mi|Gi|Ti)?$"
+SELECTOR_PATTERN = "^[-A-Za-z0-9_./=!,() ]*$"
 CIDR_PATTERN = "^[0-9a-fA-F.:]+/[0-9]{1,3}$"
 
 PullPolicy = Literal["Always", "IfNotPresent", "Never"]
@@ -236,6 +237,10 @@ class Values(Contract):
     watch_namespaces: tuple[Label, ...] = ()
     """Namespaces that are looked after, which must exist; none: all. With names the operator has no cluster-wide
     right."""
+
+    job_selector: Annotated[str, Field(strict=True, max_length=1024, pattern=SELECTOR_PATTERN)] = ""
+    """Label selector of the jobs that are looked after, like `team=a` or `team notin (a, b)`; empty: all. Several
+    releases with selectors that exclude each other share the work: docs/scale.md."""
 
     jobs: Jobs = Jobs()
     """What the operator gives all its jobs."""

@@ -61,19 +61,19 @@ class Scene:
         ]
 
     @contextmanager
-    def operator(self, *more: str) -> Iterator[Operator]:
-        operator = Operator([*self.arguments, *more], self.folder / "operator.log")
+    def operator(self, *more: str, log: str = "operator.log") -> Iterator[Operator]:
+        operator = Operator([*self.arguments, *more], self.folder / log)
         try:
             yield operator
         finally:
             operator.kill()
             sys.stdout.write(operator.log.read_text()[-5000:])
 
-    def submit(self, name: str = "pong", **spec: Any) -> None:
+    def submit(self, name: str = "pong", *, labels: dict[str, str] | None = None, **spec: Any) -> None:
         manifest = {
             "apiVersion": "cormorant.dev/v1alpha1",
             "kind": "CollectorJob",
-            "metadata": {"name": name},
+            "metadata": {"name": name, "labels": labels or {}},
             "spec": make_spec(**spec),
         }
         self.namespace("apply", "-f", "-", document=manifest)
@@ -468,3 +468,35 @@ def test_second_operator_waits_until_the_first_is_gone(scene: Scene) -> None:
             )
             scene.namespace("scale", "cjob/pong", "--replicas=3")
             scene.until(lambda: len(scene.namespace.names("pods")) == 4, "and works")
+
+
+def test_two_shards_by_label_share_the_jobs_and_take_over_from_each_other(scene: Scene) -> None:
+    def shard(name: str, selector: str) -> Any:
+        lease = f"{scene.namespace.name}/{name}"
+        return scene.operator("--selector", selector, "--lease", lease, log=f"{name}.log")
+
+    def replace_worker() -> None:
+        before = scene.uids()
+        victim = next(name for name in before if name.startswith("pong-cpu-0"))
+        scene.namespace("delete", "pod", victim, "--wait=false")
+        scene.until(lambda: len(scene.uids()) == 6 and victim not in scene.uids(), "it is replaced")
+        after = scene.uids()
+        assert {name: uid for name, uid in before.items() if name != victim}.items() <= after.items()
+        scene.until_ready()
+
+    with shard("a", "team=a") as a, shard("rest", "team!=a") as rest, Kubelet(scene.namespace):
+        scene.submit(labels={"team": "a"})
+        scene.submit("other")
+        scene.until_ready()
+        scene.until_ready("other")
+        assert len(scene.namespace.names("leases", "")) == 2
+        assert ('"job": "pong"' in a.log.read_text(), '"job": "other"' in a.log.read_text()) == (True, False)
+        assert ('"job": "pong"' in rest.log.read_text(), '"job": "other"' in rest.log.read_text()) == (False, True)
+        scene.namespace("label", "cjob", "pong", "team=b", "--overwrite")
+        a.kill()  # what happens now is the other's work
+        replace_worker()
+        assert '"job": "pong"' in rest.log.read_text()
+    with shard("a", "team=a"), shard("rest", "team!=a"), Kubelet(scene.namespace):
+        for team in ("a", "b", "a"):
+            scene.namespace("label", "cjob", "pong", f"team={team}", "--overwrite")
+            replace_worker()
