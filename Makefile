@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers check bench bench-operator docs constraints clean
+.PHONY: help install run test test-all test-peers chaos check bench bench-operator docs constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -39,6 +39,10 @@ test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv
 	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest tests/peers \
 		tests/integration/worker/torchrl/test_multi_threaded_env.py tests/integration/worker/torchrl/test_collectors.py \
 		tests/integration/worker/torchrl/test_guide.py $(PYTEST_ARGS)
+
+chaos: $(INSTALLED) ## Run random schedules of failures, SCHEDULES=200 of them from FIRST=0 on (tests/chaos)
+	@CORMORANT_CHAOS_SCHEDULES=$(or $(SCHEDULES),200) CORMORANT_CHAOS_FIRST=$(or $(FIRST),0) \
+		$(BIN)/python -m pytest tests/chaos $(PYTEST_ARGS)
 
 check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/ruff check --no-cache .

@@ -1,0 +1,89 @@
+"""Random schedules of everything that may happen to a fleet, each from one number. See README.md here.
+
+make chaos                        # 200, from 0 on
+make chaos SCHEDULES=1 FIRST=17   # one of them
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_testing.chaos.fleet_world import FleetWorld
+from cormorant_testing.chaos.head_world import HeadWorld
+from cormorant_testing.chaos.judge import Finding
+from cormorant_testing.chaos.plan import Plan, plan_of
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+
+FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
+SCHEDULES = int(os.environ.get("CORMORANT_CHAOS_SCHEDULES", "8"))
+STORE_BYTES = 200 << 20
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    # What a killed process leaves open is collected at any moment.
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore::ResourceWarning"),
+]
+
+
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[None]:
+    """Held here, the fleets of this process import torch once."""
+    from cormorant_worker.engine.nursery import borrow, give_back
+
+    held = borrow()
+    yield
+    give_back(held)
+
+
+@pytest.fixture(scope="module")
+def ray_cluster() -> Iterator[None]:
+    """Shared by the fleets of this process; heads have their own."""
+    from cormorant_worker.engine.ray.cluster import Cluster
+    from cormorant_worker.engine.ray.options import RayOptions
+
+    cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
+    yield
+    cluster.close()
+
+
+def on_ray(job: Any, options: FleetOptions) -> LocalFleet:
+    from cormorant_worker.engine.ray.fleet import RayFleet
+    from cormorant_worker.engine.ray.options import RayOptions
+
+    return RayFleet(job, options, RayOptions(num_cpus=0))
+
+
+@pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
+def test_schedule(seed: int, tmp_path: Path, nursery: None, request: pytest.FixtureRequest) -> None:
+    plan = plan_of(seed)
+    print(plan.describe())  # noqa: T201  # what pytest shows of a schedule that fails
+    print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above
+    if plan.door == "head":
+        play_head(plan, tmp_path)
+        return
+    if plan.engine == "ray":
+        request.getfixturevalue("ray_cluster")
+    world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else LocalFleet)
+    try:
+        world.run()
+    except BaseException:
+        world.abandon()
+        raise
+
+
+def play_head(plan: Plan, folder: Path) -> None:
+    world = HeadWorld(plan, folder)
+    try:
+        world.run()
+    except Finding:
+        raise
+    except Exception as error:
+        raise Finding(f"{type(error).__name__}: {error}\n{world.log_tail()}") from error
+    finally:
+        world.close()

@@ -1,0 +1,278 @@
+"""A schedule straight on a fleet, in this process."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cormorant_testing.chaos.judge import Finding, Judge, compare, extract
+from cormorant_testing.chaos.plan import Plan
+from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
+from cormorant_testing.chaos.witness import LIFE, SEED, STEP
+from cormorant_testing.policies import numbered
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError
+
+CALM_S = 90.0
+CONTROL_S = 4.0
+HANG_S = 6.0
+STARTUP_S = {"local": 90.0, "ray": 240.0}
+"""By engine. Torch has to be imported first, on a busy machine, and on Ray by every worker."""
+
+
+class FleetWorld:
+    """One fleet, its consumer, and what happens to them."""
+
+    def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], LocalFleet]) -> None:
+        self._plan, self._make = plan, make
+        self._dataset = (folder / "data").as_uri() if plan.has_dataset else ""
+        self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
+        self._version = 0
+        self._saved = b""
+        self._frozen: set[int] = set()
+        self._nap_s = 0.0
+        self._has_restored = False
+        self._seeds = 5000
+        self._consumer: threading.Thread | None = None
+        self._failed: list[BaseException] = []
+        self._open(plan.workers)
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def _open(self, workers: int) -> None:
+        options = FleetOptions(
+            workers=workers,
+            control_timeout_s=CONTROL_S,
+            hang_timeout_s=HANG_S,
+            startup_timeout_s=STARTUP_S[self._plan.engine],
+            drain_timeout_s=4.0,
+        )
+        job = self._plan.job(self._dataset)
+        self.fleet = within(
+            STARTUP_S[self._plan.engine] + LIMIT_S, "opening the fleet", lambda: self._make(job, options)
+        )
+        self._watch = Watch("stats()", self.fleet.stats, limit_s=LIMIT_S)
+        self._watch.start()
+        self._is_over = threading.Event()
+
+    def _start_consuming(self) -> None:
+        self._consumer = threading.Thread(target=self._consume, name="consumer", daemon=True)
+        self._consumer.start()
+
+    def _consume(self) -> None:
+        try:
+            while not self._is_over.is_set():
+                try:
+                    batch = self.fleet.take(timeout_s=0.5)
+                except ControlTimeout:
+                    continue
+                if batch is None:
+                    return
+                frames = self.judge.take(batch.tensordict)
+                if self._nap_s:
+                    time.sleep(self._nap_s)
+                    self._nap_s = 0.0
+                    compare(frames, extract(batch.tensordict), "a batch changed while it was read")
+        except FleetClosed:
+            return
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`
+            self._failed.append(error)
+
+    def run(self) -> None:
+        """Everything that the schedule says, and the calm after it.
+
+        Raises:
+            Finding: something that must never happen did.
+        """
+        self._start_consuming()
+        for step in self._plan.steps:
+            time.sleep(step.after_s)
+            self.check()
+            # A worker is frozen, or was killed while it was asked.
+            with suppress(ControlTimeout, StateError):
+                getattr(self, f"_{step.what}")(step.amount)
+        self._calm()
+        self._end()
+
+    def check(self) -> None:
+        """Raise what went wrong beside the schedule."""
+        self._watch.check()
+        if self._failed:
+            raise self._failed[0]
+
+    def _calm(self) -> None:
+        if self._plan.thaws:
+            self._thaw(1.0)
+        self._call("resume()", self.fleet.resume)
+        version = self._publish(0.0)
+        deadline = time.monotonic() + CALM_S
+        while True:
+            self.check()
+            receipt = self._call("receipt()", lambda: self.fleet.receipt(version))
+            if not receipt.waiting and not receipt.refused and self.judge.newest >= version:
+                return
+            if time.monotonic() > deadline:
+                stats = self._call("stats()", self.fleet.stats)
+                raise Finding(
+                    f"version {version} does not act everywhere {CALM_S:.0f} s after the last mischief, newest frame "
+                    f"{self.judge.newest}; {receipt}; {stats.workers}, paused {stats.paused}, {stats.queued_batches} "
+                    f"batches queued"
+                )
+            time.sleep(0.2)
+
+    def _end(self) -> None:
+        assert self._consumer is not None
+        self._call("drain()", self.fleet.drain)
+        self._consumer.join(CALM_S)
+        self.check()
+        if self._consumer.is_alive():
+            raise Finding(f"a drained fleet did not end its stream within {CALM_S:.0f} s: {self.fleet.stats()}")
+        stats = self._call("stats()", self.fleet.stats)
+        self.close()
+        self.judge.finish()
+        dropped = dict(stats.dropped)
+        late = dropped.pop("drop_oldest", 0)
+        if not self._has_restored:
+            _equal(stats.stepped_frames, stats.frames + sum(dropped.values()), f"stepped frames of {stats}")
+            if not self._dataset:
+                _equal(self.judge.frames, stats.frames - late, f"delivered frames of {stats}")
+        if self._dataset:
+            self._judge_dataset(stats.frames)
+
+    def _judge_dataset(self, frames: int) -> None:
+        from cormorant_worker.sinks.dataset import read_dataset
+        from cormorant_worker.sinks.trajectories import iter_trajectories
+        from cormorant_worker.sinks.verify import verify
+
+        report = verify(self._dataset)
+        if not report.is_good:
+            raise Finding(f"the dataset is broken: {report.problems}")
+        _equal(report.frames, frames, "frames in the dataset")
+        seen: set[int] = set()
+        for stretch in iter_trajectories(read_dataset(self._dataset)):
+            obs = stretch.observation[0]
+            if stretch.traj_id in seen:
+                raise Finding(f"trajectory {stretch.traj_id} is in the dataset twice")
+            seen.add(stretch.traj_id)
+            is_one = (obs[:, [SEED, LIFE]] == obs[0, [SEED, LIFE]]).all() and (np.diff(obs[:, STEP]) == 1).all()
+            if not is_one:
+                raise Finding(f"trajectory {stretch.traj_id} of the dataset is no stretch of one episode: {obs}")
+
+    def close(self) -> None:
+        """End the fleet, whatever it is doing."""
+        self._is_over.set()
+        try:
+            within(LIMIT_S + 10, "close()", self.fleet.close)
+        finally:
+            self._watch.close()
+        self.check()
+
+    def abandon(self) -> None:
+        """After a finding: kill what may be stuck."""
+        self._is_over.set()
+        self._thaw(1.0)
+        with suppress(Exception, Finding):
+            within(20, "kill()", self.fleet.kill)
+        with suppress(Exception, Finding):
+            within(20, "close()", self.fleet.close)
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _call(self, what: str, call: Callable[[], Any]) -> Any:
+        return within(LIMIT_S, what, call)
+
+    def _pids(self) -> list[int]:
+        stats = self._call("stats()", self.fleet.stats)
+        return [worker.pid for worker in stats.workers if worker.pid]
+
+    def _publish(self, amount: float) -> int:
+        self._version += 1
+        version = self._version
+        self._call("publish()", lambda: self.fleet.publish(numbered(version), version=version))
+        return version
+
+    def _burst(self, amount: float) -> None:
+        for _ in range(100 + int(200 * amount)):
+            self._publish(amount)
+
+    def _pause(self, amount: float) -> None:
+        try:
+            self._call("pause()", self.fleet.pause)
+            before = self._call("stats()", self.fleet.stats).stepped_frames
+            time.sleep(amount)
+            _equal(self._call("stats()", self.fleet.stats).stepped_frames, before, "frames stepped during a pause")
+        finally:
+            self._call("resume()", self.fleet.resume)
+
+    def _resize(self, amount: float) -> None:
+        self._call("resize()", lambda: self.fleet.resize(1 + int(6 * amount), wait=False))
+
+    def _kill(self, amount: float) -> None:
+        self._signal(signal.SIGKILL, amount)
+
+    def _freeze(self, amount: float) -> None:
+        if (pid := self._signal(signal.SIGSTOP, amount)) is not None:
+            self._frozen.add(pid)
+
+    def _thaw(self, amount: float) -> None:
+        while self._frozen:
+            with suppress(ProcessLookupError):
+                os.kill(self._frozen.pop(), signal.SIGCONT)
+
+    def _signal(self, number: int, amount: float) -> int | None:
+        pids = self._pids()
+        if not pids:
+            return None
+        pid = pids[int(amount * len(pids))]
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return pid
+
+    def _save(self, amount: float) -> None:
+        self._saved = self._call("state()", self.fleet.state)
+
+    def _restore(self, amount: float) -> None:
+        if not self._saved:
+            self._save(amount)
+        # Some of what follows the saved state has been delivered by now.
+        self.judge.may_miss = self._has_restored = True
+        self._call("restore()", lambda: self.fleet.restore(self._saved))
+
+    def _seed(self, amount: float) -> None:
+        self._seeds += 1
+        self.judge.may_miss = True  # what asynchronous environments were ahead is dropped
+        self._call("seed()", lambda: self.fleet.seed(self._seeds))
+
+    def _slow(self, amount: float) -> None:
+        self._nap_s = 2 * amount
+
+    def _move(self, amount: float) -> None:
+        """The state goes on in another fleet."""
+        assert self._consumer is not None
+        self._thaw(1.0)
+        self._call("pause()", self.fleet.pause)
+        self._saved = self._call("state()", self.fleet.state)
+        size = len(self._call("stats()", self.fleet.stats).workers)
+        deadline = time.monotonic() + CALM_S
+        while self._call("stats()", self.fleet.stats).queued_batches and time.monotonic() < deadline:
+            time.sleep(0.05)
+        time.sleep(0.3)  # the last one is with the consumer
+        self.close()
+        self._consumer.join(LIMIT_S)
+        self.check()
+        self._open(size)
+        self.judge.may_miss = self._has_restored = True
+        self._call("restore()", lambda: self.fleet.restore(self._saved))
+        self._start_consuming()
+
+
+def _equal(found: int, expected: int, what: str) -> None:
+    if found != expected:
+        raise Finding(f"{what}: {found}, not {expected}")

@@ -1,0 +1,51 @@
+"""`python -m cormorant_testing.chaos.head JOB DIRECTORY PORT DATA_PORT ENGINE WORKERS`: a head with short limits."""
+
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import Settings
+from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.front import load_job
+from cormorant_worker.logs import LogContext, configure_logs
+
+ACK_WITHIN_S = 2.0
+
+
+def main() -> None:
+    job, directory, port, data_port, engine, workers = sys.argv[1:]
+    configure_logs(LogContext())
+    over = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: over.set())
+    settings = Settings(
+        port=int(port),
+        data_port=int(data_port),
+        directory=Path(directory),
+        ack_within_s=ACK_WITHIN_S,
+        apply_within_s=60.0,
+        drain_s=5.0,
+        linger_s=0.2,
+    )
+    options = FleetOptions(
+        workers=int(workers),
+        control_timeout_s=CONTROL_S,
+        hang_timeout_s=HANG_S,
+        startup_timeout_s=STARTUP_S[engine],
+        should_stop=over.is_set,
+    )
+    make = LocalFleet
+    if engine == "ray":
+        from cormorant_worker.engine.ray.fleet import RayFleet
+
+        make = RayFleet
+    with HeadServer(load_job(job), settings) as server:
+        server.start_fleet(make, options)
+        server.wait(over.is_set)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,417 @@
+"""A schedule through a real head: a process of its own, asked over HTTP, its batches read by the client."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import yaml
+
+from cormorant_client import BatchGone, connect
+from cormorant_testing.chaos.fleet_world import CALM_S, CONTROL_S
+from cormorant_testing.chaos.head import ACK_WITHIN_S
+from cormorant_testing.chaos.judge import Finding, Judge, compare
+from cormorant_testing.chaos.plan import Plan
+from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
+from cormorant_testing.scripts import environment, unused_port
+from cormorant_testing.serving import Api, Reply, weights_file
+
+START_S = 300.0
+WEIGHTS = "/v1/models/policy/weights"
+DISK_BYTES = 1 << 20
+
+EATER = """
+import sys, time
+from cormorant_client import connect
+with connect(sys.argv[1], token=sys.argv[2]) as client:
+    with client.batches(consumer="eater", memory=sys.argv[3]) as batches:
+        next(batches)
+        print("took", flush=True)
+        time.sleep(600)
+"""
+
+
+class Consumer(threading.Thread):
+    """Reads batches with the client until it is closed."""
+
+    def __init__(self, name: str, url: str, token: str, plan: Plan, judge: Judge) -> None:
+        super().__init__(name=name, daemon=True)
+        memory = "auto" if plan.maps else "never"
+        self._client = connect(url, token=token, reconnect_s=START_S)
+        self._batches = self._client.batches(consumer=name, prefetch=1, memory=memory)
+        self._judge = judge
+        self.holds_s = 0.0
+        """For how long it keeps the batch that comes next."""
+        self.error: BaseException | None = None
+        self.is_closed = False
+
+    def run(self) -> None:
+        try:
+            for batch in self._batches:
+                self._judge.take(batch.numpy(), batch_id=batch.id)
+                if self.holds_s:
+                    holds_s, self.holds_s = self.holds_s, 0.0
+                    self._hold(batch, holds_s)
+        except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`
+            if not self.is_closed:
+                self.error = error
+
+    def _hold(self, batch: Any, seconds: float) -> None:
+        # Not `numpy()`: what it has put together once, it does not look at again.
+        before = [{name: array.copy() for name, array in part.arrays.items()} for part in batch.parts]
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.is_closed:
+            time.sleep(0.1)
+            try:
+                batch.numpy()
+            except BatchGone:
+                return  # said, not silent
+            for kept, part in zip(before, batch.parts, strict=True):
+                compare(kept, part.arrays, f"{batch!r} changed while it was read")
+
+    def close(self) -> None:
+        self.is_closed = True
+        within(LIMIT_S, "closing a consumer", self._batches.close)
+        self._client.close()
+
+
+class HeadWorld:
+    """One head, two consumers, and what happens to them."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self._plan = plan
+        self._folder = folder
+        self._directory = folder / "head"
+        self._directory.mkdir()
+        self._disk = plan.theme in ("disk", "mixed") and _mount(self._directory)
+        self._manifest = folder / "job.yaml"
+        self._manifest.write_text(yaml.safe_dump(plan.job().to_document()))
+        self._ports = unused_port(), unused_port()
+        self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
+        self._version = 0
+        self._saved = b""
+        self._frozen: set[int] = set()
+        self._seeds = 5000
+        self._eaters: list[subprocess.Popen[str]] = []
+        self._heads = 0
+        self._is_away = True
+        self._is_full = False
+        self._watches: list[Watch] = []
+        self._consumers: list[Consumer] = []
+
+    # -- life --------------------------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._start_head()
+        self._watches = [
+            Watch(path, lambda path=path: self._look(path), limit_s=LIMIT_S) for path in ("/livez", "/v1/status")
+        ]
+        for watch in self._watches:
+            watch.start()
+        self._consumers = [self._consumer(f"consumer-{i}") for i in range(2)]
+
+    def _start_head(self) -> None:
+        self._heads += 1
+        self._log = self._folder / f"head-{self._heads}.log"
+        arguments = [str(self._manifest), str(self._directory), *map(str, self._ports), self._plan.engine]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cormorant_testing.chaos.head", *arguments, str(self._plan.workers)],
+                stdout=log, stderr=subprocess.STDOUT, env=environment(), start_new_session=True,
+            )  # fmt: skip
+        deadline = time.monotonic() + START_S
+        while True:
+            with suppress(OSError, KeyError, ValueError):
+                self._token = json.loads((self._directory / "tokens.json").read_text())["operator"]
+                self.api = Api(self._ports[0], self._token)
+                if self.api.get("/v1/status").status == 200:
+                    break
+            if self.process.poll() is not None:
+                raise Finding(f"the head ended with {self.process.returncode} at its start\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                raise Finding(f"the head did not start within {START_S:.0f} s\n{self.log_tail()}")
+            time.sleep(0.1)
+        self._is_away = False
+
+    def _consumer(self, name: str) -> Consumer:
+        consumer = Consumer(name, f"http://127.0.0.1:{self._ports[0]}", self._token, self._plan, self.judge)
+        consumer.start()
+        return consumer
+
+    def _look(self, path: str) -> None:
+        if self._is_away:
+            return
+        try:
+            reply = self.api.call("GET", path, timeout=LIMIT_S)
+        except OSError as error:
+            if not self._is_away:
+                raise Finding(f"{path} cannot be asked: {error}\n{self.log_tail()}") from error
+            return
+        if reply.status != 200 and not self._is_away:
+            raise Finding(f"{path}: {reply.status} {reply.body[:500]!r}")
+
+    def check(self) -> None:
+        """Raise what went wrong beside the schedule."""
+        for watch in self._watches:
+            watch.check()
+        for consumer in self._consumers:
+            if consumer.error is not None:
+                raise consumer.error
+        if not self._is_away and self.process.poll() is not None:
+            raise Finding(f"the head ended with {self.process.returncode}\n{self.log_tail()}")
+
+    def log_tail(self) -> str:
+        """The last lines of the head's log."""
+        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+
+    def run(self) -> None:
+        """Everything that the schedule says, and the calm after it.
+
+        Raises:
+            Finding: something that must never happen did.
+        """
+        self._open()
+        for step in self._plan.steps:
+            time.sleep(step.after_s)
+            self.check()
+            getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)
+        self._calm()
+        self._end()
+
+    def _until(self, what: str, holds: Callable[[], object], limit_s: float = CALM_S) -> None:
+        deadline = time.monotonic() + limit_s
+        while not holds():
+            self.check()
+            if time.monotonic() > deadline:
+                status, workers = self._get("/v1/status").body, self._get("/v1/workers").body
+                raise Finding(f"{what}: not within {limit_s:.0f} s\n{status!r}\n{workers!r}\n{self.log_tail()}")
+            time.sleep(0.2)
+
+    def _calm(self) -> None:
+        if self._plan.thaws:
+            self._thaw(1.0)
+        for lease in self._get("/v1/pauses").json["leases"]:
+            self._ask("DELETE", f"/v1/pauses/{lease['id']}")
+        self._until("the fleet runs again", lambda: self._get("/v1/status").json["pause_state"] == "running")
+        update: dict[str, Any] = {}
+
+        def is_applied() -> bool:
+            if not update:
+                reply = self._publish(0.0)
+                update.update(reply.json if reply.status in (200, 202) else {})
+                return False
+            return bool(self._get(f"/v1/updates/{update['update_id']}").json["state"] == "applied")
+
+        self._until("new weights act everywhere", is_applied)
+        version = self._version
+        self._until(f"frames of version {version} are delivered", lambda: self.judge.newest >= version)
+
+    def _end(self) -> None:
+        self._ask("POST", "/v1/pauses", {"owner": "end", "ttl_seconds": 600, "wait_seconds": 30})
+        self._until("the fleet pauses", lambda: self._get("/v1/status").json["pause_state"] == "paused")
+        queue = {"waiting": 1}
+
+        def is_empty() -> bool:
+            queue.update(self._get("/v1/status").json["queue"])
+            return not any(queue[name] for name in ("waiting", "ready", "lent"))
+
+        self._until("consumers have all that was collected", is_empty)
+        self.check()
+        for consumer in self._consumers:
+            consumer.close()
+        self.check()
+        self.judge.finish()
+        self._is_away = True
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(LIMIT_S)
+        except subprocess.TimeoutExpired:
+            raise Finding(f"the head did not end {LIMIT_S:.0f} s after SIGTERM\n{self.log_tail()}") from None
+
+    def close(self) -> None:
+        """End everything that is left."""
+        self._is_away = True
+        self._thaw(1.0)
+        for watch in self._watches:
+            watch.close()
+        for consumer in self._consumers:
+            consumer.is_closed = True
+        for eater in self._eaters:
+            eater.kill()
+            eater.communicate()
+        if self._heads:
+            below = _below(self.process.pid)
+            with suppress(ProcessLookupError):
+                self.process.kill()
+            self.process.wait(20)
+            for process in below:
+                with suppress(psutil.Error):
+                    process.kill()
+        if self._disk:
+            subprocess.run(["umount", "-l", str(self._directory)], check=False)
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def _ask(self, method: str, path: str, document: Any = None, *, also: tuple[int, ...] = ()) -> Reply:
+        """Ask the head. Refusals with a reason are answers; a failure of the head is a finding."""
+        body = document if isinstance(document, bytes) else json.dumps(document).encode() if document else None
+        kind = "application/vnd.safetensors" if isinstance(document, bytes) else "application/json"
+        headers = {"Content_Type": kind} if body is not None else {}
+        try:
+            reply = within(
+                LIMIT_S * 3,
+                f"{method} {path}",
+                lambda: self.api.call(method, path, body, timeout=LIMIT_S * 2, **headers),
+            )
+        except OSError as error:
+            raise Finding(f"{method} {path}: {type(error).__name__}: {error}\n{self.log_tail()}") from error
+        allowed = {200, 201, 202, 204, 503, 504, *also} | ({507} if self._is_full else set())
+        if reply.status not in allowed:
+            raise Finding(f"{method} {path}: {reply.status} {reply.body[:500]!r}\n{self.log_tail()}")
+        return reply
+
+    def _get(self, path: str) -> Reply:
+        return self._ask("GET", path)
+
+    def _pids(self) -> list[int]:
+        return [worker["pid"] for worker in self._get("/v1/workers").json["workers"] if worker["pid"]]
+
+    def _publish(self, amount: float) -> Reply:
+        self._version += 1
+        return self._ask("PUT", f"{WEIGHTS}?version={self._version}", weights_file(self._version))
+
+    def _burst(self, amount: float) -> None:
+        for _ in range(100 + int(200 * amount)):
+            self._publish(amount)
+            self.check()
+
+    def _lease(self, amount: float) -> None:
+        """Short: it ends by itself, perhaps before every worker stands still."""
+        wait = {"wait_seconds": 0.1 + amount, "ttl_seconds": 0.2 + 6 * amount}
+        self._ask("POST", "/v1/pauses", {"owner": f"lease-{amount:.3f}", **wait})
+        if self._frozen and amount > 0.3:
+            time.sleep(CONTROL_S + 1)  # the pause gives up on the frozen worker
+
+    def _resize(self, amount: float) -> None:
+        self._ask("PUT", "/v1/desired", {"groups": {"cpu": 1 + int(6 * amount)}})
+
+    def _cycle(self, amount: float) -> None:
+        """Down to one and up again: more attempts at a place, without a failure."""
+        for workers in (1, 3):
+            self._ask("PUT", "/v1/desired", {"groups": {"cpu": workers}})
+            self._until(f"{workers} workers", lambda n=workers: len(self._pids()) == n)  # type: ignore[misc]  # bound now
+        before = self.judge.frames
+        self._until("frames of the new workers", lambda: self.judge.frames > before + 300)
+
+    def _kill(self, amount: float) -> None:
+        self._signal(signal.SIGKILL, amount)
+
+    def _freeze(self, amount: float) -> None:
+        if (pid := self._signal(signal.SIGSTOP, amount)) is not None:
+            self._frozen.add(pid)
+
+    def _thaw(self, amount: float) -> None:
+        while self._frozen:
+            with suppress(ProcessLookupError):
+                os.kill(self._frozen.pop(), signal.SIGCONT)
+
+    def _signal(self, number: int, amount: float) -> int | None:
+        pids = self._pids()
+        if not pids:
+            return None
+        pid = pids[int(amount * len(pids))]
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+        return pid
+
+    def _save(self, amount: float) -> None:
+        reply = self._ask("GET", "/v1/state", also=(422,))
+        if reply.status == 200:
+            self._saved = reply.body
+
+    def _restore(self, amount: float) -> None:
+        if not self._saved:
+            self._save(amount)
+        if not self._saved:
+            return
+        self.judge.may_miss = True
+        self._ask("POST", "/v1/pauses", {"owner": "restore", "ttl_seconds": 60, "wait_seconds": 10})
+        # 409: a worker is frozen, it is not paused yet; 422: the workers are not those of the state.
+        self._ask("PUT", "/v1/state", self._saved, also=(409, 422))
+        self._ask("POST", "/v1/resume", {"owner": "restore"})
+
+    def _seed(self, amount: float) -> None:
+        self._seeds += 1
+        self.judge.may_miss = True
+        self._ask("POST", "/v1/seed", {"seed": self._seeds})
+
+    def _hold(self, amount: float) -> None:
+        """A consumer learns from a batch for longer than it has."""
+        self._consumers[0].holds_s = ACK_WITHIN_S * (1 + 1.5 * amount)
+        time.sleep(ACK_WITHIN_S * (1 + 1.5 * amount))
+
+    def _eater(self, amount: float) -> None:
+        """A consumer takes batches, and is killed."""
+        memory = "auto" if self._plan.maps else "never"
+        url = f"http://127.0.0.1:{self._ports[0]}"
+        eater = subprocess.Popen(
+            [sys.executable, "-c", EATER, url, self._token, memory],
+            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=environment(),
+        )  # fmt: skip
+        self._eaters.append(eater)
+        assert eater.stdout is not None
+        within(CALM_S, "a consumer's first batch", eater.stdout.readline)
+        time.sleep(amount)
+        eater.kill()
+
+    def _kill_head(self, amount: float) -> None:
+        self._thaw(1.0)
+        self._is_away = self.judge.may_miss = True
+        below = _below(self.process.pid)
+        self.process.kill()
+        self.process.wait(20)
+        _, alive = psutil.wait_procs(below, timeout=LIMIT_S)
+        if alive:
+            raise Finding(f"workers outlive their head: {alive}")
+        self._start_head()
+
+    def _fill_disk(self, amount: float) -> None:
+        if not self._disk:
+            return
+        ballast = self._directory / "ballast"
+        with suppress(OSError), ballast.open("wb", buffering=0) as file:
+            for size in (1 << 16, 1 << 9):
+                with suppress(OSError):
+                    while file.write(b"\0" * size):
+                        pass
+        self._is_full = True
+        try:
+            for _ in range(3):
+                self._publish(amount)
+                time.sleep(amount)
+                self.check()
+        finally:
+            ballast.unlink(missing_ok=True)
+            self._is_full = False
+
+
+def _below(pid: int) -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def _mount(folder: Path) -> bool:
+    """A small disk of its own, where this process may make one."""
+    if os.geteuid() != 0:
+        return False
+    made = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
+    return subprocess.run(made, check=False, capture_output=True).returncode == 0
