@@ -30,6 +30,7 @@ from cormorant_api.roster import Roster
 from cormorant_api.settings import Settings
 from cormorant_api.tokens import Tokens
 from cormorant_api.updates import UpdateTracker
+from cormorant_api.uploads import UploadRoom
 from cormorant_api.weight_store import WeightStore
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.problems import ProblemType
@@ -45,6 +46,8 @@ log = structlog.get_logger()
 P = ParamSpec("P")
 T = TypeVar("T")
 _TICK_S = 0.5
+_NEXT_HEAD_S = 2.0
+"""A client asks again after so long, and meets the next head."""
 _MOST_UPLOADS = 8
 
 
@@ -101,7 +104,7 @@ class Head:
         """Told the counters twice a second by the housekeeping thread: quick, and never raising."""
         self.is_draining = False
         self.is_closing = False
-        self.uploads = threading.BoundedSemaphore(_MOST_UPLOADS)
+        self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
         self._running: Running | None = None
         self._resume_is_start = False
         """The fleet was started paused for this head to attach; that it goes on is its start, not a resume."""
@@ -218,8 +221,7 @@ class Head:
         return await self._in(self._bulk, call, *args, **kwargs)
 
     async def _in(self, pool: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        if self.is_closing:
-            raise ApiError(503, ProblemType.DRAINING, "the head is shutting down", retry_after_s=5)
+        self.refuse_while_closing()
         return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
 
     async def stats(self) -> FleetStats:
@@ -227,11 +229,27 @@ class Head:
         return await self.quick(self.running.fleet.stats)
 
     def refuse_changes_while_draining(self) -> None:
-        """Raise 503 when nothing new may begin."""
-        if self.is_draining or self.is_closing:
+        """Raise 503 when nothing new may begin. Weights may be published nevertheless: a learner that waited for the
+        next head would not take what this one still has.
+        """
+        self.refuse_while_closing()
+        if self.is_draining:
             raise ApiError(
-                503, ProblemType.DRAINING, "the head is draining and takes no new weights or state", retry_after_s=10
+                503, ProblemType.DRAINING, "the head is draining; ask the next one", retry_after_s=_NEXT_HEAD_S
             )
+
+    def refuse_while_closing(self) -> None:
+        """Raise 503 when it is too late for anything."""
+        if self.is_closing:
+            raise ApiError(
+                503, ProblemType.DRAINING, "the head is shutting down; ask the next one", retry_after_s=_NEXT_HEAD_S
+            )
+
+    @property
+    def is_cut_short(self) -> bool:
+        """Whether this head gives no more though the job wants more: the next head has them."""
+        total = self.job.spec.collection.total_frames
+        return self.is_draining and (total is None or self.running.fleet.stats().frames < total)
 
     # -- hearing -----------------------------------------------------------------------------------------------
 
@@ -262,7 +280,7 @@ class Head:
 
     def _note_refusals(self, running: Running, version: int) -> None:
         """Refusals are the one answer of a worker that comes as no event."""
-        if version and running.updates.find(version) is not None and running.updates.ended(version) is None:
+        if version and running.updates.published_as(version) is not None and not running.updates.is_over(version):
             for worker, reason in running.fleet.receipt(version).refused.items():
                 self._tell(running.updates.refused(worker, version, reason))
 

@@ -35,12 +35,24 @@ async def lend_next(
     if found:
         return found[0]
     if ledger.has_ended:
-        raise ApiError(410, ProblemType.STREAM_ENDED, "all batches were delivered and acknowledged")
+        raise await stream_ended(head)
     if pump.error is not None:
         raise as_api_error(pump.error)
-    if head.is_closing:
-        raise ApiError(503, ProblemType.DRAINING, "the head is shutting down", retry_after_s=5)
+    head.refuse_while_closing()
     return None
+
+
+async def stream_ended(head: Head) -> ApiError:
+    """When all batches are delivered and acknowledged: 410 where the job has no more, 503 where the next head has."""
+    head.refuse_while_closing()
+    if await head.quick(lambda: head.is_cut_short):
+        return ApiError(
+            503,
+            ProblemType.DRAINING,
+            "the head drains and has handed out all that it had; the next one goes on",
+            retry_after_s=2.0,
+        )
+    return ApiError(410, ProblemType.STREAM_ENDED, "all batches were delivered and acknowledged")
 
 
 async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:

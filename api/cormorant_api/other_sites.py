@@ -1,7 +1,11 @@
 """Requests that a browser sends for a page of another site. Where no token is asked for, any page that its user looks
 at could pause a job of this machine; programs send none of these headers, and the head's own page comes from here.
+
+A page whose own name was made to lead to this machine (DNS rebinding) is of the same origin for the browser: its
+requests carry that name as Host.
 """
 
+import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
@@ -32,3 +36,28 @@ def refuse_other_sites(headers: Mapping[str, str], *, what: str) -> None:
             f"{what} comes from a page of another site ({whose}), and this head asks for no token; use the head's own "
             "page or a program, or start the head with tokens",
         )
+
+
+def refuse_other_names(headers: Mapping[str, str], *, listens_on: str, what: str) -> None:
+    """Let a request pass that names this machine as its users do: localhost, a loopback address, or what the head
+    listens on.
+
+    Raises:
+        ApiError: 403.
+    """
+    host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
+    if host in ("", "localhost", listens_on) or host.endswith(".localhost") or _is_loopback(host):
+        return
+    raise ApiError(
+        403,
+        ProblemType.FORBIDDEN,
+        f"{what} asks for the host {host[:200]!r}, and this head asks for no token and answers to localhost alone; use "
+        "http://localhost, or start the head with tokens",
+    )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

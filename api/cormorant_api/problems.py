@@ -36,6 +36,7 @@ _KIND_OF_STATUS = {
     404: ProblemType.NOT_FOUND,
     405: ProblemType.METHOD_NOT_ALLOWED,
     406: ProblemType.NOT_ACCEPTABLE,
+    408: ProblemType.UPLOAD_STALLED,
     411: ProblemType.LENGTH_REQUIRED,
     413: ProblemType.TOO_LARGE,
     415: ProblemType.UNSUPPORTED_FORMAT,

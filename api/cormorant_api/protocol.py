@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with limits that it lacks: on the size of a request's head, on how long it may take, and on
-what waits unsent in this process.
+"""uvicorn's HTTP protocol with limits that it lacks: on the size of a request's head, on how long it may take, on what
+waits unsent in this process, and on what a client goes on sending after it was answered.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ from cormorant_contract.rest.problems import ProblemType
 
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_WITHIN_S = 30.0
+_REST_WITHIN_S = 10.0
+"""For the rest of a body that was answered before all of it came: closed at once, the client could not read why."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -22,7 +24,9 @@ class BoundedProtocol(HttpToolsProtocol):
     _head_bytes = 0
     _fields_bytes = 0
     _is_in_head = True
+    _is_in_message = False
     _head_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         """Begin to wait for the first request."""
@@ -36,6 +40,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """The client is gone."""
         self._forget_timer()
+        self._forget_rest()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -50,7 +55,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """A request begins."""
         super().on_message_begin()
-        self._is_in_head = True
+        self._is_in_head = self._is_in_message = True
         self.scope["state"][ABORT_KEY] = self.transport.abort
         if self._head_timer is None:
             self._await_head()
@@ -68,6 +73,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._forget_timer()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        """All of a request is there."""
+        self._is_in_message = False
+        self._forget_rest()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request was answered, all of it there or not."""
+        super().on_response_complete()
+        if self._is_in_message and not self._is_in_head and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(_REST_WITHIN_S, self._on_late_rest)
+
     def send_400_response(self, msg: str) -> None:
         """What is no HTTP is answered as every other mistake is, and the connection ends."""
         error = ApiError(400, ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
@@ -83,6 +100,16 @@ class BoundedProtocol(HttpToolsProtocol):
         self._head_timer = None
         if not self.transport.is_closing():
             self.transport.close()
+
+    def _on_late_rest(self) -> None:
+        self._rest_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _forget_rest(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
 
     def _forget_timer(self) -> None:
         if self._head_timer is not None:

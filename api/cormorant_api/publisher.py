@@ -1,9 +1,10 @@
 """Publishing weights: verified, kept, handed to the fleet, in this order, one at a time.
 
     upload -> specs -> conditions -> store -> fleet -> receipts -> disk
-              422      409, 412      503      503
+              422      409, 412      503      503                  a warning
 
-Every refusal comes before anything is visible to a worker or to a reader.
+Every refusal comes before anything is visible to a worker or to a reader. What goes wrong after that is no refusal: the
+publish stands, and a client that heard an error would publish it twice.
 """
 
 import threading
@@ -19,7 +20,7 @@ from cormorant_api.conditions import check_preconditions, names_etag
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.event_ring import EventRing
 from cormorant_api.patch import merge
-from cormorant_api.specs import check_specs
+from cormorant_api.specs import check_finite, check_specs
 from cormorant_api.updates import Published, UpdateTracker, update_id
 from cormorant_api.uploads import malformed, parse_body
 from cormorant_api.weight_store import StoredModel, StoredVersion, WeightStore, digest_of
@@ -42,6 +43,8 @@ from cormorant_worker.weights_blob import WeightsBlob
 
 log = structlog.get_logger()
 
+HIGHEST_CHOSEN = 2**52
+"""The highest version that a client may choose: above it there is room for as many publishes as will ever be."""
 ALL_MODELS = ""
 """The model of a publish that may name several."""
 
@@ -90,6 +93,8 @@ class Wanted:
     headers: Mapping[str, str]
     """For conditions."""
     author: str
+    allows_nonfinite: bool = False
+    """NaN and infinities are meant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,6 +142,8 @@ class Publisher:
         """
         began = time.monotonic()
         parsed = self._verified(upload.blob, wanted.model)
+        if not wanted.allows_nonfinite:
+            check_finite(upload.blob)
         verify_ms = (time.monotonic() - began) * 1000
         with self._publishing:
             current = self.version
@@ -145,8 +152,7 @@ class Publisher:
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             number = self._number(wanted.version, current)
             update = self._hand_over(upload, parsed, number, wanted, verify_ms)
-        self.store.sync(number)
-        return update, True
+        return (self.update(number) or update) if self._synced(number) else update, True
 
     def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
         """Publish some tensors of a model over the others of the version that If-Match names.
@@ -182,7 +188,8 @@ class Publisher:
         """
         stored = self.find(model, version)
         upload = Upload(blob=WeightsBlob.joined(stored.buffers), digest=stored.digest, received=time.monotonic())
-        update, _ = self.publish(upload, Wanted(model=model, version=None, headers={}, author=author))
+        wanted = Wanted(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
+        update, _ = self.publish(upload, wanted)
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 
@@ -203,7 +210,7 @@ class Publisher:
                 # Another worker may have the same.
                 log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
                 continue
-            self.store.sync(version)
+            self._synced(version)
             log.info("weights_inherited", version=version, worker=worker)
             return True
         return False
@@ -252,7 +259,7 @@ class Publisher:
             if version > self.store.newest:
                 self._verified(blob, ALL_MODELS)
                 self.store.put(self._stored(upload, version, ALL_MODELS, author))
-        self.store.sync(version)
+        self._synced(version)
 
     def find(self, model: str, version: int | None = None) -> StoredModel:
         """A model's bytes.
@@ -290,11 +297,27 @@ class Publisher:
         return parsed
 
     def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:
-        """The update that the very same request made before: a retry changes nothing."""
-        if wanted.version is None or (stored := self.store.version(wanted.version)) is None:
+        """The update that the very same request made before: a retry changes nothing, also when the bytes are not
+        retained any more.
+        """
+        if wanted.version is None:
             return None
-        is_same = stored.digest == upload.digest and wanted.model in (ALL_MODELS, *stored.models)
-        return self.update(wanted.version) if is_same else None
+        known = self.store.version(wanted.version) or self.tracker.published_as(wanted.version)
+        if known is None or known.digest != upload.digest or wanted.model not in (ALL_MODELS, *known.models):
+            return None
+        return self.update(wanted.version)
+
+    def _synced(self, number: int) -> bool:
+        """Wait until the disk has a version. True when it refused, which the update tells: the version acts."""
+        try:
+            self.store.sync(number)
+        except StoreError as error:
+            log.exception("weights_not_durable", version=number)
+            warning = f"{error}; the weights act, and a head that starts after a power failure may not have them"
+            self.tracker.warn(number, warning)
+            self._events.add("weights_not_durable", version=number, reason=warning)
+            return True
+        return False
 
     def _current_etag(self, model: str) -> str:
         if model:
@@ -305,12 +328,17 @@ class Publisher:
 
     def _number(self, wanted: int | None, current: int) -> int:
         number = current + 1 if wanted is None else wanted
-        if number <= current or number > VERSION_MAX:
-            what = f"is not newer than {current}" if number <= current else f"is past {VERSION_MAX}"
+        most = VERSION_MAX if wanted is None else HIGHEST_CHOSEN
+        if not current < number <= most:
+            remedy = (
+                f"is not newer than {current}; publish a higher version or leave it out"
+                if number <= current
+                else f"is past {most}, the highest that may be chosen; publish a lower version or leave it out"
+            )
             raise ApiError(
                 409,
                 ProblemType.VERSION_CONFLICT,
-                f"version {number} {what}; publish a higher version or leave it out",
+                f"version {number} {remedy}",
                 current_version=current,
                 current_etag=self._current_etag(ALL_MODELS),
             )

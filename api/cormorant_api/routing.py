@@ -1,6 +1,9 @@
 """What every route shares: its role is checked before a byte of its body is read, and its errors are documented."""
 
-from collections.abc import Callable, Coroutine
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Any
 
 import structlog
@@ -10,9 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.types import Message, Receive
 
-from cormorant_api.errors import ApiError
 from cormorant_api.head import Head, Running
-from cormorant_api.other_sites import refuse_other_sites
+from cormorant_api.other_sites import refuse_other_names, refuse_other_sites
 from cormorant_api.tokens import Role
 from cormorant_api.uploads import Received, check_headers, receive
 from cormorant_contract.rest.headers import PROBLEM_JSON
@@ -23,8 +25,9 @@ log = structlog.get_logger()
 LONGEST_WAIT_S = 300.0
 """That a client may ask to wait for."""
 _READING = frozenset({"GET", "HEAD"})
-_TAKING = "/v1/batches"
-"""Of these a GET takes something away."""
+_ACTING = ("/v1/batches", "/v1/state")
+"""A GET of these does something: it takes batches away, or makes the fleet stand still."""
+_JSON_WITHIN_S = 20.0
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
@@ -57,6 +60,7 @@ _STATUS_OF = {
     ProblemType.RANGE_NOT_SATISFIABLE: 416,
     ProblemType.INVALID_REQUEST: 422,
     ProblemType.TENSOR_MISMATCH: 422,
+    ProblemType.NOT_FINITE: 422,
     ProblemType.STATE_MISMATCH: 422,
     ProblemType.DIGEST_MISMATCH: 422,
     ProblemType.PRECONDITION_REQUIRED: 428,
@@ -114,8 +118,10 @@ class GuardedRoute(APIRoute):
         async def guarded(request: Request) -> Response:
             head: Head = request.app.state.head
             what = f"{request.method} {self.path}"
-            if not head.tokens.by_role and (request.method not in _READING or self.path.startswith(_TAKING)):
-                refuse_other_sites(request.headers, what=what)
+            if not head.tokens.by_role:
+                refuse_other_names(request.headers, listens_on=head.settings.host, what=what)
+                if request.method not in _READING or self.path.startswith(_ACTING):
+                    refuse_other_sites(request.headers, what=what)
             request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
             if self.body_field is None:
                 return await handle(request)
@@ -126,11 +132,17 @@ class GuardedRoute(APIRoute):
 
 
 def _bounded(receive: Receive) -> Receive:
-    taken = 0
+    taken, until = 0, time.monotonic() + _JSON_WITHIN_S
 
     async def receive_bounded() -> Message:
         nonlocal taken
-        message = await receive()
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(
+                408, f"the body was not there within {_JSON_WITHIN_S:.0f} s ({taken:,} bytes were); nothing was done"
+            ) from None
         taken += len(message.get("body", b""))
         if taken > MOST_JSON_BYTES:
             # The one class that FastAPI's reading of JSON lets through.
@@ -162,18 +174,16 @@ def author_of(request: Request) -> str:
     return f"{role.name.lower()}@{host}"
 
 
+@asynccontextmanager
 async def take_upload(
     head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int
-) -> Received:
-    """Stream a request's body into a buffer made for it; a few at a time.
+) -> AsyncIterator[Received]:
+    """Stream a request's body into a buffer made for it. The memory counts until the block ends: a few bodies at once,
+    together not longer than the longest that is allowed.
 
     Raises:
         ApiError: as `check_headers` and `receive`; 429, too many are under way.
     """
     expected = check_headers(request, limit_bytes=limit_bytes)
-    if not head.uploads.acquire(blocking=False):
-        raise ApiError(429, ProblemType.BUSY, "too many uploads are under way; try again", retry_after_s=1)
-    try:
-        return await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)
-    finally:
-        head.uploads.release()
+    with head.uploads.of(expected.size_bytes):
+        yield await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)

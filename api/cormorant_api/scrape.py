@@ -36,6 +36,6 @@ def _refresh(head: Head) -> None:
     metrics.show_ledger(
         running.ledger.counts(), {name: record.last_seen.timestamp() for name, (record, _) in consumers.items()}
     )
-    newest = running.updates.find(stats.version)
+    newest = running.updates.glance(stats.version)
     is_applying = newest is not None and newest.state in ("staged", "applying", "partially_applied")
     metrics.show_control(leases=len(head.leases.held()), is_applying=is_applying)

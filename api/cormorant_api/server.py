@@ -36,6 +36,8 @@ log = structlog.get_logger()
 End = Literal["done", "interrupted", "drained"]
 F = TypeVar("F", bound=Fleet)
 _LOOK_S = 0.1
+_GONE_S = 1.0
+"""A consumer that neither waits nor holds a batch for so long is gone."""
 _TOKEN_FILE = "tokens.json"
 
 
@@ -171,10 +173,15 @@ class HeadServer:
 
     def _drain(self) -> None:
         """Let what is under way land and be acknowledged, for a while; without consumers, not at all."""
-        deadline = time.monotonic() + self.settings.drain_s
+        now = time.monotonic()
+        deadline = now + self.settings.drain_s
         self.head.drain()
-        while time.monotonic() < deadline and self._has_consumers() and not self.head.is_complete:
+        # Between an acknowledgement and the next request a consumer is not to be seen.
+        seen_at = now if self.head.running.ledger.consumers() else -math.inf
+        while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
             time.sleep(_LOOK_S)
+            now = time.monotonic()
+            seen_at = now if self._has_consumers() else seen_at
 
     def _has_consumers(self) -> bool:
         running = self.head.running

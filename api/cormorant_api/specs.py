@@ -1,12 +1,18 @@
-"""What published tensors must look like: the policy's specs in the words of safetensors, and the differences."""
+"""What published tensors must look like: the policy's specs in the words of safetensors, and the differences; and that
+their values are numbers.
+"""
 
+import math
 from collections.abc import Mapping
+
+import torch
 
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.models import TensorShape
 from cormorant_contract.rest.problems import Differences, ProblemType
 from cormorant_contract.tensor_file import ITEM_BYTES, TORCH_NAMES, TensorEntry
 from cormorant_worker.weights import TensorSpec, WeightSpecs
+from cormorant_worker.weights_blob import WeightsBlob
 
 _NAMED = 20
 _DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}
@@ -34,6 +40,36 @@ def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
             items *= length
         size += items
     return min(most, 2 * size + _HEADER_MARGIN + _HEADER_PER_TENSOR * len(tensors))
+
+
+def check_finite(blob: WeightsBlob) -> None:
+    """Refuse weights with NaN or infinities: every action would be as bad. One pass over the memory.
+
+    Raises:
+        ApiError: 422, naming the first tensor and how many others are like it.
+    """
+    bad = [
+        f"{model}/{name}"
+        for model, tensors in blob.weights().items()
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not _is_finite(tensor)
+    ]
+    if bad:
+        others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
+        raise ApiError(
+            422,
+            ProblemType.NOT_FINITE,
+            f"{bad[0][:200]}{others}: NaN or infinite values; nothing was applied. Look at the learner's last update, "
+            "or publish with allow_nonfinite=true if they are meant",
+        )
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    if not tensor.numel():
+        return True
+    values = tensor if tensor.element_size() > 1 else tensor.to(torch.float32)  # float8 has no order in torch
+    least, most = torch.aminmax(values)  # NaN where one value is
+    return math.isfinite(least) and math.isfinite(most)
 
 
 def check_specs(

@@ -24,7 +24,7 @@ _NOT_READY = ("importing", "building")
 def describe(head: Head, running: Running, stats: FleetStats) -> Status:
     """The whole job."""
     counts = running.ledger.counts()
-    update = running.updates.find(stats.version)
+    update = running.updates.glance(stats.version)
     dropped = dict(stats.dropped)
     if counts.stale_frames:
         dropped["stale_for_consumer"] = counts.stale_frames

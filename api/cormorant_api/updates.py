@@ -1,4 +1,8 @@
-"""What became of each publish: receipts by worker, fed by the fleet's events. See `rest/updates.py` for the states."""
+"""What became of each publish: receipts by worker, fed by the fleet's events. See `rest/updates.py` for the states.
+
+A worker's word costs the same whatever the number of workers and of updates: records count their receipts, and only
+those that may still change are looked at.
+"""
 
 import threading
 import time
@@ -23,6 +27,10 @@ from cormorant_contract.rest.updates import (
 )
 
 MOST_UPDATES = 1000
+MOST_WITH_RECEIPTS = 20
+"""Updates that still say what each worker answered; of older ones, which have ended, the counts are left."""
+_OVER = frozenset({"superseded", "applied"})
+"""Failed ones are looked at again: a late worker may bring them round."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +62,12 @@ class _Record:
     published: Published
     state: UpdateState = "staged"
     receipts: dict[str, _Receipt] = field(default_factory=dict)
+    counts: dict[ReceiptState, int] = field(
+        default_factory=lambda: {"waiting": 0, "applied": 0, "refused": 0, "lost": 0}
+    )
+    """Of the receipts, by state."""
+    slowest_ms: float | None = None
+    warning: str = ""
     staged_at: datetime = field(default_factory=lambda: datetime.now(UTC))
     applied_at: datetime | None = None
     superseded_by: int | None = None
@@ -63,6 +77,22 @@ class _Record:
     handed_over: float = 0.0
     waited_s: float = 0.0
     """Time in which workers could have acknowledged."""
+
+    @property
+    def total(self) -> int:
+        """Receipts of workers that are not gone."""
+        return sum(self.counts.values()) - self.counts["lost"]
+
+    def mark(self, worker: str, state: ReceiptState) -> _Receipt:
+        """A worker's receipt is in this state from now on."""
+        receipt = self.receipts.get(worker)
+        if receipt is None:
+            receipt = self.receipts[worker] = _Receipt()
+        else:
+            self.counts[receipt.state] -= 1
+        receipt.state = state
+        self.counts[state] += 1
+        return receipt
 
 
 class UpdateTracker:
@@ -82,7 +112,8 @@ class UpdateTracker:
             apply_within_s: a worker that has not acknowledged after so long of running time is late.
             bell: rung at every change.
             clock: seconds, never going back.
-            on_result: called whenever an update has come to a result: applied, late, failed, superseded.
+            on_result: called whenever an update has come to a result: applied, late, failed, superseded; without its
+                receipts.
         """
         self._on_result = on_result or _ignore
         self.apply_within_s = apply_within_s
@@ -91,6 +122,8 @@ class UpdateTracker:
         self._lock = threading.Lock()
         """Guards everything below."""
         self._records: OrderedDict[int, _Record] = OrderedDict()
+        self._open: dict[int, _Record] = {}
+        """Those of them that may still change without being named."""
         self._last_tick = clock()
 
     # -- what happens ------------------------------------------------------------------------------------------
@@ -98,14 +131,26 @@ class UpdateTracker:
     def stage(self, published: Published) -> None:
         """A publish was verified and kept, and will be handed to the fleet now."""
         with self._lock:
-            self._records[published.version] = _Record(published=published)
+            self._records[published.version] = self._open[published.version] = _Record(published=published)
             while len(self._records) > MOST_UPDATES:
-                self._records.popitem(last=False)
+                oldest, _ = self._records.popitem(last=False)
+                self._open.pop(oldest, None)
+            for record in islice(self._records.values(), max(0, len(self._records) - MOST_WITH_RECEIPTS)):
+                if record.receipts and record.state in FINAL_STATES:
+                    record.receipts.clear()
+                    self._open.pop(record.published.version, None)
 
     def withdraw(self, version: int) -> None:
         """The fleet refused it: it never was."""
         with self._lock:
             self._records.pop(version, None)
+            self._open.pop(version, None)
+
+    def warn(self, version: int, warning: str) -> None:
+        """Something beside the workers went wrong with a publish that stands."""
+        with self._lock:
+            if (record := self._records.get(version)) is not None:
+                record.warning = warning
 
     def hand_over(
         self,
@@ -124,31 +169,32 @@ class UpdateTracker:
             if record.state == "staged":
                 record.state = "applying"
             for name in waiting:
-                record.receipts.setdefault(name, _Receipt())
+                if name not in record.receipts:
+                    record.mark(name, "waiting")
             for name in applied:
                 self._acknowledge(record, name, version)
             for name, why in (refused or {}).items():
                 _refuse(record, name, why)
-            for other in self._records.values():
+            for other in tuple(self._open.values()):
                 covers = set(other.published.models) <= set(record.published.models)
                 if other.published.version < version and other.state not in FINAL_STATES and covers:
                     other.state, other.superseded_by = "superseded", version
-                    ended.append(_describe(other))
+                    self._note_end(other, ended)
             before = record.state
             self._judge(record)
             if record.state != before:
-                ended.append(_describe(record))
+                self._note_end(record, ended)
         self._tell(ended)
 
     def acknowledged(self, worker: str, version: int) -> list[Update]:
         """A worker acts with a version from now on. Returns the updates that this ended."""
 
         def note(record: _Record) -> None:
-            # What was applied everywhere counts those that join with it, and not what came after it.
-            if record.state != "applied" or record.published.version == version:
+            if record.published.version <= version:
                 self._acknowledge(record, worker, version)
 
-        return self._change(note, up_to=version)
+        # What was applied everywhere counts those that join with it, and not what came after it.
+        return self._change(note, version)
 
     def refused(self, worker: str, version: int, reason: str) -> list[Update]:
         """A worker could not take a version. Returns the updates that this ended."""
@@ -157,7 +203,7 @@ class UpdateTracker:
             if record.published.version == version:
                 _refuse(record, worker, reason)
 
-        return self._change(note)
+        return self._change(note, version)
 
     def lost(self, worker: str) -> list[Update]:
         """A worker is gone: nobody waits for it. Its replacement acknowledges in its stead."""
@@ -165,7 +211,7 @@ class UpdateTracker:
         def note(record: _Record) -> None:
             receipt = record.receipts.get(worker)
             if receipt is not None and receipt.state == "waiting":
-                receipt.state = "lost"
+                record.mark(worker, "lost")
 
         return self._change(note)
 
@@ -195,10 +241,21 @@ class UpdateTracker:
             record = self._records.get(version)
             return None if record is None else _describe(record)
 
-    def ended(self, version: int) -> Update | None:
-        """An update that will not change any more; None while it may."""
-        update = self.find(version)
-        return update if update is not None and update.state in FINAL_STATES else None
+    def glance(self, version: int) -> UpdateSummary | None:
+        """The same without receipts, which costs the same for any number of workers."""
+        with self._lock:
+            record = self._records.get(version)
+            return None if record is None else _summarize(record)
+
+    def is_over(self, version: int) -> bool:
+        """Whether a wait for an update has an end. Costs nothing: every long poll asks at every ring."""
+        record = self._records.get(version)
+        return record is not None and record.state in FINAL_STATES
+
+    def published_as(self, version: int) -> Published | None:
+        """What a request published under a version; None when it is not known any more."""
+        record = self._records.get(version)
+        return None if record is None else record.published
 
     def newest(self, most: int) -> tuple[UpdateSummary, ...]:
         """The newest updates at a glance, newest first."""
@@ -207,47 +264,55 @@ class UpdateTracker:
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
-    def _change(self, note: Callable[[_Record], None], *, up_to: int | None = None) -> list[Update]:
+    def _change(self, note: Callable[[_Record], None], version: int = 0) -> list[Update]:
+        """Look at every open record, and at that of a version though it is over."""
         ended: list[Update] = []
         with self._lock:
-            for record in self._records.values():
-                # A failed one is looked at again: a late worker may bring it round.
-                if record.state == "superseded" or (up_to is not None and record.published.version > up_to):
-                    continue
+            records = [*self._open.values()]
+            if version not in self._open and (named := self._records.get(version)) is not None:
+                records += [named] if named.state == "applied" and named.receipts else []
+            for record in records:
                 before = record.state
                 note(record)
                 if before != "staged":
                     self._judge(record)
                 if record.state != before:
-                    ended.append(_describe(record))
+                    self._note_end(record, ended)
         self._tell(ended)
         return ended
+
+    def _note_end(self, record: _Record, ended: list[Update]) -> None:
+        if record.state in _OVER:
+            self._open.pop(record.published.version, None)
+        ended.append(_describe(record, with_receipts=False))
 
     def _tell(self, ended: list[Update]) -> None:
         for update in ended:
             self._on_result(update)
-        self.bell.ring()
+        if ended:
+            self.bell.ring()
 
     def _acknowledge(self, record: _Record, worker: str, version: int) -> None:
-        receipt = record.receipts.setdefault(worker, _Receipt())
-        if receipt.state == "applied":
+        receipt = record.receipts.get(worker)
+        if receipt is not None and receipt.state == "applied":
             return
-        receipt.state, receipt.version, receipt.error = "applied", version, ""
+        receipt = record.mark(worker, "applied")
+        receipt.version, receipt.error = version, ""
         receipt.latency_ms = max(0.0, (self.clock() - record.published.received) * 1000)
+        record.slowest_ms = max(record.slowest_ms or 0.0, receipt.latency_ms)
 
     def _judge(self, record: _Record) -> None:
-        states = [receipt.state for receipt in record.receipts.values() if receipt.state != "lost"]
-        acked, waiting = states.count("applied"), states.count("waiting")
+        acked, waiting = record.counts["applied"], record.counts["waiting"]
         is_late = record.waited_s >= self.apply_within_s
         if record.state in ("superseded", "applied"):
             return
-        if acked and acked == len(states):
+        if acked and acked == record.total:
             record.state, record.error = "applied", ""
             record.applied_at = datetime.now(UTC)
             record.apply_ms = max(0.0, (self.clock() - record.handed_over) * 1000)
         elif acked and (is_late or not waiting):
             record.state = "partially_applied"
-        elif not acked and (is_late or (states and not waiting)):
+        elif not acked and record.state != "failed" and (is_late or (record.total and not waiting)):
             record.state = "failed"
             reasons = sorted({r.error for r in record.receipts.values() if r.error})
             record.error = "; ".join(reasons) or (
@@ -261,8 +326,7 @@ def _ignore(_: Update) -> None:
 
 
 def _refuse(record: _Record, worker: str, reason: str) -> None:
-    receipt = record.receipts.setdefault(worker, _Receipt())
-    receipt.state, receipt.error = "refused", reason
+    record.mark(worker, "refused").error = reason
 
 
 def update_id(version: int) -> str:
@@ -278,24 +342,26 @@ def version_of(text: str) -> int | None:
 
 
 def _summarize(record: _Record) -> UpdateSummary:
-    published, states = record.published, [receipt.state for receipt in record.receipts.values()]
+    published = record.published
     return UpdateSummary(
         update_id=update_id(published.version),
         version=published.version,
         state=record.state,
         models=tuple(sorted(published.models)),
         bytes=published.size_bytes,
-        workers=WorkerCounts(
-            total=len(states) - states.count("lost"), acked=states.count("applied"), failed=states.count("refused")
-        ),
+        workers=_counts_of(record),
         staged_at=record.staged_at,
-        slowest_ms=max((r.latency_ms for r in record.receipts.values() if r.latency_ms is not None), default=None),
+        slowest_ms=record.slowest_ms,
         superseded_by=record.superseded_by,
         error=record.error,
     )
 
 
-def _describe(record: _Record) -> Update:
+def _counts_of(record: _Record) -> WorkerCounts:
+    return WorkerCounts(total=record.total, acked=record.counts["applied"], failed=record.counts["refused"])
+
+
+def _describe(record: _Record, *, with_receipts: bool = True) -> Update:
     published = record.published
     receipts = tuple(
         UpdateReceipt(
@@ -305,9 +371,8 @@ def _describe(record: _Record) -> Update:
             latency_ms=receipt.latency_ms,
             error=receipt.error,
         )
-        for name, receipt in sorted(record.receipts.items())
+        for name, receipt in (sorted(record.receipts.items()) if with_receipts else ())
     )
-    counted = [receipt.state for receipt in receipts if receipt.state != "lost"]
     return Update(
         update_id=update_id(published.version),
         model=published.model,
@@ -318,10 +383,11 @@ def _describe(record: _Record) -> Update:
         bytes=published.size_bytes,
         tensors=sum(model.tensors for model in published.models.values()),
         state=record.state,
-        workers=WorkerCounts(total=len(counted), acked=counted.count("applied"), failed=counted.count("refused")),
+        workers=_counts_of(record),
         receipts=receipts,
         superseded_by=record.superseded_by,
         error=record.error,
+        warning=record.warning,
         staged_at=record.staged_at,
         applied_at=record.applied_at,
         timings=UpdateTimings(

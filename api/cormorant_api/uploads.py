@@ -5,8 +5,10 @@ import base64
 import binascii
 import hashlib
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -50,6 +52,40 @@ class Received:
     finished: float
     """When the last byte came, by time.monotonic()."""
     receive_ms: float
+
+
+class UploadRoom:
+    """The memory that bodies take while they come in and are dealt with. Thread-safe."""
+
+    def __init__(self, *, most_bytes: int, most: int) -> None:
+        self._most_bytes, self._most = most_bytes, most
+        self._lock = threading.Lock()
+        """Guards the sizes."""
+        self._sizes: list[int] = []
+
+    @contextmanager
+    def of(self, size_bytes: int) -> Iterator[None]:
+        """Inside, one body has its room.
+
+        Raises:
+            ApiError: 429, others have it.
+        """
+        with self._lock:
+            taken = sum(self._sizes)
+            if len(self._sizes) >= self._most or (self._sizes and taken + size_bytes > self._most_bytes):
+                raise ApiError(
+                    429,
+                    ProblemType.BUSY,
+                    f"{len(self._sizes)} uploads of {taken:,} bytes are under way, at most {self._most} of "
+                    f"{self._most_bytes:,} may be; try again",
+                    retry_after_s=1,
+                )
+            self._sizes.append(size_bytes)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._sizes.remove(size_bytes)
 
 
 def check_headers(request: Request, *, limit_bytes: int) -> Expected:

@@ -26,7 +26,7 @@ def save(
 ) -> None:
     """Write the fleet's state to a file: frames, random streams, environments where they can be saved."""
     with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "read"
+        "write"
     ) as client:
         data = client.state()
     write_whole(Path(out), data)

@@ -1,6 +1,7 @@
 """`cormorant status [--watch]`: a running job at a glance."""
 
 import time
+import unicodedata
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
@@ -32,12 +33,17 @@ def status(
             if as_json:
                 typer.echo(found.model_dump_json(indent=None if watch else 2))
             else:
-                typer.echo("\n".join(lines_of(found)))
+                typer.echo("\n".join(map(printable, lines_of(found))))
             if not watch:
                 return
             if not as_json:
                 typer.echo("")
             time.sleep(interval)
+
+
+def printable(line: str) -> str:
+    """A line with what others wrote, without what a terminal would obey."""
+    return "".join(c if unicodedata.category(c) != "Cc" else repr(c)[1:-1] for c in line)
 
 
 def lines_of(found: "Status") -> Iterator[str]:

@@ -43,8 +43,9 @@ def connect(
     token: str = "",
     token_file: str | os.PathLike[str] = "",
     timeout_s: float = 30.0,
-    reconnect_s: float = 60.0,
+    reconnect_s: float = 600.0,
     ca_file: str | os.PathLike[str] = "",
+    allow_nonfinite: bool = False,
 ) -> "Client":
     """Make a client of a head. Nothing is sent yet.
 
@@ -54,8 +55,11 @@ def connect(
         token_file: the file in which the head left its tokens, whose write token is taken when no token is given; by
             default the environment variable CORMORANT_TOKEN_FILE.
         timeout_s: a request during which nothing comes for so long, beyond what it was asked to wait, is broken.
-        reconnect_s: how long requests that are safe to repeat are repeated while the head is away.
+        reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
+            a restart with back-off. A head that has not answered once is tried for a minute at most.
         ca_file: certificates to trust with https; by default those of the system.
+        allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
+            refuses otherwise.
 
     Raises:
         BadAddress: the URL, the token or the certificates cannot be used.
@@ -77,14 +81,15 @@ def connect(
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"the certificates in {ca_file} cannot be used: {error}") from error
     transport = Transport(token=token, tls=context, timeout_s=timeout_s)
-    return Client(Head(address, transport, reconnect_s=reconnect_s))
+    return Client(Head(address, transport, reconnect_s=reconnect_s), allow_nonfinite=allow_nonfinite)
 
 
 class Client:
     """One head. Thread-safe; close it, or use it as a context manager."""
 
-    def __init__(self, head: Head) -> None:
+    def __init__(self, head: Head, *, allow_nonfinite: bool = False) -> None:
         self._head = head
+        self._allow_nonfinite = allow_nonfinite
         self._lock = threading.Lock()
         """Guards the version."""
         self._version: int | None = None
@@ -115,7 +120,9 @@ class Client:
         Raises:
             BadTensors: there is something in it that is no tensor.
             TensorMismatch: names, shapes or dtypes are not the policy's.
-            Conflict: the version is not higher than the current one.
+            Refused: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
+            Conflict: the version is not higher than the current one. Or the connection broke, and newer weights were
+                published before it came back: whether these acted in between is unknown, and they are not sent again.
             UpdateFailed: with `wait`: no worker took them.
             HeadUnreachable: the head stayed away for longer than `reconnect_s`.
         """
@@ -317,16 +324,20 @@ class Client:
         for attempt in range(_CONFLICTS):
             # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
             number = self._next_version() if version is None else version
+            params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(
-                    method, path, params={"version": number}, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
+                    method, path, params=params, headers=kind, body=body.pieces, wait_s=wait, is_bulk=True
                 )
             except Conflict as error:
                 current = error.problem.current_version
                 is_taken = error.kind == ProblemType.VERSION_CONFLICT and current is not None
+                self._note(current or 0)
+                if is_taken and version is None and error.is_of_repetition:
+                    # The head may have had them, and newer ones since: under a new number old weights would act again.
+                    raise _unknown_fate(error, number) from error
                 if version is not None or not is_taken or attempt == _CONFLICTS - 1:
                     raise
-                self._note(current or 0)
             except HeadFailed as error:
                 if error.kind == ProblemType.APPLY_TIMEOUT:
                     self._note(number)
@@ -348,3 +359,11 @@ class Client:
     def _note(self, version: int) -> None:
         with self._lock:
             self._version = max(version, self._version or 0)
+
+
+def _unknown_fate(error: Conflict, number: int) -> Conflict:
+    detail = (
+        f"the connection broke while version {number} was published, and the head is at version "
+        f"{error.problem.current_version} by now; whether version {number} acted is unknown: publish the newest weights"
+    )
+    return Conflict(error.problem.model_copy(update={"detail": detail}))

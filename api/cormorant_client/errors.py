@@ -59,6 +59,8 @@ class HeadError(ClientError):
         super().__init__(_sentence(problem))
         self.problem = problem
         """The whole answer."""
+        self.is_of_repetition = False
+        """True when the connection broke at the same request before: the head may have done what was asked then."""
 
     @property
     def kind(self) -> str:

@@ -5,6 +5,7 @@ bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the co
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -18,14 +19,20 @@ from cormorant_client.address import Address
 from cormorant_client.errors import HeadError, HeadUnreachable, NotNow, error_for
 from cormorant_client.patience import Patience
 from cormorant_client.transport import Broken, Bytes, Interrupt, Reply, Transport
-from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Status
 
 Model = TypeVar("Model", bound=BaseModel)
 Params = Mapping[str, str | int | float | None]
 
+log = logging.getLogger(__name__)
+
 _DATA_PORT_AGAIN_S = 30.0
 """A data port that could not be reached is tried again after so long."""
+_STRANGER_S = 60.0
+"""The most that is waited for a head that has not answered once: its URL may be wrong."""
+_SILENT_S = 2.0
+"""Waits that are shorter are not logged."""
+_TELL_EVERY_S = 60.0
 
 
 class Head:
@@ -37,9 +44,11 @@ class Head:
         self.reconnect_s = reconnect_s
         """How long a request that is safe to repeat is repeated while the head is away."""
         self._lock = threading.Lock()
-        """Guards where the data port is."""
+        """Guards where the data port is, and what was logged."""
         self._bulk: Address | None = None
         self._bulk_until = 0.0
+        self._has_answered = False
+        self._next_telling = 0.0
 
     def get(
         self,
@@ -103,8 +112,10 @@ class Head:
             HeadError: the head's answer is a problem.
         """
         target = path + _query(params)
-        patience = Patience(self.reconnect_s if patience_s is None else patience_s)
+        usual_s = self.reconnect_s if self._has_answered else min(self.reconnect_s, _STRANGER_S)
+        patience = Patience(usual_s if patience_s is None else patience_s)
         stopped = interrupt.event if interrupt else None
+        is_repeated = False
         while True:
             address = self._bulk_address() if is_bulk else self.address
             try:
@@ -112,16 +123,24 @@ class Head:
                     address, method, target, headers=headers, body=body, wait_s=wait_s, interrupt=interrupt
                 )
             except Broken as error:
+                is_repeated = True
                 is_fallback = self._forget_bulk(address)
                 may_go_on = is_safe and not (stopped and stopped.is_set())
+                if may_go_on and not is_fallback:
+                    self._tell(f"{method} {path}: {error}", patience)
                 if may_go_on and (is_fallback or patience.wait(interrupted=stopped)):
                     continue
                 raise HeadUnreachable(self._unreachable(method, path, error, patience if is_safe else None)) from error
+            self._has_answered = True
+            if patience_s is None:
+                patience.extend(self.reconnect_s)
             if reply.is_ok:
                 return reply
             problem = error_for(reply.status, bytes(reply.body), where=f"{method} {address}{path}")
+            problem.is_of_repetition = is_repeated
             if not (is_safe and _may_pass(problem)):
                 raise problem
+            self._tell(str(problem), patience)
             if not patience.wait(at_least_s=problem.problem.retry_after_s or 0.0, interrupted=stopped):
                 raise problem
 
@@ -186,6 +205,18 @@ class Head:
             self._bulk_until = time.monotonic() + _DATA_PORT_AGAIN_S if was_bulk else 0.0
         return was_bulk
 
+    def _tell(self, reason: str, patience: Patience) -> None:
+        """Log that something is waited for, if it takes long: waiting must not look like hanging."""
+        now = time.monotonic()
+        with self._lock:
+            if patience.spent_s < _SILENT_S or now < self._next_telling:
+                return
+            self._next_telling = now + _TELL_EVERY_S
+        log.warning(
+            "waiting for the head at %s, %.0f of at most %.0f s (%s)",
+            self.address, patience.spent_s, patience.total_s, reason,
+        )  # fmt: skip
+
     def _unreachable(self, method: str, path: str, error: Broken, patience: Patience | None) -> str:
         tried = f" for {patience.total_s:.0f} s" if patience and patience.total_s else ""
         return f"no head answers at {self.address}{tried} ({method} {path}: {error}); is it running, is the URL right?"
@@ -207,10 +238,8 @@ def _query(params: Params | None) -> str:
 
 
 def _may_pass(problem: HeadError) -> bool:
-    """Proxies answer 502 and 504 while a head restarts; our own heads say 429 and 503. A head that drains does not
-    change its mind.
+    """Proxies answer 502 and 504 while a head restarts; our own heads say 429 and 503, also when they drain: the next
+    one takes over.
     """
-    if problem.kind == ProblemType.DRAINING:
-        return False
     is_proxys = problem.problem.type == "about:blank" and problem.status in {502, 504}
     return isinstance(problem, NotNow) or is_proxys

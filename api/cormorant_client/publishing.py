@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
 MAIN_MODEL = "policy"
+_EXTRA_STATE = "_extra_state"
 
 Publishable = Any
 """A torch module, a state dict (tensors or numpy arrays), a mapping of model names to either, or a safetensors file as
@@ -145,7 +146,8 @@ def _state_of(weights: Any) -> Mapping[str, Any]:
         )
     if not weights:
         raise BadTensors("there is no tensor to publish; the state dict is empty")
-    return {str(name): value for name, value in weights.items()}
+    # What a module's get_extra_state gave may be anything; the head does not ask for it.
+    return {str(name): value for name, value in weights.items() if str(name).rpartition(".")[2] != _EXTRA_STATE}
 
 
 def _is_group(value: Any) -> bool:

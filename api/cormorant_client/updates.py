@@ -2,7 +2,7 @@
 
 import time
 
-from cormorant_client.errors import UpdateFailed
+from cormorant_client.errors import NotFound, UpdateFailed
 from cormorant_client.head import Head, quoted
 from cormorant_contract.rest import updates as rest
 
@@ -33,6 +33,11 @@ class Update:
         return self.answer.state
 
     @property
+    def warning(self) -> str:
+        """What did not work though the publish stands, e.g. a disk that refused it; empty: nothing."""
+        return self.answer.warning
+
+    @property
     def digest(self) -> str:
         """`xxh3:...` of the bytes that the head received."""
         return self.answer.digest
@@ -53,8 +58,8 @@ class Update:
 
         Raises:
             UpdateFailed: no worker took them, or not all did in time; names those that are missing.
-            HeadUnreachable: the head went away. The weights are safe: publishing them again under the same version
-                changes nothing.
+            HeadUnreachable: the head stayed away for longer than `reconnect_s`. The weights are safe: publishing them
+                again under the same version changes nothing.
         """
         until = time.monotonic() + timeout_s
         while self.answer.state not in rest.FINAL_STATES:
@@ -66,7 +71,12 @@ class Update:
                     f"{self.answer.workers.total} workers act with it{_named(late)}; "
                     "wait longer, or look at /v1/workers"
                 )
-            self.refresh(wait_s=min(left, _LONGEST_POLL_S))
+            try:
+                self.refresh(wait_s=min(left, _LONGEST_POLL_S))
+            except NotFound as error:
+                raise UpdateFailed(
+                    f"the head was replaced and does not know version {self.version}; publish the weights again"
+                ) from error
         if self.answer.state == "failed":
             refused = [f"{found.worker}: {found.error}" for found in self.receipts if found.state == "refused"]
             raise UpdateFailed(

@@ -40,15 +40,20 @@ class TensorSpec:
 WeightSpecs = Mapping[str, Mapping[str, TensorSpec]]
 
 
+def tensors_of(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """A module's weights: its state dict without what `get_extra_state` adds, which may be anything."""
+    state = module.state_dict(keep_vars=True)
+    return {name: tensor for name, tensor in state.items() if not is_extra_state(name)}
+
+
+def is_extra_state(name: str) -> bool:
+    """Whether an entry of a state dict is what a module's `get_extra_state` gave."""
+    return name.rpartition(".")[2] == "_extra_state"
+
+
 def specs_of(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, TensorSpec]]:
     """What weights for these modules must look like."""
-    return {
-        model: {
-            name: TensorSpec(shape=tuple(tensor.shape), dtype=_dtype(tensor))
-            for name, tensor in module.state_dict().items()
-        }
-        for model, module in modules.items()
-    }
+    return specs_of_tensors({model: tensors_of(module) for model, module in modules.items()})
 
 
 def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
@@ -177,14 +182,14 @@ class WeightSlot:
     def _copy(self, weights: Weights) -> None:
         with torch.no_grad():
             for model, tensors in weights.items():
-                own = self._modules[model].state_dict(keep_vars=True)
+                own = tensors_of(self._modules[model])
                 for name, tensor in tensors.items():
                     own[name].copy_(tensor)
 
     def current(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of the weights that act now, on the CPU."""
         return {
-            model: {name: tensor.detach().cpu().clone() for name, tensor in module.state_dict().items()}
+            model: {name: tensor.detach().cpu().clone() for name, tensor in tensors_of(module).items()}
             for model, module in self._modules.items()
         }
 

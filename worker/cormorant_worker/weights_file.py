@@ -4,13 +4,14 @@ One model's tensors carry their state dict's names; several models are told apar
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 import fsspec
 import torch
 
 from cormorant_worker.errors import WeightsError
 from cormorant_worker.policy import MAIN_MODEL
-from cormorant_worker.weights import Weights
+from cormorant_worker.weights import Weights, is_extra_state
 from cormorant_worker.weights_blob import WeightsBlob, read_weights
 
 
@@ -48,11 +49,21 @@ def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
     Raises:
         WeightsError: it is a mixture of both, or neither.
     """
+    weights = _published(weights)
     if all(isinstance(value, torch.Tensor) for value in weights.values()):
-        return by_model(weights)  # type: ignore[arg-type]  # every value was just seen to be a tensor
+        return by_model(weights)
     if not all(isinstance(value, Mapping) for value in weights.values()):
         raise WeightsError("weights are a state dict (tensors by name), or state dicts by model name")
-    return weights  # type: ignore[return-value]  # every value was just seen to be a mapping
+    return weights
+
+
+def _published(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without what modules' `get_extra_state` added."""
+    return {
+        name: _published(value) if isinstance(value, Mapping) else value
+        for name, value in weights.items()
+        if not is_extra_state(name)
+    }
 
 
 def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:

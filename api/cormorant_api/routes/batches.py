@@ -8,7 +8,7 @@ from starlette.responses import Response
 from cormorant_api.batch_stream import BatchStream
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.lending import find_batch, lend_next, oldest_wanted
+from cormorant_api.lending import find_batch, lend_next, oldest_wanted, stream_ended
 from cormorant_api.memory_batch import describe_memory, reading_of
 from cormorant_api.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
 from cormorant_api.tokens import Role
@@ -156,7 +156,7 @@ async def stream_batches(
     """Batches without end on one connection. `ack=auto` acknowledges each when the next one begins to be sent."""
     head = _with_queue(request)
     if head.running.ledger.has_ended:
-        raise _ended()
+        raise await stream_ended(head)
     return BatchStream(head, consumer=consumer, acks=ack == "auto", max_staleness=max_staleness)
 
 
@@ -195,7 +195,3 @@ def _with_queue(request: Request) -> Head:
             409, ProblemType.NO_QUEUE, "the manifest has no output.queue: its frames go to the dataset; add queue: {}"
         )
     return head
-
-
-def _ended() -> ApiError:
-    return ApiError(410, ProblemType.STREAM_ENDED, "all batches were delivered and acknowledged")

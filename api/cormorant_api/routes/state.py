@@ -35,7 +35,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
         ProblemType.STATE_MISMATCH,
         also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: BINARY}}},
     ),
-    openapi_extra=needs(Role.READ),
+    openapi_extra=needs(Role.WRITE),
 )
 async def get_state(request: Request) -> Response:
     """Every collector's state, the weights and the count of frames, at a batch boundary, under a pause of its own.
@@ -84,22 +84,22 @@ async def put_state(request: Request) -> Status:
 
     def make_buffer(size: int) -> memoryview:
         body.append(bytearray(size))
-        return memoryview(body[0])
+        return memoryview(body[-1])
 
-    received = await take_upload(head, request, make_buffer, limit_bytes=head.settings.max_body_bytes)
-    state = bytes(body[0])
-    # Long states take long to read, and others wait for this event loop.
-    saved = await head.bulk(read_state, state)
+    async with take_upload(head, request, make_buffer, limit_bytes=head.settings.max_body_bytes) as received:
+        state = bytes(body.pop())
+        # Long states take long to read, and others wait for this event loop.
+        saved = await head.bulk(read_state, state)
 
-    def restore() -> None:
-        if "if-match" in request.headers:
-            check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
-        running.fleet.restore(state)
-        # What came with the state is what acts now: readers of weights must see it, too.
-        if (found := weights_in(saved)) is not None:
-            running.publisher.adopt(*found, author=author_of(request))
+        def restore() -> None:
+            if "if-match" in request.headers:
+                check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
+            running.fleet.restore(state)
+            # What came with the state is what acts now: readers of weights must see it, too.
+            if (found := weights_in(saved)) is not None:
+                running.publisher.adopt(*found, author=author_of(request))
 
-    await _paused(head, "cormorant/put-state", restore)
+        await _paused(head, "cormorant/put-state", restore)
     log.info("state_restored", digest=received.digest, bytes=len(state), who=author_of(request))
     return describe(head, running, await head.stats())
 

@@ -49,6 +49,10 @@ _PUBLISH_HEADERS: list[dict[str, Any]] = [
         ("Prefer", "`wait=S`: answer when every worker acts with the weights, or after S seconds."),
     )
 ]
+_DRAINS = (
+    "the head drains: no worker begins a batch with these weights, and the next head may not know them; publish the "
+    "newest ones to the next head"
+)
 _PUBLISH_PROBLEMS = (
     ProblemType.MALFORMED_SAFETENSORS,
     ProblemType.UNKNOWN_MODEL,
@@ -59,6 +63,7 @@ _PUBLISH_PROBLEMS = (
     ProblemType.UNSAFE_FORMAT,
     ProblemType.UNSUPPORTED_FORMAT,
     ProblemType.TENSOR_MISMATCH,
+    ProblemType.NOT_FINITE,
     ProblemType.DIGEST_MISMATCH,
     ProblemType.BUSY,
     ProblemType.STORE_FAILED,
@@ -92,6 +97,7 @@ _FILE_ANSWERS = answers(
 )
 
 VersionQuery = Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Default: the next, or the newest one.")]
+AllowNonfinite = Annotated[bool, Query(description="NaN and infinite values are meant; refused otherwise.")]
 router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
@@ -130,9 +136,11 @@ async def get_model(request: Request, model: str) -> Model:
     responses=_PUBLISH_ANSWERS,
     openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PUBLISH_HEADERS},
 )
-async def publish_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
+async def publish_weights(
+    request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
+) -> Response:
     """Replace all weights of one model. Every worker applies them at its next batch boundary, all or none."""
-    return await _publish(request, _known(head_of(request), model), version)
+    return await _publish(request, _known(head_of(request), model), version, allows_nonfinite=allow_nonfinite)
 
 
 @router.patch(
@@ -142,13 +150,15 @@ async def publish_weights(request: Request, model: str, version: VersionQuery = 
     responses=_PATCH_ANSWERS,
     openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PATCH_HEADERS},
 )
-async def patch_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
+async def patch_weights(
+    request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
+) -> Response:
     """Replace some tensors of one model; the others stay those of the version that `If-Match` names, which must be the
     newest. A new version like any other: GET gives the whole, and the digest is that of the whole.
     """
     known = _known(head_of(request), model)
     demand_if_match(request.headers)
-    return await _publish(request, known, version, is_partial=True)
+    return await _publish(request, known, version, is_partial=True, allows_nonfinite=allow_nonfinite)
 
 
 @router.put(
@@ -158,9 +168,11 @@ async def patch_weights(request: Request, model: str, version: VersionQuery = No
     responses=_PUBLISH_ANSWERS,
     openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PUBLISH_HEADERS},
 )
-async def publish_all_weights(request: Request, version: VersionQuery = None) -> Response:
+async def publish_all_weights(
+    request: Request, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
+) -> Response:
     """Replace the weights of several models at once, all or none: tensors named `model/name`."""
-    return await _publish(request, ALL_MODELS, version)
+    return await _publish(request, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
 
 
 @router.get(
@@ -239,7 +251,7 @@ async def list_versions(request: Request, model: str) -> Versions:
 async def rollback_weights(request: Request, model: str, body: Rollback) -> Response:
     """Publish an old version's bytes again, under a new number."""
     head = head_of(request)
-    head.refuse_changes_while_draining()
+    head.refuse_while_closing()
     known = _known(head, model)
     update = await head.bulk(head.running.publisher.rollback, known, body.version, author=author_of(request))
     return _accepted(update, 202)
@@ -265,10 +277,12 @@ async def get_update(
     return await _after_wait(head, found, wait)
 
 
-async def _publish(request: Request, model: str, version: int | None, *, is_partial: bool = False) -> Response:
+async def _publish(
+    request: Request, model: str, version: int | None, *, is_partial: bool = False, allows_nonfinite: bool
+) -> Response:
     head = head_of(request)
     running = running_of(request)
-    head.refuse_changes_while_draining()
+    head.refuse_while_closing()
     specs = running.fleet.specs
     if not specs:
         raise ApiError(404, ProblemType.UNKNOWN_MODEL, "the policy has no weights; nothing can be published", known=())
@@ -279,14 +293,24 @@ async def _publish(request: Request, model: str, version: int | None, *, is_part
         return blob[0].buffer
 
     most = limit_bytes(specs, most=head.settings.max_body_bytes)
-    received = await take_upload(head, request, make_buffer, limit_bytes=most)
-    head.refuse_changes_while_draining()
-    upload = Upload(blob=blob[0], digest=received.digest, received=received.finished, receive_ms=received.receive_ms)
-    wanted = Wanted(model=model, version=version, headers=request.headers, author=author_of(request))
-    publish = running.publisher.patch if is_partial else running.publisher.publish
-    update, is_new = await head.bulk(publish, upload, wanted)
+    async with take_upload(head, request, make_buffer, limit_bytes=most) as received:
+        head.refuse_while_closing()
+        upload = Upload(
+            blob=blob[0], digest=received.digest, received=received.finished, receive_ms=received.receive_ms
+        )
+        wanted = Wanted(
+            model=model,
+            version=version,
+            headers=request.headers,
+            author=author_of(request),
+            allows_nonfinite=allows_nonfinite,
+        )
+        publish = running.publisher.patch if is_partial else running.publisher.publish
+        update, is_new = await head.bulk(publish, upload, wanted)
     if is_new:
         head.metrics.update_received(update)
+        if head.is_draining:
+            running.updates.warn(update.version, _DRAINS)
     wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":
@@ -298,7 +322,7 @@ async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:
     running = head.running
     if wait_s > 0:
         await running.updates.bell.wait_for(
-            lambda: head.is_closing or running.updates.ended(update.version), timeout_s=wait_s
+            lambda: head.is_draining or head.is_closing or running.updates.is_over(update.version), timeout_s=wait_s
         )
     return running.publisher.update(update.version) or update
 

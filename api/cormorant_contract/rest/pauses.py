@@ -1,8 +1,9 @@
 """`/v1/pauses`: who wants the fleet to stand still, and for how long."""
 
+import unicodedata
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from cormorant_contract.rest.base import Answer, Name, Request, Time
 
@@ -15,12 +16,19 @@ TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_S)]
 WaitSeconds = Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)]
 
 
+def _printable(text: str) -> str:
+    """Others read it on their terminals, which obey control characters."""
+    if odd := next((c for c in text if unicodedata.category(c) == "Cc"), ""):
+        raise ValueError(f"the control character {odd!r} is in it; write it without")
+    return text
+
+
 class PauseRequest(Request):
     """Ask for a lease. The same owner asking again renews the one it holds."""
 
     owner: Name = "default"
     """Who pauses; one lease each."""
-    reason: Annotated[str, Field(max_length=1024)] = ""
+    reason: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = ""
     mode: Literal["now"] = "now"
     """now: stop at the next vector step; batches under way are kept and go on at resume."""
     ttl_seconds: TtlSeconds = 300

@@ -42,6 +42,7 @@ class ProblemType(StrEnum):
     UNSUPPORTED_FORMAT = "unsupported-format"
     INVALID_REQUEST = "invalid-request"
     TENSOR_MISMATCH = "tensor-mismatch"
+    NOT_FINITE = "not-finite"
     STATE_MISMATCH = "state-mismatch"
     DIGEST_MISMATCH = "digest-mismatch"
     BUSY = "busy"

@@ -87,8 +87,11 @@ class Update(Answer):
     state: UpdateState
     workers: WorkerCounts
     receipts: tuple[UpdateReceipt, ...]
+    """Of the last 20 publishes; of older ones, which have ended, only `workers` is known."""
     superseded_by: Version | None = None
     error: str = ""
+    warning: str = ""
+    """What did not work though the publish stands."""
     staged_at: Time
     applied_at: Time | None = None
     timings: UpdateTimings

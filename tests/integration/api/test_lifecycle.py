@@ -114,11 +114,11 @@ def test_a_restored_state_collects_the_same_frames_again(folder: Path) -> None:
         take(served)
         # At a pause, with nothing left to take: then the state is all there is.
         served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
-        saved = served.reader.get("/v1/state")
+        saved = served.writer.get("/v1/state")
         assert (saved.status, saved.headers["content-type"]) == (200, "application/vnd.safetensors")
         while take(served, wait=0.5).status == 200:
             pass
-        assert served.reader.get("/v1/state").headers["etag"] == saved.headers["etag"]
+        assert served.writer.get("/v1/state").headers["etag"] == saved.headers["etag"]
         assert served.reader.get("/v1/pauses").json["leases"][0]["owner"] == "default", "its own lease is gone"
 
         def collect(count: int) -> tuple[list[bytes], set[int]]:
@@ -157,7 +157,7 @@ def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
         assert published.status == 200
         take(served)
         served.writer.post("/v1/pause", {"wait_seconds": 60, "ttl_seconds": 600})
-        saved = served.reader.get("/v1/state").body
+        saved = served.writer.get("/v1/state").body
         counted = served.reader.get("/v1/status").json["frames"]["stepped"]
         while take(served, wait=0.5).status == 200:
             pass
@@ -177,7 +177,7 @@ def test_a_state_goes_on_bit_by_bit_in_another_head(folder: Path) -> None:
 
 
 def test_a_state_needs_a_pause_and_must_be_one(endless: Served) -> None:
-    state = endless.reader.get("/v1/state").body
+    state = endless.writer.get("/v1/state").body
     assert endless.writer.put("/v1/state", state).kind == "not-paused"
     endless.writer.post("/v1/pause", {"wait_seconds": 60})
     try:
@@ -235,7 +235,7 @@ ROLES = [
     ("GET", "/v1/events?limit=1", "read"),
     ("GET", "/v1/live", "read"),
     ("GET", "/v1/workers/cpu-0/picture", "read"),
-    ("GET", "/v1/state", "read"),
+    ("GET", "/v1/state", "write"),
     ("GET", "/v1/batches/next", "read"),
     ("GET", "/v1/batches", "read"),
     ("POST", "/v1/batches/x-1/ack", "read"),
@@ -302,6 +302,46 @@ def test_heads_of_requests_are_bounded(endless: Served) -> None:
     assert json.loads(answer.read())["type"].endswith("/malformed-request")
     connection.close()
     assert endless.nobody.get("/livez").status == 200
+
+
+def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cormorant_api.routing._JSON_WITHIN_S", 0.2)
+    connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    connection.putrequest("POST", "/v1/pause")
+    for name, value in (
+        ("Authorization", f"Bearer {endless.writer.token}"),
+        ("Content-Type", "application/json"),
+        ("Content-Length", "100"),
+    ):
+        connection.putheader(name, value)
+    connection.endheaders(b'{"owner": ')
+    answer = connection.getresponse()
+    document = json.loads(answer.read())
+    assert (answer.status, document["type"].rpartition("/")[2]) == (408, "upload-stalled")
+    assert "10 bytes were" in document["detail"]
+    connection.close()
+
+
+def test_a_body_that_was_refused_early_does_not_keep_its_connection(
+    endless: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_api.protocol._REST_WITHIN_S", 0.2)
+    connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    connection.putrequest("PUT", "/v1/models/policy/weights")
+    connection.putheader("Content-Length", str(1 << 20))
+    connection.endheaders(b"x" * 100)
+    answer = connection.getresponse()
+    assert answer.status == 401
+    answer.read()
+    assert connection.sock.recv(1) == b"", "the head closes it"
+    connection.close()
+    whole = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    for _ in range(2):  # all of it was sent: the connection serves on
+        whole.request("PUT", "/v1/models/policy/weights", b"x" * 100)
+        refused = whole.getresponse()
+        assert (refused.status, bool(refused.read())) == (401, True)
+        time.sleep(0.3)
+    whole.close()
 
 
 def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
@@ -432,13 +472,19 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
     with serve(job, directory=folder) as served:
         checker.take(decode(memoryview(take(served).body)).tensordict())
         assert served.operator.post("/v1/drain").json["draining"]
-        refused = served.writer.put("/v1/models/policy/weights", weights_file(1))
+        # A learner that waited for the next head with its weights would not take what is left.
+        weights = safetensors.numpy.save({"weight": np.ones(1, np.float32)})
+        published = served.writer.put("/v1/models/policy/weights", weights, Prefer="wait=60")
+        assert (published.status // 100, published.json["version"]) == (2, 1)
+        assert published.json["warning"].startswith("the head drains: no worker begins a batch with these weights")
+        refused = served.writer.post("/v1/seed", {"seed": 1})
         assert (refused.status, refused.kind) == (503, "draining")
         # A Service that left it out would cut learners off from what is left to take.
         assert served.nobody.get("/readyz").status == 200
-        while (reply := take(served)).status != 410:
+        while (reply := take(served)).status != 503:
             if reply.status == 200:
                 checker.take(decode(memoryview(reply.body)).tensordict())
+        assert (reply.kind, reply.headers["retry-after"]) == ("draining", "2"), "the next head goes on"
         status = served.reader.get("/v1/status").json
         assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
         assert served.server.wait(lambda: False) == "drained"

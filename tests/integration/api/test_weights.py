@@ -3,18 +3,22 @@
 import base64
 import hashlib
 import json
+import os
 import pickle
 import socket
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import safetensors.numpy
 
 from cormorant_cli import __main__ as command_line
+from cormorant_api.errors import ApiError
+from cormorant_api.uploads import UploadRoom
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, weights_file
 
@@ -253,6 +257,8 @@ GOOD = weights_file(1)
         (weights_file(1, bias=np.zeros(4, np.float32)), 422, "tensor-mismatch"),
         (weights_file(1, bias=np.zeros(3, np.int32)), 422, "tensor-mismatch"),
         (bytes(8 << 20), 413, "too-large"),
+        (weights_file(np.nan), 422, "not-finite"),
+        (weights_file(1, bias=np.array([0, np.inf, 0], np.float32)), 422, "not-finite"),
     ],
 )
 def test_what_is_no_weights_for_this_policy_is_refused_and_changes_nothing(
@@ -262,6 +268,64 @@ def test_what_is_no_weights_for_this_policy_is_refused_and_changes_nothing(
     reply = endless.writer.put(PATH, body)
     assert (reply.status, reply.kind) == (status, kind), reply.body
     assert current(endless) == before
+
+
+def test_values_that_are_no_numbers_are_taken_from_who_means_them(endless: Served) -> None:
+    before = current(endless)
+    refused = endless.writer.put(PATH, weights_file(1, bias=np.array([0, -np.inf, np.nan], np.float32)))
+    assert refused.json["detail"].startswith("policy/bias: NaN or infinite values; nothing was applied")
+    meant = endless.writer.put(
+        PATH + "?allow_nonfinite=true", weights_file(before + 1, bias=np.array([0, -np.inf, 0], np.float32))
+    )
+    assert (meant.status, meant.json["version"]) == (202, before + 1)
+    assert endless.writer.put(PATH, weights_file(before + 2), Prefer="wait=60").status == 200
+
+
+def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
+    before = current(endless)
+    for version in (2**52 + 1, 2**63 - 1):
+        refused = endless.writer.put(f"{PATH}?version={version}", weights_file(1))
+        assert (refused.status, refused.kind) == (409, "version-conflict")
+        assert refused.json["detail"].startswith(f"version {version} is past {2**52}, the highest that may be chosen")
+    assert current(endless) == before
+
+
+def test_a_publish_that_acts_is_no_error_whatever_the_disk_says(endless: Served, monkeypatch: Any) -> None:
+    def refuse(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    before = current(endless)
+    monkeypatch.setattr(os, "fsync", refuse)
+    body = weights_file(before + 1)
+    published = endless.writer.put(PATH, body, Prefer="wait=60")
+    assert (published.status, published.json["version"], published.json["state"]) == (200, before + 1, "applied")
+    assert "No space left on device" in published.json["warning"]
+    again = endless.writer.put(f"{PATH}?version={before + 1}", body)
+    assert (again.status, again.json["version"], current(endless)) == (200, before + 1, before + 1)
+
+
+def test_a_publish_is_known_again_after_its_bytes_are_gone(endless: Served) -> None:
+    before = current(endless)
+    body = weights_file(before + 1)
+    for _ in range(8):
+        endless.writer.put(PATH, body)
+    assert endless.server.head.store.version(before + 1) is None
+    again = endless.writer.put(f"{PATH}?version={before + 1}", body)
+    assert (again.status, again.json["version"], current(endless)) == (200, before + 1, before + 8)
+    other = endless.writer.put(f"{PATH}?version={before + 1}", weights_file(3))
+    assert (other.status, other.kind) == (409, "version-conflict")
+
+
+def test_bodies_take_no_more_memory_together_than_the_longest_one_may() -> None:
+    room = UploadRoom(most_bytes=100, most=2)
+    with room.of(90):
+        with pytest.raises(ApiError, match="1 uploads of 90 bytes are under way, at most 2 of 100 may be") as refused:
+            room.of(11).__enter__()
+        assert refused.value.status == 429
+        with room.of(10), pytest.raises(ApiError):
+            room.of(0).__enter__()
+    with room.of(200):
+        pass  # a body that was allowed by itself always fits alone
 
 
 def test_a_mismatch_lists_what_differs(endless: Served) -> None:

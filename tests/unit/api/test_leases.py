@@ -8,6 +8,8 @@ import pytest
 
 from cormorant_api.bell import Bell
 from cormorant_api.leases import LeaseBook, PauseKeeper
+from cormorant_cli.status import printable
+from cormorant_contract.rest.pauses import PauseRequest
 from cormorant_worker.errors import ControlTimeout
 
 
@@ -176,3 +178,10 @@ def test_a_fleet_that_drains_stands_still_for_nobody(keepers: list[PauseKeeper])
     keeper.nudge()
     wait_until(lambda: keeper.is_settled)
     assert (keeper.state, brakes.done) == ("running", ["pause", "resume"])
+
+
+def test_a_reason_has_nothing_that_a_terminal_would_obey() -> None:
+    assert PauseRequest(reason="évaluation, 10 min").reason == "évaluation, 10 min"
+    with pytest.raises(ValueError, match=r"the control character '\\x1b' is in it"):
+        PauseRequest(reason="\x1b]0;owned\x07")
+    assert printable("by ops: \x1b[2J\x07 done") == r"by ops: \x1b[2J\x07 done"

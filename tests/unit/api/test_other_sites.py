@@ -3,7 +3,7 @@
 import pytest
 
 from cormorant_api.errors import ApiError
-from cormorant_api.other_sites import refuse_other_sites
+from cormorant_api.other_sites import refuse_other_names, refuse_other_sites
 
 HOST = {"host": "127.0.0.1:8000"}
 
@@ -41,3 +41,18 @@ def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], wh
         f"POST /v1/pause comes from a page of another site ({whose}), and this head asks for no token; use the head's "
         "own page or a program, or start the head with tokens"
     )
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost", "localhost:8000", "job.localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "lo"]
+)
+def test_names_of_this_machine_pass(host: str) -> None:
+    refuse_other_names({"host": host}, listens_on="lo", what="GET /v1/status")
+
+
+@pytest.mark.parametrize("host", ["rebound.example:8000", "10.0.0.1", "localhost.example.org", "[::2]:8000"])
+def test_a_name_that_was_made_to_lead_here_is_refused(host: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        refuse_other_names({"host": host}, listens_on="127.0.0.1", what="GET /v1/status")
+    assert refused.value.status == 403
+    assert "http://localhost, or start the head with tokens" in refused.value.detail

@@ -202,3 +202,30 @@ def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
     board.tracker.hand_over(4, applied=("cpu-0", "cpu-1"), waiting=(), distribute_ms=1)
     told = [(version, state) for version, state in board.results if version != 3]
     assert told == [(1, "superseded"), (2, "partially_applied"), (2, "applied"), (4, "applied")]
+
+
+def test_a_worker_s_word_costs_the_same_whatever_the_number_of_updates() -> None:
+    board = Board()
+    workers = tuple(f"cpu-{number}" for number in range(300))
+    for version in range(1, 400):
+        board.publish(version, waiting=workers)
+        assert len(board.tracker._open) == 1, "only the newest may still change"
+    for worker in workers[:-1]:
+        assert board.tracker.acknowledged(worker, 399) == []
+    assert not board.tracker.is_over(399)
+    ended = board.tracker.acknowledged(workers[-1], 399)
+    assert [(update.version, update.state, update.receipts) for update in ended] == [(399, "applied", ())]
+    assert (board.tracker.is_over(399), board.tracker.is_over(400)) == (True, False)
+    assert (len(board.see(399).receipts), board.see(399).workers.acked) == (300, 300)
+
+
+def test_receipts_of_old_updates_are_forgotten_and_their_counts_kept() -> None:
+    board = Board()
+    for version in range(1, 40):
+        board.publish(version)
+        board.tracker.acknowledged("cpu-0", version)
+        board.tracker.acknowledged("cpu-1", version)
+    kept = sum(len(record.receipts) for record in board.tracker._records.values())
+    assert kept == 20 * 2
+    assert (board.see(1).receipts, board.see(1).workers.acked, board.see(1).state) == ((), 2, "applied")
+    assert len(board.see(20).receipts) == 2

@@ -1,5 +1,6 @@
 """What the client does when a head is away, refuses, or is somebody else: against a listener that does as told."""
 
+import inspect
 import json
 import threading
 import time
@@ -29,6 +30,7 @@ from cormorant_client.batches import Batches, Wanted
 from cormorant_client.errors import error_for
 from cormorant_client.events import parse_events
 from cormorant_client.head import Head
+from cormorant_client.patience import Patience
 from cormorant_client.publisher import Publisher
 from cormorant_client.transport import Transport
 from cormorant_testing.scripted_head import Heard, Say, in_turn, problem, scripted
@@ -142,14 +144,33 @@ def test_a_closed_connection_is_not_used_again() -> None:
         assert [client.models().version for _ in range(3)] == [1, 1, 1]
 
 
-def test_a_head_that_is_not_ready_is_asked_again_and_one_that_drains_is_not() -> None:
-    busy = problem(503, "no-workers", detail="wait", retry_after_s=0.01)
+@pytest.mark.parametrize("kind", ["no-workers", "draining"])
+def test_a_head_that_is_not_ready_or_drains_is_asked_again(kind: str) -> None:
+    busy = problem(503, kind, detail="wait", retry_after_s=0.01)
     with scripted(in_turn(busy, busy, models(2))) as head, connect(head.url) as client:
         assert client.models().version == 2
-    with scripted(in_turn(problem(503, "draining", detail="it drains"))) as head, connect(head.url) as client:
-        with pytest.raises(NotNow, match="it drains"):
+    with scripted(in_turn(busy)) as head, connect(head.url, reconnect_s=0.05) as client:
+        with pytest.raises(NotNow, match="wait"):
             client.models()
-        assert len(head.heard) == 1
+        assert len(head.heard) > 1
+
+
+def test_a_head_that_answered_once_is_waited_for_much_longer() -> None:
+    stranger, known = head_of("http://127.0.0.1:1", reconnect_s=600), Patience(60)
+    assert stranger.reconnect_s == inspect.signature(connect).parameters["reconnect_s"].default == 600
+    assert known.total_s == 60
+    known.extend(600)
+    assert known.total_s == 600
+    known.extend(5)
+    assert known.total_s == 600
+
+
+def test_waiting_for_a_head_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    url = f"http://127.0.0.1:{unused_port()}"
+    with connect(url, reconnect_s=3) as client, pytest.raises(HeadUnreachable):
+        client.status()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"waiting for the head at {url}, 2 of at most 3 s")
 
 
 def publishing(*answers: Say, current: int = 6):  # type: ignore[no-untyped-def]
@@ -171,6 +192,16 @@ def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
         assert [heard.path for heard in puts] == ["/v1/models/policy/weights?version=7"] * 2
         assert puts[0].body == puts[1].body == encode_arrays(weights)
         assert puts[1].headers["content-type"] == "application/vnd.safetensors"
+
+
+def test_old_weights_are_not_sent_again_as_the_newest_after_a_break() -> None:
+    taken = problem(409, "version-conflict", detail="taken", current_version=11)
+    with scripted(publishing(Say(breaks=True), taken, update(12))) as head, connect(head.url) as client:
+        with pytest.raises(Conflict, match="whether version 7 acted is unknown"):
+            client.publish({"w": np.zeros(1)})
+        assert len([heard for heard in head.heard if heard.method == "PUT"]) == 2
+        assert client.publish({"w": np.ones(1)}).version == 12
+        assert head.heard[-1].path.endswith("version=12")
 
 
 def test_a_version_that_somebody_else_took_is_passed_over() -> None:

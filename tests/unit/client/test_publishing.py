@@ -122,3 +122,16 @@ def test_pulled_arrays() -> None:
         PulledWeights.read("policy", 1, "", memoryview(b"nothing of the kind"))
     with pytest.raises(MalformedTensorFile):
         parse_header(b"nothing of the kind")
+
+
+def test_an_extra_state_is_left_out() -> None:
+    class Remembering(nn.Linear):
+        def get_extra_state(self) -> dict[str, int]:
+            return {"steps": 7}
+
+        def set_extra_state(self, state: object) -> None:
+            pass
+
+    module = nn.ModuleDict({"inner": Remembering(2, 3)})
+    assert sorted(loaded(module)) == ["inner.bias", "inner.weight"]
+    assert sorted(loaded({"actor": module})) == ["actor/inner.bias", "actor/inner.weight"]

@@ -5,10 +5,11 @@ import torch
 
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.policies import numbered
-from cormorant_worker.errors import StaleWeights, WeightsError, WeightsMismatch
+from cormorant_worker.engine.station import describe_failure
+from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsError, WeightsMismatch
 from cormorant_worker.gate import Gate, Stopped
 from cormorant_worker.weights import WeightSlot, verify
-from cormorant_worker.weights_file import by_model, from_bytes, to_bytes
+from cormorant_worker.weights_file import by_model, from_bytes, in_models, to_bytes
 
 
 def slot_of(*widths: int) -> tuple[WeightSlot, dict[str, torch.nn.Module]]:
@@ -193,3 +194,36 @@ def test_a_stopped_gate_ends_the_batch_shut_or_open() -> None:
     with pytest.raises(Stopped):
         collector.collect(num_steps=3)
     assert int(collector.pulse[0]) == 0
+
+
+class Remembering(torch.nn.Module):
+    """Has an extra state, which is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 3)
+        self.seen = {"steps": 7}
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.seen
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.seen = state
+
+
+def test_an_extra_state_is_no_weight_and_stays() -> None:
+    outer = torch.nn.ModuleDict({"inner": Remembering()})
+    slot = WeightSlot({"policy": outer})
+    assert sorted(slot.specs["policy"]) == ["inner.layer.bias", "inner.layer.weight"]
+    given = in_models({name: torch.ones_like(value) for name, value in slot.current()["policy"].items()})
+    assert in_models({**given["policy"], "inner._extra_state": {"steps": 9}}).keys() == {"policy"}
+    slot.offer(given, version=1)
+    slot.apply()
+    assert outer["inner"].layer.bias.tolist() == [1, 1, 1]
+    assert outer["inner"].seen == {"steps": 7}
+
+
+@pytest.mark.parametrize(("acts_as_published", "is_final"), [(True, False), (False, True)])
+def test_actions_of_published_weights_may_be_better_next_time(acts_as_published: bool, is_final: bool) -> None:
+    failed = describe_failure(InvalidAction("NaN"), acts_as_published=acts_as_published)
+    assert failed.is_final is is_final

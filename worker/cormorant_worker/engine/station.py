@@ -35,12 +35,12 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.pulse import Phase, Pulse
-from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, PartExists, StateError
+from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, InvalidAction, PartExists, StateError
 from cormorant_worker.gate import Stopped
 from cormorant_worker.parts import read_parts
 from cormorant_worker.seeding import seed_globals
 from cormorant_worker.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
-from cormorant_worker.weights import RANDOM_VERSION, PolicyVersion
+from cormorant_worker.weights import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import read_weights
 
 if TYPE_CHECKING:
@@ -95,6 +95,11 @@ class Station:
         """Guards the numbers of the ticket under way (0: none) and of the last one that ends early."""
         self._ticket = 0
         self._sealed_through = 0
+
+    @property
+    def acts_as_published(self) -> bool:
+        """Whether published weights act, and not those that the policy was built with."""
+        return self._is_built and self.collector.weights.version > INITIAL_VERSION
 
     # -- the stepping thread -----------------------------------------------------------------------------------
 
@@ -381,12 +386,18 @@ def _plain(value: object) -> str | int | float | bool | None:
         return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
 
 
-def describe_failure(error: Exception) -> Failed:
-    """What to tell the fleet of the error that ends this worker."""
+def describe_failure(error: Exception, *, acts_as_published: bool = False) -> Failed:
+    """What to tell the fleet of the error that ends this worker.
+
+    Args:
+        error: what ends it.
+        acts_as_published: the policy acted with published weights: the next ones may be better.
+    """
     known = isinstance(error, CormorantError)
     # Environments that never made a step will not do so in another process; a part of the dataset that is another's
     # costs an attempt.
     may_pass = isinstance(error, PartExists) or (isinstance(error, EnvCrashed) and error.has_stepped)
+    may_pass = may_pass or (isinstance(error, InvalidAction) and acts_as_published)
     final = known and (not may_pass or isinstance(error, EnvRaised))
     return Failed(
         kind=type(error).__name__,

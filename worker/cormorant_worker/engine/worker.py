@@ -111,6 +111,6 @@ def run_worker(data_socket: int, control_socket: int, pulse_memory: int) -> int:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 1  # the fleet is gone
     except Exception as error:  # noqa: BLE001  # the process's edge: whatever it was, the fleet is told with its traceback
-        uplink.send(describe_failure(error))
+        uplink.send(describe_failure(error, acts_as_published=station.acts_as_published))
         return 1
     return 0

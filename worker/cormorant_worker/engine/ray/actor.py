@@ -167,7 +167,7 @@ class WorkerActor:
         except Stopped:
             return
         except Exception as error:  # noqa: BLE001  # the thread's edge: whatever it was, the fleet is told
-            self._uplink.send(describe_failure(error))
+            self._uplink.send(describe_failure(error, acts_as_published=self._station.acts_as_published))
 
     @_method(concurrency_group="collect", num_returns=2)
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
