@@ -78,7 +78,7 @@ async def put_state(request: Request) -> Status:
     head = head_of(request)
     running = head.running
     head.refuse_changes_while_draining()
-    if running.pauses.state != "paused":
+    if not (head.leases.wants_pause and running.pauses.is_settled):
         raise ApiError(409, ProblemType.NOT_PAUSED, "the fleet runs; POST /v1/pauses first, and restore then")
     body: list[bytearray] = []
 

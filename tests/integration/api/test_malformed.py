@@ -99,10 +99,9 @@ def test_a_changed_byte_anywhere_is_refused_or_is_data(endless: Served, at: int,
     assert (reply.status == 202) == fits(body)
 
 
-def test_weights_that_are_no_numbers_are_taken_as_they_are(endless: Served) -> None:
-    # Whether NaN is a mistake is the learner's to know; what was sent is what comes back.
+def test_weights_that_are_meant_to_be_no_numbers_come_back_as_sent(endless: Served) -> None:
     body = weights_file(0, bias=np.full(3, np.nan, np.float32))
-    assert endless.writer.put(PATH, body).status == 202
+    assert endless.writer.put(PATH + "?allow_nonfinite=true", body).status == 202
     assert endless.reader.get(PATH).body == body
     assert endless.writer.put(PATH, GOOD).status == 202
 
