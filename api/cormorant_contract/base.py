@@ -1,6 +1,7 @@
 """What every model of the contract shares: frozen values, camelCase in manifests, strict types, rules over fields."""
 
 import math
+import re
 from copy import deepcopy
 from datetime import UTC, datetime
 from functools import cache
@@ -119,6 +120,14 @@ def _finite_object(value: dict[str, JsonValue]) -> dict[str, JsonValue]:
     return value
 
 
+def _count_or_percent(value: object) -> object:
+    whole = _whole(value)
+    is_count = isinstance(whole, int) and not isinstance(whole, bool) and 1 <= whole <= INT32_MAX
+    if is_count or (isinstance(value, str) and re.fullmatch(PERCENT_PATTERN, value)):
+        return whole
+    raise PydanticCustomError("count_or_percent", "write a whole number from 1, or a percentage from 1% to 100%")
+
+
 def _timestamp(value: object) -> object:
     # pydantic would take a number for seconds since 1970; the API server takes RFC 3339 text only.
     if isinstance(value, (str, datetime)):
@@ -131,6 +140,21 @@ Whole = Annotated[int, Field(strict=True), BeforeValidator(_whole)]
 
 Count32 = Annotated[Whole, Field(ge=0, le=INT32_MAX)]
 Count64 = Annotated[Whole, Field(ge=0, le=COUNT_MAX)]
+PERCENT_PATTERN = "^([1-9][0-9]?|100)%$"
+CountOrPercent = Annotated[
+    int | str,
+    BeforeValidator(_count_or_percent),
+    WithJsonSchema(
+        {
+            "anyOf": [{"type": "integer"}, {"type": "string"}],
+            "x-kubernetes-int-or-string": True,
+            "minimum": 1,
+            "maximum": INT32_MAX,
+            "pattern": PERCENT_PATTERN,
+        }
+    ),
+]
+"""A number from 1, or a percentage of what the field speaks of."""
 Flag = Annotated[bool, Field(strict=True)]
 Text = Annotated[str, Field(strict=True, max_length=1024)]
 Time = Annotated[AwareDatetime, BeforeValidator(_timestamp)]

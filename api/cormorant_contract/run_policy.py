@@ -1,10 +1,8 @@
 """`spec.runPolicy`: deadlines, restarts and what is left of a job that ended."""
 
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import Field
-
-from cormorant_contract.base import INT32_MAX, Contract, Count32, Whole
+from cormorant_contract.base import Contract, Count32, CountOrPercent
 
 
 class RunPolicy(Contract):
@@ -33,8 +31,9 @@ class RunPolicy(Contract):
     on_unschedulable: Literal["Wait", "ScaleToFit", "Fail"] = "Wait"
     """What to do when pods find no node: wait, run with the workers that fit, or fail."""
 
-    max_unavailable: Annotated[Whole, Field(ge=1, le=INT32_MAX)] = 1
-    """Workers that a change of image or template may take away at one time."""
+    max_unavailable: CountOrPercent = 1
+    """Workers that a change of image or template may take away at one time: a number, or a percentage of all workers
+    like 5%, rounded down, at least one."""
 
     drain_seconds: Count32 = 600
     """Time for learners to take the last batches after the last frame, and for workers to finish a batch when they are
@@ -45,3 +44,13 @@ class RunPolicy(Contract):
 
     clean_pod_policy: Literal["None", "Workers", "All"] = "Workers"
     """Pods that are deleted when the job ends; the head's pod keeps the logs."""
+
+    disruption_budget: Literal["None", "Head", "All"] = "Head"
+    """Pods that a drain of nodes may not evict: none, the head, or the head and all workers but maxUnavailable. They go
+    when they are deleted, or when the job is suspended."""
+
+    def unavailable_of(self, workers: int) -> int:
+        """How many of so many workers a change may take away at one time."""
+        if isinstance(self.max_unavailable, str):
+            return max(1, workers * int(self.max_unavailable.removesuffix("%")) // 100)
+        return self.max_unavailable

@@ -124,7 +124,7 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
 
 def _resolve(node: Schema, definitions: Schema) -> Schema:
     """Merge what a node refers to into it; what the node says itself wins."""
-    if "anyOf" in node:
+    if "anyOf" in node and "x-kubernetes-int-or-string" not in node:
         (choice,) = [option for option in node["anyOf"] if option.get("type") != "null"]
         rest = {key: value for key, value in node.items() if key != "anyOf"}
         return _resolve(choice, definitions) | rest

@@ -1,4 +1,4 @@
-"""A job's Services, NetworkPolicy, ConfigMap and Secret as JSON; digests tell what others changed."""
+"""A job's Services, policies, ConfigMap and Secret as JSON; digests tell what others changed."""
 
 import json
 from collections.abc import Mapping
@@ -53,6 +53,32 @@ def network_policy(job: Job, site: Site) -> Manifest:
     return {**child, "apiVersion": "networking.k8s.io/v1"}
 
 
+def budgets(job: Job, *, workers: int) -> list[Manifest]:
+    """PodDisruptionBudgets, as far as the manifest asks for them.
+
+    Args:
+        job: whose pods.
+        workers: of all groups.
+    """
+    policy = job.spec.run_policy
+    kept = {} if policy.disruption_budget == "None" else {names.HEAD: 1}
+    if policy.disruption_budget == "All":
+        kept[names.WORKER] = max(0, workers - policy.unavailable_of(workers))
+    return [_budget(job, role, least) for role, least in kept.items()]
+
+
+def _budget(job: Job, role: str, least: int) -> Manifest:
+    spec = {
+        # A number: percentages and maxUnavailable need a controller that Kubernetes knows.
+        "minAvailable": least,
+        "selector": {"matchLabels": {names.JOB_UID: job.uid, names.ROLE: role}},
+        # A pod that does not work protects nothing, and must not hold up a drain.
+        "unhealthyPodEvictionPolicy": "AlwaysAllow",
+    }
+    child = _child(job, "PodDisruptionBudget", names.budget(job.name, role=role), {"spec": spec})
+    return {**child, "apiVersion": "policy/v1"}
+
+
 def config_map(job: Job, *, digest: str) -> Manifest:
     """The manifest that a head reads at its start."""
     metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
@@ -76,6 +102,9 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     spec = manifest.get("spec") or {}
     if manifest["kind"] == "NetworkPolicy":
         return names.digest(labels, *(spec.get(key) for key in ("podSelector", "policyTypes", "ingress", "egress")))
+    if manifest["kind"] == "PodDisruptionBudget":
+        own = ("minAvailable", "selector", "unhealthyPodEvictionPolicy")
+        return names.digest(labels, *(spec.get(key) for key in own))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
     return names.digest(
         labels, spec.get("selector"), spec.get("ipFamilyPolicy"), bool(spec.get("publishNotReadyAddresses")), ports

@@ -29,6 +29,7 @@ _PLURALS = {
     "ConfigMap": "api/v1/namespaces/{namespace}/configmaps",
     "Secret": "api/v1/namespaces/{namespace}/secrets",
     "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
+    "PodDisruptionBudget": "apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
     "Event": "api/v1/namespaces/{namespace}/events",
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",
@@ -38,9 +39,10 @@ _ALL = {
     "Service": "api/v1/services",
     "ConfigMap": "api/v1/configmaps",
     "NetworkPolicy": "apis/networking.k8s.io/v1/networkpolicies",
+    "PodDisruptionBudget": "apis/policy/v1/poddisruptionbudgets",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/collectorjobs",
 }
-ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "CollectorJob"]
+ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob"]
 Raw = dict[str, Any]
 """An object as the API server sends it."""
 

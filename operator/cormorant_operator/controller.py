@@ -161,9 +161,14 @@ class Controller:
                 self.jobs_due.add(uid)
 
     async def _list_all_of(self, namespace: str, *, is_glance: bool) -> None:
-        # Policies are not watched: whoever changes one is corrected when they are listed.
+        # Policies and budgets are not watched: whoever changes one is corrected when they are listed.
         for kind in (*_LISTED, "NetworkPolicy") if self._site.has_network_policies else _LISTED:
             await self._list(kind, namespace, is_glance=is_glance)
+        try:
+            await self._list("PodDisruptionBudget", namespace, is_glance=is_glance)
+        except Refused as error:
+            # Rights of before there were budgets: jobs need none to run.
+            log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
         if is_glance:
             return
         for uid in self.cache.jobs(namespace):

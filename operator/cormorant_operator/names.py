@@ -83,6 +83,11 @@ def network_policy(job: str) -> str:
     return f"{job}-pods"
 
 
+def budget(job: str, *, role: str) -> str:
+    """PodDisruptionBudget of the head, or of all workers."""
+    return f"{job}-{role}"
+
+
 def config_map(job: str, digest: str) -> str:
     """ConfigMap of the manifest that a head reads."""
     return f"{job}-config-{digest}"

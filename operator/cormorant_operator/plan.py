@@ -65,9 +65,9 @@ class MarkPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteChild:
-    """Delete a ConfigMap that nobody reads any more."""
+    """Delete a ConfigMap that nobody reads any more, or a PodDisruptionBudget that nobody asks for."""
 
-    kind: Literal["ConfigMap"]
+    kind: Literal["ConfigMap", "PodDisruptionBudget"]
     name: str
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cormorant_operator import names
-from cormorant_operator.children import config_map, digest_of, network_policy, services
+from cormorant_operator.children import budgets, config_map, digest_of, network_policy, services
 from cormorant_operator.cleanup import clean_up
 from cormorant_operator.conditions import Course
 from cormorant_operator.heads import HeadPlan, plan_head, render_head
@@ -125,7 +125,7 @@ def _run(view: View) -> Plan:
 
 
 def _children(view: View, head: HeadPlan) -> Iterator[Action]:
-    """Services, NetworkPolicy, ConfigMap and Secret, as far as they are not as they should be."""
+    """Services, policies, ConfigMap and Secret, as far as they are not as they should be."""
     config = config_map(view.job, digest=view.templates.config)
     is_unclaimed = _is_unclaimed(view)
     if _may_lack_tokens(view, head) and view.refused_until("Secret") is None:
@@ -135,16 +135,18 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
         wanted.append(network_policy(view.job, view.site))
     if head.epoch:
         wanted += services(view.job, epoch=head.epoch)
+        wanted += budgets(view.job, workers=sum(view.sizes.values()))
     for manifest in wanted:
         key = (manifest["kind"], manifest["metadata"]["name"])
         if view.observed.children.get(key) != digest_of(manifest) and view.refused_until(manifest["kind"]) is None:
             yield ApplyChild(manifest=manifest)
-    live = view.live_head
-    if live is not None and live.template == view.templates.head:
-        current = config["metadata"]["name"]
-        for kind, name in sorted(view.observed.children):
-            if kind == "ConfigMap" and name != current:
-                yield DeleteChild(kind="ConfigMap", name=name)
+    live, names_wanted = view.live_head, {(manifest["kind"], manifest["metadata"]["name"]) for manifest in wanted}
+    is_current = live is not None and live.template == view.templates.head
+    for kind, name in sorted(view.observed.children.keys() - names_wanted):
+        if kind == "ConfigMap" and is_current:
+            yield DeleteChild(kind="ConfigMap", name=name)
+        elif kind == "PodDisruptionBudget" and head.epoch:
+            yield DeleteChild(kind="PodDisruptionBudget", name=name)
 
 
 def _is_unclaimed(view: View) -> bool:

@@ -45,7 +45,8 @@ def plan_workers(view: View, *, may_create: bool) -> WorkerPlan:
         for slot in found
         if slot.index < view.sizes[name]
     )
-    plan = WorkerPlan(creates_left=view.site.most_creates, may_go=max(0, view.policy.max_unavailable - missing))
+    may_go = view.policy.unavailable_of(sum(view.sizes.values())) - missing
+    plan = WorkerPlan(creates_left=view.site.most_creates, may_go=max(0, may_go))
     for group in view.groups:
         for slot in slots[group.name]:
             if slot.index < view.sizes[group.name]:

@@ -338,7 +338,12 @@ INVALID: dict[str, Case] = {
     "no-unavailable": Case(
         document=manifest(runPolicy={"maxUnavailable": 0}),
         path="spec.runPolicy.maxUnavailable",
-        sentence="0 is less than 1",
+        sentence="0: write a whole number from 1, or a percentage from 1% to 100%",
+    ),
+    "unavailable-without-percent": Case(
+        document=manifest(runPolicy={"maxUnavailable": "5"}),
+        path="spec.runPolicy.maxUnavailable",
+        sentence='"5": write a whole number from 1, or a percentage from 1% to 100%',
     ),
     "unknown-field": Case(
         document=manifest(env__envpool__num_envs=8),

@@ -230,6 +230,8 @@ class Installed:
         namespace.until(lambda: len(namespace.names("pods")) == 2, what="one worker and the head")
         namespace("delete", "service", "pong-api")
         namespace.until(lambda: "pong-api" in namespace.names("services"), what="the Service is back")
+        self._edit({"runPolicy": {"disruptionBudget": "None"}})
+        self.until_gone("poddisruptionbudget", "pong-head")
         (config,) = namespace.names("configmaps")
         self._edit({"suspend": True})
         namespace.until(lambda: self.heads.by_job["pong"].phase == "Draining", what="the head is asked to drain")

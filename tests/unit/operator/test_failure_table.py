@@ -384,7 +384,7 @@ def test_network_policy_lets_pods_of_the_job_in_and_others_by_the_api_and_metric
 
 def test_there_is_no_network_policy_unless_it_is_asked_for() -> None:
     world = running()
-    assert {kind for kind, _ in world.children} == {"Service", "ConfigMap"}
+    assert {kind for kind, _ in world.children} == {"Service", "ConfigMap", "PodDisruptionBudget"}
 
 
 # -- manifests -------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ import pytest
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.plan import (
+    ApplyChild,
     CreatePod,
     DeleteJob,
     DeletePod,
@@ -273,3 +274,32 @@ def test_many_pods_are_created_in_portions() -> None:
 
 def test_empty_status_is_the_status_of_a_new_job() -> None:
     assert World().job.status == CollectorJobStatus()
+
+
+@pytest.mark.parametrize(("limit", "going"), [(3, 3), ("5%", 2), ("1%", 1), ("100%", 40)])
+def test_change_takes_away_a_number_or_a_share_of_workers(limit: object, going: int) -> None:
+    world = running(replicas=40, runPolicy={"maxUnavailable": limit})
+    world.edit(workerGroups=[{"name": "cpu", "template": {"metadata": {"labels": {"a": "b"}}}}])
+    world.step()
+    assert len(of_kind(world.step().actions, DeletePod)) == going
+
+
+def budgets_of(world: World) -> list[str]:
+    return sorted(name for kind, name in world.children if kind == "PodDisruptionBudget")
+
+
+def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
+    world = running()
+    assert budgets_of(world) == ["pong-head"]
+    world.edit(runPolicy={"disruptionBudget": "All", "maxUnavailable": "50%"}, replicas=4)
+    world.run()
+    assert budgets_of(world) == ["pong-head", "pong-worker"]
+    applied = {
+        order.manifest["metadata"]["name"]: order.manifest["spec"]["minAvailable"]
+        for order in of_kind(world.done, ApplyChild)
+        if order.manifest["kind"] == "PodDisruptionBudget"
+    }
+    assert applied == {"pong-head": 1, "pong-worker": 2}
+    world.edit(runPolicy={"disruptionBudget": "None"})
+    world.settle()
+    assert (budgets_of(world), len(world.live())) == ([], 4)
