@@ -20,7 +20,7 @@ from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_o
 from cormorant_api.settings import DEFAULT_PORT, Settings
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError, FleetInterrupted
-from cormorant_worker.front import load_job, refuse_unknown_task
+from cormorant_worker.front import load_job, refuse_unknown_names
 from cormorant_worker.last_words import explain
 from cormorant_worker.logs import LogContext, configure_logs
 
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings.check()
         job = load_job(given.job, name=given.name)
         context.job = job.metadata.name
-        refuse_unknown_task(job)
+        refuse_unknown_names(job)
         # What is slow to import comes after wrong arguments and manifests.
         from cormorant_api.server import HeadServer
 

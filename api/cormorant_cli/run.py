@@ -291,11 +291,11 @@ class _Session:
         """
         from cormorant_worker.engine.options import FleetOptions, default_workers
         from cormorant_worker.errors import EnvError
-        from cormorant_worker.front import refuse_unknown_task
+        from cormorant_worker.front import refuse_unknown_names
 
         workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
         try:
-            refuse_unknown_task(self._job)
+            refuse_unknown_names(self._job)
         except EnvError as error:
             raise BadInput(str(error)) from error
         self._display.begin(self._plan(workers))

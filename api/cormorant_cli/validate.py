@@ -1,13 +1,15 @@
 """`cormorant validate FILE...`: the API server's verdict on manifests, without an API server."""
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import CollectorJob
+from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 
 
@@ -22,10 +24,16 @@ class Verdict:
 
 def validate(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Manifests; - reads standard input.")],
+    imports: Annotated[
+        bool,
+        typer.Option(
+            "--imports", help="Also look up entrypoints and their arguments in source files, without running any."
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
     """Check CollectorJob manifests: one line an error. Ends with 0 when all are good, else with 2."""
-    verdicts = [judge(file) for file in dict.fromkeys(files)]
+    verdicts = [judge(file, imports=imports) for file in dict.fromkeys(files)]
     if as_json:
         typer.echo(json.dumps(_report(verdicts), indent=2))
     else:
@@ -35,10 +43,15 @@ def validate(
         raise typer.Exit(2)
 
 
-def judge(file: str) -> Verdict:
+def judge(file: str, *, imports: bool = False) -> Verdict:
     """Read one file; never raises for what is in it."""
     try:
-        return Verdict(source=file, jobs=tuple(load_jobs(file)))
+        jobs = tuple(load_jobs(file))
+        folder = None if file == STDIN else Path(file).resolve().parent
+        found = [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
+        if found:
+            return Verdict(source=file, problems=tuple(replace(problem, source=file) for problem in found))
+        return Verdict(source=file, jobs=jobs)
     except ManifestError as error:
         return Verdict(source=file, problems=error.problems)
 

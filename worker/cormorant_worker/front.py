@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 from cormorant_worker.errors import FleetError, ManifestError
 from cormorant_worker.parts import NO_PARTS, Parts
@@ -130,7 +131,8 @@ def open_fleet(
         frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
         collection=collection or {},
     )  # fmt: skip
-    refuse_unknown_task(job)
+    if parts is NO_PARTS:
+        refuse_unknown_names(job)
     options = FleetOptions(
         workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
         parts=() if parts is NO_PARTS else (parts.to_bytes(),),
@@ -271,15 +273,19 @@ def add_import_folder(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def refuse_unknown_task(job: CollectorJob) -> None:
-    """Refuse an EnvPool task that cannot be built before any process is started: the answer comes in a blink.
+def refuse_unknown_names(job: CollectorJob) -> None:
+    """Refuse an EnvPool task that cannot be built and entrypoints that nobody wrote, before any process is started: the
+    answer comes in a blink.
 
     Raises:
         UnknownEnv: no such task, with near matches.
         EnvBuildError: its runtime is missing, or it has no such argument.
+        ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
     """
     block = job.spec.env.envpool
     if block is not None:
         from cormorant_worker.envs.envpool import EnvPoolTask
 
         EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs)).check()
+    if problems := missing_entrypoints(job):
+        raise ManifestError("\n".join(map(str, problems)))

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from cormorant_cli.__main__ import run
+from cormorant_cli.validate import judge
 from cormorant_manifest.reader import MAX_BYTES
 from manifest_cases import manifest
 
@@ -200,3 +201,21 @@ def test_standard_input_is_read() -> None:
         [sys.executable, "-m", "cormorant_cli", "validate", "-"], input=GOOD, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "standard input: pong: ok\n", "")
+
+
+def test_misspelt_key_is_one_problem(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    job.write_text((Path(__file__).parents[3] / "examples/pong.yaml").read_text().replace("framesPer", "frames_per_"))
+    (problem,) = judge(str(job)).problems
+    assert problem.message == "unknown field; did you mean framesPerBatch?"
+    assert problem.path == "spec.collection.frames_per_Batch"
+
+
+def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
+    job = tmp_path / "job.yaml"
+    text = (Path(__file__).parents[3] / "examples/pong.yaml").read_text()
+    job.write_text(text.replace("cormorant_worker.policies:atari_cnn", "mine:make"))
+    (tmp_path / "mine.py").write_text("def maker(observation_space, action_space): ...\n")
+    assert judge(str(job)).problems == ()
+    (problem,) = judge(str(job), imports=True).problems
+    assert str(problem).startswith(f"{job}: spec.policy.entrypoint: mine:make: mine has no make; did you mean maker?")

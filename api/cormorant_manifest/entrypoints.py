@@ -1,0 +1,173 @@
+"""Whether the entrypoints of a manifest exist, read from source files without running them.
+
+Called by `cormorant validate --imports`, and before workers start: a typo is answered in a blink, with near matches.
+What a reader of the source cannot know (star imports, `__getattr__`, compiled modules) counts as found; workers will
+tell.
+"""
+
+import ast
+import difflib
+import pkgutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from cormorant_contract.errors import Problem
+from cormorant_contract.job import CollectorJob
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entrypoint:
+    """One `package.module:attribute` of a manifest."""
+
+    path: str
+    kwargs: Mapping[str, Any]
+    num_positional: int
+    """Arguments that are passed by position."""
+    what: str
+    location: tuple[str | int, ...]
+
+
+def missing_entrypoints(job: CollectorJob, *, folder: Path | None = None) -> list[Problem]:
+    """What a manifest names and no source file has.
+
+    Args:
+        job: the manifest.
+        folder: searched first; the manifest's own.
+    """
+    path = ([str(folder)] if folder is not None else []) + sys.path
+    return [
+        Problem(message=sentence, name=job.metadata.name, location=entry.location)
+        for entry in _entrypoints(job)
+        if (sentence := _trouble(entry, path))
+    ]
+
+
+def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
+    policy, block = job.spec.policy, job.spec.env.gymnasium
+    if policy.entrypoint is not None:
+        yield Entrypoint(
+            path=policy.entrypoint, kwargs=policy.kwargs, num_positional=2, what="policy",
+            location=("spec", "policy", "entrypoint"),
+        )  # fmt: skip
+    if block is not None and block.entrypoint:
+        yield Entrypoint(
+            path=block.entrypoint, kwargs=block.kwargs, num_positional=0, what="environment",
+            location=("spec", "env", "gymnasium", "entrypoint"),
+        )  # fmt: skip
+
+
+def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
+    """What is wrong with an entrypoint, in a sentence; empty when nothing is, or nobody can know."""
+    module, _, attribute = entry.path.partition(":")
+    if not module or not attribute or module == "__main__":
+        return ""  # refused elsewhere, with a remedy of its own
+    try:
+        spec = _find(module, path)
+    except _NoModule as missing:
+        hint = _hint(f"{missing.parent}{missing.name}", [f"{missing.parent}{name}" for name in missing.siblings])
+        return (
+            f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; the {entry.what}'s module lies "
+            "beside the manifest, on PYTHONPATH, or is installed"
+        )
+    tree = _parsed(spec)
+    if tree is None:
+        return ""
+    first = attribute.partition(".")[0]
+    names = _names(tree)
+    if first not in names:
+        return "" if "*" in names else f"{entry.path}: {module} has no {first}{_hint(first, sorted(names))}"
+    definition = next((node for node in tree.body if isinstance(node, Definition) and node.name == attribute), None)
+    return _call_trouble(entry, definition) if definition is not None else ""
+
+
+class _NoModule(Exception):
+    def __init__(self, parent: str, name: str, siblings: Sequence[str]) -> None:
+        self.parent, self.name, self.siblings = parent, name, siblings
+
+
+def _find(module: str, path: Sequence[str]) -> ModuleSpec:
+    """A module's spec, found as an import would find it, without importing its packages.
+
+    Raises:
+        _NoModule: there is none.
+    """
+    parent, spec, search = "", None, list(path)
+    for name in module.split("."):
+        spec = PathFinder.find_spec(f"{parent}{name}", search)
+        if spec is None:
+            if not parent and (name in sys.builtin_module_names or name in sys.modules):
+                return ModuleSpec(module, None)
+            raise _NoModule(parent, name, [found.name for found in pkgutil.iter_modules(search)])
+        parent, search = f"{parent}{name}.", list(spec.submodule_search_locations or [])
+    assert spec is not None
+    return spec
+
+
+def _parsed(spec: ModuleSpec) -> ast.Module | None:
+    if not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    try:
+        return ast.parse(Path(spec.origin).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return None
+
+
+def _names(tree: ast.Module) -> set[str]:
+    """Names that a module has at its top level, also below `if` and `try`; "*" where some cannot be known."""
+    names: set[str] = set()
+    nodes: list[ast.AST] = list(tree.body)
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, Definition):
+            names.add("*" if node.name == "__getattr__" else node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            nodes.extend(ast.iter_child_nodes(node))
+            # globals()["name"] = ... and setattr(module, ...) make names that are not written down.
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("globals", "setattr", "exec"):
+                names.add("*")
+    return names
+
+
+def _call_trouble(entry: Entrypoint, definition: Definition) -> str:
+    """Whether the manifest's kwargs fit the signature."""
+    if definition.decorator_list:
+        return ""
+    skipped = 0
+    if isinstance(definition, ast.ClassDef):
+        makers = [node for node in definition.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+        if not makers:
+            return ""
+        definition, skipped = makers[0], 1
+    given = definition.args
+    positional = [argument.arg for argument in (*given.posonlyargs, *given.args)][skipped:]
+    known = positional[entry.num_positional :] + [argument.arg for argument in given.kwonlyargs]
+    if given.kwarg is None:
+        for name in entry.kwargs:
+            if name not in known:
+                hint = _hint(name, known) or (f"; it has {', '.join(known)}" if known else "; it takes none")
+                return f"{entry.path} has no argument {name}{hint}"
+    by_position = positional[: len(positional) - len(given.defaults)][entry.num_positional :]
+    by_name = [a.arg for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
+    if missing := [name for name in by_position + by_name if name not in entry.kwargs]:
+        return f"{entry.path} needs the argument {missing[0]}; write it under spec's {entry.what} kwargs"
+    if len(positional) < entry.num_positional and given.vararg is None:
+        return (
+            f"{entry.path} takes {len(positional)} of the two arguments that a policy factory is called with, "
+            "observation_space and action_space"
+        )
+    return ""
+
+
+def _hint(name: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, [entry for entry in known if entry != "*"], n=2, cutoff=0.6)
+    return f"; did you mean {' or '.join(near)}?" if near else ""
