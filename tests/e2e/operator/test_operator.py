@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from cormorant_operator.connection import find_connection
 from cormorant_operator.errors import Conflict
 from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
-from cormorant_testing.stub_heads import StubHeads
+from cormorant_testing.stub_heads import StubHead, StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
 
@@ -451,6 +452,58 @@ def test_restarted_operator_finds_the_job_as_it_left_it(scene: Scene) -> None:
             time.sleep(3)
             after = scene.uids()
     assert len(set(before.values()) & set(after.values())) == 2
+
+
+@contextmanager
+def collecting(heads: StubHeads, names: list[str]) -> Iterator[None]:
+    """Frames come all the time, whether an operator looks or not."""
+    stop = threading.Event()
+
+    def collect() -> None:
+        while not stop.wait(0.5):
+            for name in names:
+                heads.by_job.setdefault(name, StubHead()).frames += 10
+
+    thread = threading.Thread(target=collect, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=10)
+
+
+def test_operator_that_was_away_longer_than_its_deadlines_destroys_nothing(scene: Scene) -> None:
+    names = ["pong-a", "pong-b", "pong-c"]
+    policy = {"progressDeadlineSeconds": 10, "onStall": "Fail"}
+
+    def frames() -> list[int]:
+        return [scene.status(name)["frames"]["collected"] for name in names]
+
+    with Kubelet(scene.namespace), collecting(scene.heads, names):
+        with scene.operator() as operator:
+            for name in names:
+                scene.submit(name, replicas=1, runPolicy=policy)
+            for name in names:
+                scene.until_ready(name)
+            scene.until(lambda: min(frames()) > 0, "frames are counted")
+            operator.kill()
+        before, counted = scene.uids(), frames()
+        time.sleep(13)
+        with scene.operator():
+            scene.until(lambda: all(now > then for now, then in zip(frames(), counted, strict=True)), "it counts again")
+            time.sleep(3)
+            assert scene.uids() == before
+            assert [scene.condition("Failed", name) for name in names] == ["", "", ""]
+            assert {scene.condition("Stalled", name) for name in names} == {"False/NotStalled"}
+
+
+def test_head_that_answers_and_stands_still_is_stalled_on_an_api_server_too(scene: Scene) -> None:
+    with Kubelet(scene.namespace), scene.operator():
+        scene.submit(replicas=1, runPolicy={"progressDeadlineSeconds": 3, "onStall": "Fail"})
+        scene.until(lambda: scene.condition("Failed") == "True/Stalled", "it is stalled")
+        assert scene.status()["reason"] == "Stalled"
+        assert "Stalled" in scene.namespace("get", "cjob", "pong"), "REASON is among the default columns"
 
 
 def test_operator_killed_again_and_again_makes_no_pod_twice(scene: Scene) -> None:
