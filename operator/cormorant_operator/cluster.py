@@ -24,6 +24,7 @@ _LONGEST_WAIT_S = 10.0
 _LOGIN_LASTS_S = 60.0
 _CHUNK = 500
 _PLURALS = {
+    "Node": "api/v1/nodes",
     "Pod": "api/v1/namespaces/{namespace}/pods",
     "Service": "api/v1/namespaces/{namespace}/services",
     "ConfigMap": "api/v1/namespaces/{namespace}/configmaps",

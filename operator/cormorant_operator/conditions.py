@@ -4,7 +4,7 @@
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
-                 ApiServerError NameNotFreeYet
+                 ApiServerError VolumeOnLostNode NameNotFreeYet
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: ReplacingHead RollingUpdate    False: UpToDate

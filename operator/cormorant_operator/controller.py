@@ -24,7 +24,7 @@ from cormorant_operator.memory import Census, Memory
 from cormorant_operator.metrics import Handler, Metrics
 from cormorant_operator.observed import HeadAnswer, Observed, Pod
 from cormorant_operator.pace import Purpose, purpose
-from cormorant_operator.plan import CheckTemplate, DrainHead, Note, Plan, TellHead
+from cormorant_operator.plan import CheckNode, CheckTemplate, DrainHead, Note, Plan, TellHead
 from cormorant_operator.reconcile import reconcile
 from cormorant_operator.recorder import event
 from cormorant_operator.roster import Roster
@@ -321,13 +321,14 @@ class Controller:
             is_cut_off=memory.is_silent and self.census.is_cut_off,
             refusals=dict(memory.refusals),
             verdicts=dict(memory.verdicts),
+            nodes=dict(memory.nodes),
         )
 
     def _schedule(self, job: Job, plan: Plan, memory: Memory) -> None:
         words = tuple(action for action in plan.actions if isinstance(action, (TellHead, DrainHead)))
         if len(plan.actions) > len(words):
             # What was done may be the cause of more to do.
-            is_answered = any(isinstance(action, CheckTemplate) for action in plan.actions)
+            is_answered = any(isinstance(action, (CheckTemplate, CheckNode)) for action in plan.actions)
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
             self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())

@@ -16,10 +16,11 @@ from cormorant_operator.children import secret
 from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.memory import Memory
-from cormorant_operator.observed import Pod, RefusalKind, Verdict
+from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
 from cormorant_operator.plan import (
     Action,
     ApplyChild,
+    CheckNode,
     CheckTemplate,
     CreatePod,
     CreateTokens,
@@ -32,10 +33,11 @@ from cormorant_operator.plan import (
     TellHead,
     owner_of,
 )
-from cormorant_operator.pod_facts import controller_uid, write_time
+from cormorant_operator.pod_facts import controller_uid, read_node, write_time
 from cormorant_operator.tokens import derive
 
 log = structlog.get_logger()
+_MOST_NODES = 64
 Raw = dict[str, Any]
 _LEAVING_LOOKS = 10
 """Looks at a Secret of an unknown owner, a second apart, before it counts as one that stays."""
@@ -112,6 +114,9 @@ class Executor:
         """
         if isinstance(action, (TellHead, DrainHead)):
             await self._speak(job, action)
+            return
+        if isinstance(action, CheckNode):
+            await self._look_at_node(action.name, memory)
             return
         owner = owner_of(action)
         if _is_refused_since(memory, owner, decided_at):
@@ -308,6 +313,20 @@ class Executor:
             self._cache.bury(uid)
         except (NotFound, Conflict):
             return
+
+    async def _look_at_node(self, name: str, memory: Memory) -> None:
+        at = self._clock()
+        try:
+            fact = read_node(await self._api.get("Node", namespace="", name=name), at=at)
+        except NotFound:
+            fact = NodeFact(is_lost=True, at=at)
+        except (Refused, ServerFault) as error:
+            # Not known: the pod has its grace, as on a node that answers.
+            log.warning("node_not_seen", node=name, reason=error.message)
+            fact = NodeFact(is_lost=False, at=at)
+        while len(memory.nodes) >= _MOST_NODES:
+            del memory.nodes[next(iter(memory.nodes))]
+        memory.nodes[name] = fact
 
     # -- the job and its head ----------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from cormorant_operator import names
 from cormorant_operator.backoff import RESET_AFTER_S, next_attempt_at
 from cormorant_operator.children import config_map
 from cormorant_operator.observed import Pod
-from cormorant_operator.plan import Action, CreatePod, DeletePod, Manifest
+from cormorant_operator.plan import Action, CheckNode, CreatePod, DeletePod, Manifest
 from cormorant_operator.pods import Birth, head_pod
 from cormorant_operator.progress import frames_settled
 from cormorant_operator.view import View
@@ -46,9 +46,12 @@ def plan_head(view: View) -> HeadPlan:
         return HeadPlan(actions=tidy, epoch=view.epoch)
     if (until := view.refused_until(names.HEAD)) is not None:
         return HeadPlan(actions=tidy, epoch=view.epoch, due=until)
-    not_before = _blocked_until(newest) if newest is not None else None
-    if not_before is not None and not_before > view.now:
-        return HeadPlan(actions=tidy, epoch=view.epoch, is_coming=True, due=not_before)
+    not_before = _blocked_until(view, newest) if newest is not None else None
+    if newest is not None and not_before is not None and not_before > view.now:
+        nodes, look_at = view.nodes_to_check([newest])
+        looks = tuple(CheckNode(name=name) for name in nodes)
+        due = min(not_before, look_at or not_before)
+        return HeadPlan(actions=(*tidy, *looks), epoch=view.epoch, is_coming=True, due=due)
     epoch = view.epoch + 1
     create = CreatePod(owner=names.HEAD, manifest=render_head(view, epoch=epoch))
     return HeadPlan(actions=(*tidy, create), epoch=epoch, is_coming=True)
@@ -63,13 +66,13 @@ def render_head(view: View, *, epoch: int) -> Manifest:
     return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_settled(view), config=config)
 
 
-def _blocked_until(pod: Pod) -> datetime | None:
+def _blocked_until(view: View, pod: Pod) -> datetime | None:
     """When the successor of a head that does not live may begin; None: now."""
     if pod.must_wait and not pod.is_terminating:
         return next_attempt_at(pod)
     # A head that was told to end lets learners acknowledge what they hold, and counts it. One that never ran holds
     # nothing, and one on a lost node tells nothing.
-    if pod.is_terminating and pod.phase == "Running":
+    if pod.is_terminating and pod.phase == "Running" and not view.is_lost(pod):
         return pod.deletion_deadline
     return None
 

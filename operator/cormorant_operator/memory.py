@@ -8,7 +8,7 @@ from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.job import Identity
-from cormorant_operator.observed import HeadAnswer, Refusal, RefusalKind, Verdict
+from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict
 from cormorant_operator.plan import POD_OWNER, DrainHead, TellHead
 
 _MOST_VERDICTS = 64
@@ -40,6 +40,8 @@ class Memory:
     counters: tuple[Identity, CollectorJobStatus] | None = None
     """A status of which only counters are new, and the version that it follows; it waits for its turn."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
+    nodes: dict[str, NodeFact] = field(default_factory=dict)
+    """Nodes that were looked at."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @property

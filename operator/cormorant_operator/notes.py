@@ -24,6 +24,7 @@ _BLOCKED = (
     "ApiServerError",
     "UnknownFields",
     "HeadBlocked",
+    "VolumeOnLostNode",
 )
 
 

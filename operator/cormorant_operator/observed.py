@@ -60,6 +60,10 @@ class Pod:
     """Its own container ended, and another one runs on."""
     is_rejected: bool = False
     """Its node's kubelet did not take it: none of its containers ever ran."""
+    node: str = ""
+    """Name of its node."""
+    is_expelled: bool = False
+    """It is deleted because of a taint: its node is lost, or healthy and wanted for something else."""
     is_disrupted: bool = False
     """Evicted, preempted, refused by its kubelet, or its node was drained or lost: no fault of its own."""
     obstacle: Obstacle = Obstacle.NONE
@@ -189,6 +193,15 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFact:
+    """What was seen of a node."""
+
+    is_lost: bool
+    """It is gone, its kubelet does not report, or a person has declared it out of service."""
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything of one job at one moment."""
 
@@ -217,5 +230,7 @@ class Observed:
     """So many heads are silent at once that the fault is this operator's, or the network's, and not theirs."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
     """By group, "head" or the kind of another child; the last one of each, until a creation works."""
+    nodes: Mapping[str, NodeFact] = field(default_factory=dict)
+    """Nodes that were looked at, by name."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     """Dry runs by digest of the template."""

@@ -38,6 +38,8 @@ def scheduling_trouble(view: View) -> Trouble | None:
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
             return Trouble(reason=refusal.kind.value, message=refusal.message)
+    if (volume := _volume_trouble(view)) is not None:
+        return volume
     stuck = sorted(
         (pod for pod in view.busy if pod.is_live and pod.obstacle is not Obstacle.NONE),
         key=lambda pod: (pod.role, pod.group, pod.index),
@@ -53,11 +55,26 @@ def is_waiting_for_room(view: View) -> bool:
     """Whether what a job lacks to be ready, its head or else workers, has no node, or the API server cannot make it."""
     head = view.live_head
     if head is None or not head.is_ready:
-        return head is not None and not head.is_scheduled
+        return head is not None and (not head.is_scheduled or _volume_trouble(view) is not None)
     refusals = (view.observed.refusals.get(group.name) for group in view.groups)
     workers = (pod for pods in view.busy_workers.values() for pod in pods if pod.is_live)
     return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
         not pod.is_scheduled for pod in workers
+    )
+
+
+def _volume_trouble(view: View) -> Trouble | None:
+    """A head that waits for a volume which Kubernetes does not take off a lost node by itself."""
+    head, claim = view.live_head, view.job.spec.head.persistence.claim_name
+    lost = next((pod for pod in view.heads if pod.is_terminating and view.is_lost(pod)), None)
+    if head is None or head.is_ready or not head.is_scheduled or not claim or lost is None:
+        return None
+    node = lost.node or "of that pod"
+    return Trouble(
+        reason="VolumeOnLostNode",
+        message=f"{head.name} may wait for claim {claim}: {lost.name} is on the lost node {node}, and a ReadWriteOnce "
+        "volume stays attached to it. When that node is surely off: "
+        f"kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
     )
 
 

@@ -88,6 +88,13 @@ class DrainHead:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckNode:
+    """Look at a node: whether the pods that are deleted on it will be confirmed gone."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
     """Delete the job itself: its time is over."""
 
@@ -102,12 +109,13 @@ Action: TypeAlias = (
     | DeleteChild
     | TellHead
     | DrainHead
+    | CheckNode
     | DeleteJob
 )
 
 
 def owner_of(action: Action) -> str:
-    """The key under which a refusal of this action is kept; empty for words to the head.
+    """The key under which a refusal of this action is kept; empty for words to the head and for looks at nodes.
 
     After a refusal, actions of the same owner wait.
     """
@@ -126,7 +134,7 @@ def owner_of(action: Action) -> str:
             return f"{action.kind}/{action.name}"
         case DeleteJob():
             return "CollectorJob"
-        case TellHead() | DrainHead():
+        case TellHead() | DrainHead() | CheckNode():
             return ""
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from cormorant_operator import names
 from cormorant_operator.entrypoints import last_words, settled_frames
-from cormorant_operator.observed import Obstacle, Pod, PodPhase, Role
+from cormorant_operator.observed import NodeFact, Obstacle, Pod, PodPhase, Role
 
 _PHASES: Mapping[str, PodPhase] = {
     "Pending": "Pending",
@@ -18,7 +18,8 @@ _PHASES: Mapping[str, PodPhase] = {
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
 _REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "NodeShutdown", "Terminated")
-_NODE_LOST = "DeletionByTaintManager"
+_EXPELLED = "DeletionByTaintManager"
+_OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
 _LONGEST_MESSAGE = 1024
 
 
@@ -47,7 +48,9 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         base_image=notes.get(names.BASE_IMAGE, ""),
         failures=_count(notes.get(names.FAILURES)),
         restarts=_count(notes.get(names.RESTARTS)),
-        phase=_phase(raw, ended, disruption),
+        phase=_phase(raw, ended),
+        node=(raw.get("spec") or {}).get("nodeName") or "",
+        is_expelled="deletionTimestamp" in metadata and disruption.get("reason") == _EXPELLED,
         has_sidecar=bool(ended) and _has_sidecar(role, status),
         is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         scheduled_since=_since(conditions.get("PodScheduled", {})),
@@ -92,14 +95,19 @@ def _role(text: str | None) -> Role | None:
     return "worker" if text == names.WORKER else None
 
 
-def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any], disruption: Mapping[str, Any]) -> PodPhase:
+def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:
     if ended:
         # The pod's own phase waits for every container: a mesh's or a log shipper's never ends by itself.
         return "Failed" if ended.get("exitCode") else "Succeeded"
-    phase = _PHASES.get((raw.get("status") or {}).get("phase") or "Pending", "Unknown")
-    # The node is unreachable and nobody will ever confirm the deletion: there is no use in waiting for its grace.
-    is_gone = raw["metadata"].get("deletionTimestamp") and disruption.get("reason") == _NODE_LOST
-    return "Unknown" if is_gone and phase in ("Pending", "Running") else phase
+    return _PHASES.get((raw.get("status") or {}).get("phase") or "Pending", "Unknown")
+
+
+def read_node(raw: Mapping[str, Any], *, at: datetime) -> NodeFact:
+    """Whether a node is lost: the deletion of its pods will not be confirmed."""
+    conditions = {item["type"]: item for item in (raw.get("status") or {}).get("conditions") or ()}
+    taints = {taint.get("key") for taint in (raw.get("spec") or {}).get("taints") or ()}
+    is_ready = conditions.get("Ready", {}).get("status") == "True"
+    return NodeFact(is_lost=not is_ready or _OUT_OF_SERVICE in taints, at=at)
 
 
 def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple[Obstacle, str]:

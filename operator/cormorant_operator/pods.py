@@ -210,6 +210,8 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
             "tolerations": [
                 {"key": "node.kubernetes.io/not-ready", **lost},
                 {"key": "node.kubernetes.io/unreachable", **lost},
+                # Clouds keep other pods off their GPU nodes by this taint; some admit nothing in its place.
+                *([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if parts.is_gpu else ()),
             ],
             "containers": [container],
             "volumes": [*parts.volumes, *volumes],

@@ -124,6 +124,14 @@ def _served_at(view: View) -> datetime | None:
     return since(view.job.status, "Progressing", "False")
 
 
+def _placed_at(view: View) -> datetime | None:
+    """When the wait for a volume of a lost node ended that the status still knows of; now, if it has just ended."""
+    before = find(view.job.status, "Scheduled")
+    if before is not None and before.reason == "VolumeOnLostNode":
+        return view.now
+    return since(view.job.status, "Scheduled", "True")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
     """Something that must happen before a time."""
@@ -178,7 +186,7 @@ def startup_deadline(view: View) -> Deadline | None:
     known_until = view.now
     if not view.has_enough:
         starting = [pod.starting_since for pod in view.busy if pod.is_live and not pod.is_ready]
-        began = [since(status, "Ready", "False") or view.now, *starting]
+        began = [since(status, "Ready", "False") or view.now, _placed_at(view), *starting]
     elif has_collected(view) or view.heard_since is None or view.heard_at is None:
         return None
     else:

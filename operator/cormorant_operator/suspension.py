@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_operator import names
-from cormorant_operator.plan import Action, DeletePod, DrainHead, MarkPod
+from cormorant_operator.plan import Action, CheckNode, DeletePod, DrainHead, MarkPod
 from cormorant_operator.view import View
 from cormorant_operator.workers import live_workers
 
@@ -35,8 +35,10 @@ def plan_suspension(view: View) -> Suspension:
             return Suspension(state="no")
         orders = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in live_workers(view))
         remains = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in view.heads if not pod.is_terminating)
+        nodes, due = view.nodes_to_check(view.observed.pods)
+        looks = tuple(CheckNode(name=name) for name in nodes)
         state: State = "deleting" if view.has_pods else "suspended"
-        return Suspension(state=state, actions=(*orders, *remains))
+        return Suspension(state=state, actions=(*orders, *remains, *looks), due=due)
     if head.draining_since is None and not is_wanted:
         return Suspension(state="no")
     if head.draining_since is None and not head.is_ready:

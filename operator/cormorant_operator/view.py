@@ -1,6 +1,6 @@
 """One moment of a job: what all parts of `reconcile` look at."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import cached_property
@@ -17,6 +17,8 @@ from cormorant_operator.templates import Templates
 
 VERDICT_LASTS_S = 600.0
 """After which a template that the API server refused is tried again, though nobody changed it."""
+_NODE_LASTS_S = 10.0
+"""For which what was seen of a node is believed."""
 _HOPELESS_S = 600.0
 """The same for what only a person can put right."""
 _LEAVING_S = 1.0
@@ -251,7 +253,20 @@ class View:
     @property
     def has_pods(self) -> bool:
         """Whether a pod of the job exists on a node that answers; one on a lost node may stay listed for ever."""
-        return any(pod.phase != "Unknown" for pod in self.observed.pods)
+        return any(not self.is_lost(pod) for pod in self.observed.pods)
+
+    def is_lost(self, pod: Pod) -> bool:
+        """Whether a pod's node is known to be lost: nobody will ever confirm its end."""
+        node = self.observed.nodes.get(pod.node)
+        return pod.phase == "Unknown" or (pod.is_expelled and node is not None and node.is_lost)
+
+    def nodes_to_check(self, pods: Iterable[Pod]) -> tuple[tuple[str, ...], datetime | None]:
+        """Nodes of pods that a taint expels, as far as nobody has looked lately; and when to look again."""
+        names = {pod.node for pod in pods if pod.is_expelled and pod.node and not self.is_lost(pod)}
+        seen = self.observed.nodes
+        old = [name for name in names if name not in seen or self.now >= self.after(seen[name].at, _NODE_LASTS_S)]
+        due = min((self.after(seen[name].at, _NODE_LASTS_S) for name in names if name not in old), default=None)
+        return tuple(sorted(old)), due
 
     @property
     def was_suspended(self) -> bool:

@@ -34,4 +34,10 @@
 - apiGroups: [""]
   resources: [events]
   verbs: [create]
+{{- if not .Values.watchNamespaces }}
+# Whether a node is lost that a head is expelled from. Nodes are in no namespace: without this, the grace is waited out.
+- apiGroups: [""]
+  resources: [nodes]
+  verbs: [get]
+{{- end }}
 {{- end -}}

@@ -15,10 +15,11 @@ from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.children import digest_of
 from cormorant_operator.entrypoints import last_words, settled_frames
 from cormorant_operator.job import Identity, Job, find
-from cormorant_operator.observed import HeadAnswer, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
+from cormorant_operator.observed import HeadAnswer, NodeFact, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
 from cormorant_operator.plan import (
     Action,
     ApplyChild,
+    CheckNode,
     CheckTemplate,
     CreatePod,
     CreateTokens,
@@ -87,6 +88,9 @@ class World:
         self.is_silent = False
         self.refusals: dict[str, Refusal] = {}
         self.verdicts: dict[str, Verdict] = {}
+        self.lost_nodes: set[str] = set()
+        self.nodes: dict[str, NodeFact] = {}
+        """What the operator has seen of nodes."""
         self.is_deleted = False
         self.done: list[Action] = []
         self.told: list[str] = []
@@ -116,6 +120,7 @@ class World:
             is_silent=self.is_silent,
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
+            nodes=dict(self.nodes),
         )
 
     def plan(self) -> Plan:
@@ -152,7 +157,7 @@ class World:
     def restart_operator(self) -> None:
         """What lives in the operator's memory is gone."""
         self.has_tokens, self.answer, self.heard_since, self.is_silent = False, None, None, False
-        self.refusals, self.verdicts = {}, {}
+        self.refusals, self.verdicts, self.nodes = {}, {}, {}
         self.attempts, self.epoch = {}, 0
         for pod in self.pods.values():
             self._notice(pod)
@@ -200,6 +205,8 @@ class World:
             case DrainHead():
                 if self.answer is not None and not self.is_silent:
                     self.answer = replace(self.answer, phase="Draining")
+            case CheckNode():
+                self.nodes[action.name] = NodeFact(is_lost=action.name in self.lost_nodes, at=self.now)
             case DeleteJob():
                 self.is_deleted = True
                 self.pods.clear()
@@ -263,7 +270,8 @@ class World:
         """Time passes; what was told to end has ended by its deadline."""
         self.now += timedelta(seconds=seconds)
         for pod in list(self.pods.values()):
-            if pod.deletion_deadline is not None and pod.phase != "Unknown" and self.now >= pod.deletion_deadline:
+            is_lost = pod.node in self.lost_nodes
+            if pod.deletion_deadline is not None and not is_lost and self.now >= pod.deletion_deadline:
                 del self.pods[pod.name]
 
     def place(self, name: str) -> None:
@@ -368,7 +376,14 @@ class World:
 
     def lose(self, name: str) -> None:
         """Its node is gone, and the deletion that follows is never confirmed."""
-        self._change(name, phase="Unknown", deletion_deadline=self.now, is_disrupted=True, ready_since=None)
+        self.expel(name)
+        self.lost_nodes.add(self.pods[name].node)
+
+    def expel(self, name: str) -> None:
+        """A taint deletes it, with its grace."""
+        until = self.now + timedelta(seconds=GRACE_S)
+        node = f"node-of-{name}"
+        self._change(name, deletion_deadline=until, node=node, is_expelled=True, is_disrupted=True, ready_since=None)
 
     def block(self, name: str, obstacle: Obstacle, message: str) -> None:
         """It cannot start; what has an image to pull has a node."""

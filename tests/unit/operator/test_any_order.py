@@ -131,6 +131,11 @@ class AnyOrder(RuleBasedStateMachine):
             self.world.lose(name)
 
     @rule(pick=PICK)
+    def pod_is_expelled_by_a_taint(self, pick: int) -> None:
+        if name := self._pick(pick):
+            self.world.expel(name)
+
+    @rule(pick=PICK)
     def pod_finds_no_node(self, pick: int) -> None:
         waiting = [pod for pod in self.world.pods.values() if pod.is_live and not pod.is_scheduled]
         if waiting:
@@ -259,7 +264,7 @@ class AnyOrder(RuleBasedStateMachine):
         if world.job.is_over:
             return not world.live()
         if world.job.spec.suspend:
-            left = [pod for pod in world.pods.values() if pod.phase != "Unknown"]
+            left = [pod for pod in world.pods.values() if pod.node not in world.lost_nodes]
             return not left and world.condition("Suspended") == "True/Suspended"
         wanted = [f"cpu-{index}" for index in range(world.job.spec.replicas)]
         return (

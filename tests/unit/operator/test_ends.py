@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from cormorant_operator.observed import Obstacle
-from cormorant_operator.plan import CreatePod
+from cormorant_operator.plan import CheckNode, CreatePod
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 
@@ -113,3 +113,63 @@ def test_worker_that_its_kubelet_refuses_is_made_again_after_a_while_and_never_c
     assert (world.slots(), world.live()[0].failures) == (["cpu-0", "cpu-1"], 0)
     assert (world.condition("Failed"), world.job.status.groups[0].restarts) == ("", 0)
     assert world.job.status.recent_failures[-1].reason == "UnexpectedAdmissionError"
+
+
+def test_head_that_a_taint_expels_from_a_healthy_node_is_never_one_of_two() -> None:
+    world = running()
+    world.expel("pong-head-1")
+    world.settle()
+    assert of_kind(world.done, CheckNode) == [CheckNode(name="node-of-pong-head-1")]
+    assert [pod.name for pod in world.pods.values() if pod.role == "head"] == ["pong-head-1"], "it may still write"
+    world.tick(10)
+    world.settle()
+    assert len(of_kind(world.done, CheckNode)) == 2, "it is looked at again, every ten seconds"
+    world.finish("pong-head-1", exit_code=143, message='{"frames": 1234}')
+    world.settle()
+    assert (world.head.name, world.job.status.frames.collected) == ("pong-head-2", 1234)
+
+
+def test_node_that_is_lost_a_moment_later_is_seen_to_be() -> None:
+    world = running()
+    world.expel("pong-head-1")
+    world.settle()
+    world.lost_nodes.add("node-of-pong-head-1")
+    world.tick(9)
+    world.settle()
+    assert "pong-head-2" not in world.pods
+    world.tick(1)
+    world.settle()
+    assert world.head.name == "pong-head-2"
+
+
+def test_new_head_that_waits_for_a_volume_of_a_lost_node_says_what_to_do_and_is_waited_for() -> None:
+    world = running(head={"persistence": {"claimName": "weights"}}, runPolicy={"startupDeadlineSeconds": 900})
+    world.lose("pong-head-1")
+    world.settle()
+    world.place("pong-head-2")
+    world.tick(5000)
+    world.settle()
+    assert (world.condition("Scheduled"), world.condition("Failed")) == ("False/VolumeOnLostNode", "")
+    assert world.message("Scheduled").endswith(
+        "kubectl taint node node-of-pong-head-1 node.kubernetes.io/out-of-service=nodeshutdown:NoExecute"
+    )
+    assert world.told.count("VolumeOnLostNode") == 1
+    world.vanish("pong-head-1")  # Kubernetes deletes what is on a node that is out of service
+    world.run()
+    assert (world.condition("Scheduled"), world.condition("Failed")) == ("True/AllPodsScheduled", "")
+
+
+def test_suspension_does_not_wait_for_a_lost_node_and_does_for_a_tainted_one() -> None:
+    world = running(replicas=2)
+    lost, tainted = (pod.name for pod in world.live())
+    world.lose(lost)
+    world.expel(tainted)
+    world.edit(suspend=True)
+    world.settle()
+    world.finish("pong-head-1", exit_code=143)
+    world.settle()
+    assert world.condition("Suspended") == "False/Suspending"
+    world.vanish(tainted)
+    world.tick(60)
+    world.settle()
+    assert (set(world.pods), world.condition("Suspended")) == ({lost}, "True/Suspended")

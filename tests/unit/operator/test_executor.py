@@ -18,7 +18,7 @@ from cormorant_operator.executor import Executor
 from cormorant_operator.job import Identity
 from cormorant_operator.memory import Memory
 from cormorant_operator.observed import Refusal, RefusalKind
-from cormorant_operator.plan import Action, ApplyChild, CreatePod, CreateTokens, DeletePod
+from cormorant_operator.plan import Action, ApplyChild, CheckNode, CreatePod, CreateTokens, DeletePod
 from cormorant_testing.operator_world import BEGIN, World, make_job, of_kind, running
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -81,6 +81,23 @@ class ApiServer:
         self.requests.append(f"{verb} {name}")
         if code := self.refused.get(f"{verb} {name}"):
             raise error_of(code)(code, {"message": f"{name} is not to be touched"}, request=verb)
+
+
+def test_what_cannot_be_seen_of_a_node_is_no_evidence_that_it_is_lost() -> None:
+    scene = Scene()
+    healthy = {"spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    scene.api.keep({"kind": "Node", "metadata": {"name": "healthy"}, **healthy})
+    scene.api.put("Node", "silent")
+    scene.api.put("Node", "secret")
+    scene.api.refused["GET secret"] = 403
+    scene.do(*(CheckNode(name=name) for name in ("healthy", "silent", "gone", "secret")))
+    assert {name: fact.is_lost for name, fact in scene.memory.nodes.items()} == {
+        "healthy": False,
+        "silent": True,
+        "gone": True,
+        "secret": False,
+    }
+    assert scene.memory.refusals == {}
 
 
 class Scene:

@@ -245,7 +245,8 @@ def test_head_that_refuses_what_it_was_given_fails_the_job_at_once() -> None:
 def test_head_on_a_lost_node_is_followed_at_once_under_a_new_name() -> None:
     world = running()
     world.lose("pong-head-1")
-    assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
+    world.settle()
+    assert (world.head.name, world.pods["pong-head-1"].is_terminating) == ("pong-head-2", True)
 
 
 def test_head_that_was_told_to_end_may_count_its_last_frames() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from cormorant_operator import children, entrypoints, names
-from cormorant_operator.observed import Pod
+from cormorant_operator.observed import NodeFact, Pod
 from cormorant_operator.overlay import merge
 from cormorant_operator.plan import Manifest
-from cormorant_operator.pod_facts import read_pod
+from cormorant_operator.pod_facts import read_node, read_pod
 from cormorant_operator.pods import Birth, head_pod, worker_pod
 from cormorant_operator.quantity import parse_bytes
 from cormorant_operator.site import Site
@@ -467,17 +467,43 @@ def test_obstacles_are_read(status: dict[str, Any], obstacle: str, words: str) -
     assert (pod.obstacle.value, pod.obstacle_message) == (obstacle, words)
 
 
-def test_pod_that_the_taint_manager_deletes_is_on_a_lost_node() -> None:
+def test_pod_that_a_taint_expels_is_not_on_a_lost_node_for_that() -> None:
     raw = worker()
     raw["metadata"] |= {
         "uid": "u",
         "creationTimestamp": "2026-01-01T00:00:00Z",
         "deletionTimestamp": "2026-01-01T01:00:00Z",
     }
+    raw["spec"]["nodeName"] = "n1"
     reason = {"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}
     pod = read_pod({**raw, "status": {"phase": "Running", "conditions": [reason]}})
     assert pod is not None
-    assert (pod.phase, pod.is_live, pod.is_disrupted) == ("Unknown", False, True)
+    assert (pod.phase, pod.is_live, pod.is_disrupted) == ("Running", False, True)
+    assert (pod.is_expelled, pod.node) == (True, "n1")
+
+
+@pytest.mark.parametrize(
+    ("ready", "taint", "is_lost"),
+    [
+        ("True", "team=b", False),
+        ("False", "node.kubernetes.io/not-ready", True),
+        ("Unknown", "node.kubernetes.io/unreachable", True),
+        ("True", "node.kubernetes.io/out-of-service", True),
+    ],
+)
+def test_node_is_lost_when_it_is_not_ready_or_out_of_service(ready: str, taint: str, is_lost: bool) -> None:
+    at = datetime(2026, 1, 1, tzinfo=UTC)
+    raw = {
+        "spec": {"taints": [{"key": taint, "effect": "NoExecute"}]},
+        "status": {"conditions": [{"type": "MemoryPressure", "status": "False"}, {"type": "Ready", "status": ready}]},
+    }
+    assert read_node(raw, at=at) == NodeFact(is_lost=is_lost, at=at)
+
+
+def test_gpu_workers_tolerate_the_taint_of_gpu_nodes_and_others_do_not() -> None:
+    wanted = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+    assert wanted in worker(device="gpu")["spec"]["tolerations"]
+    assert wanted not in worker()["spec"]["tolerations"]
 
 
 def test_secret_has_a_key_a_role() -> None:

@@ -180,6 +180,7 @@ def test_every_new_head_has_the_whole_startup_deadline() -> None:
     world.vanish("pong-head-2")
     world.settle()
     world.place("pong-head-3")
+    world.settle()
     world.tick(899)
     world.settle()
     assert (world.head.name, world.condition("Failed")) == ("pong-head-3", "")
@@ -234,6 +235,7 @@ def test_pause_and_suspension_hold_the_startup_deadline_of_a_new_head() -> None:
     world.edit(suspend=False)
     world.settle()
     world.place_all()
+    world.settle()
     ends_after_its_startup_deadline(world)
 
 
