@@ -219,6 +219,9 @@ def test_what_others_change_is_restored(running: Scene) -> None:
         lambda: namespace.get("service", "pong-head")["spec"]["selector"]["cormorant.dev/epoch"] == "1",
         "the selector is back",
     )
+    managed = "app.kubernetes.io/managed-by"
+    namespace("label", "service", "pong-api", f"{managed}-")
+    running.until(lambda: managed in namespace.get("service", "pong-api")["metadata"]["labels"], "the label is back")
 
 
 def test_secret_that_somebody_deleted_is_there_before_the_next_head_waits_for_it(running: Scene) -> None:
@@ -305,7 +308,9 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
         assert scene.uids() == before
 
 
-def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
+@contextmanager
+def webhook_that_is_away(scene: Scene, operation: str) -> Iterator[None]:
+    """Pods cannot be created, or deleted: the API server asks a webhook that does not answer."""
     name = scene.namespace.name
     webhook = {
         "apiVersion": "admissionregistration.k8s.io/v1",
@@ -315,7 +320,7 @@ def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
             {
                 "name": "away.example.com",
                 "clientConfig": {"url": "https://127.0.0.1:1/"},
-                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"]}],
+                "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": [operation], "resources": ["pods"]}],
                 "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}},
                 "admissionReviewVersions": ["v1"],
                 "sideEffects": "None",
@@ -325,16 +330,33 @@ def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
     }
     scene.namespace("create", "-f", "-", document=webhook)
     try:
-        with scene.operator(), Kubelet(scene.namespace):
+        yield
+    finally:
+        scene.namespace("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
+
+
+def test_webhook_that_is_away_is_explained(scene: Scene) -> None:
+    with scene.operator(), Kubelet(scene.namespace):
+        with webhook_that_is_away(scene, "CREATE"):
             scene.submit()
             scene.until(lambda: scene.condition("Scheduled") == "False/ApiServerError", "the condition says so")
             (scheduled,) = [c for c in scene.status()["conditions"] if c["type"] == "Scheduled"]
             assert 'failed calling webhook "away.example.com"' in scheduled["message"]
-            scene.namespace("delete", "validatingwebhookconfiguration", name)
-            scene.until_ready()
-            scene.until(lambda: scene.condition("Scheduled") != "False/ApiServerError", "no more is said of it")
-    finally:
-        scene.namespace("delete", "validatingwebhookconfiguration", name, "--ignore-not-found")
+        scene.until_ready()
+        scene.until(lambda: scene.condition("Scheduled") != "False/ApiServerError", "no more is said of it")
+
+
+def test_refused_deletion_is_said_and_holds_up_nothing_else(running: Scene) -> None:
+    pods = set(running.uids())
+    with webhook_that_is_away(running, "DELETE"):
+        running.edit('{"spec": {"replicas": 1, "paused": true}}')
+        running.until(lambda: running.condition("Paused") == "True/Spec", "the head is told and the status written")
+        running.until(lambda: running.condition("Scheduled") == "False/ApiServerError", "the condition says so")
+        (scheduled,) = [c for c in running.status()["conditions"] if c["type"] == "Scheduled"]
+        assert scheduled["message"].startswith("cannot delete pod pong-cpu-1-")
+        assert set(running.uids()) == pods
+    running.until(lambda: len(running.uids()) == 2, "the pod goes once it may")
+    running.until(lambda: running.condition("Scheduled") == "True/AllPodsScheduled", "no more is said of it")
 
 
 def test_stranger_of_that_name_is_never_adopted(scene: Scene) -> None:
