@@ -1,0 +1,146 @@
+"""What judges the chaos schedules finds what it is there for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cormorant_testing.chaos.judge import Finding, Judge, compare
+from cormorant_testing.chaos.plan import plan_of
+from cormorant_testing.chaos.witness import BORN, LIFE, STEP, SaveableWitness, make_witness
+
+VERSION = 3
+
+
+def played(env: SaveableWitness, obs: Any, steps: int, traj: int) -> tuple[dict[str, Any], Any]:
+    """A batch `[1, T]` of one environment, without an end, and what follows it."""
+    rows: dict[str, list[Any]] = {name: [] for name in ("obs", "action", "next", "reward", "done")}
+    for step in range(steps):
+        action = np.array([VERSION, step], np.float32)
+        following, reward, terminated, truncated, _ = env.step(action)
+        for name, value in zip(rows, (obs, action, following, reward, terminated or truncated), strict=True):
+            rows[name].append(value)
+        obs = following
+    assert not any(rows["done"]), "choose fewer steps"
+    flags = np.array(rows["done"])[None, :, None]
+    batch = {
+        "observation": np.array(rows["obs"])[None],
+        "action": np.array(rows["action"])[None],
+        "next": {
+            "observation": np.array(rows["next"])[None],
+            "reward": np.array(rows["reward"], np.float32)[None, :, None],
+            "done": flags,
+            "terminated": flags.copy(),
+            "truncated": flags.copy(),
+        },
+        "collector": {
+            "traj_ids": np.full((1, steps), traj),
+            "policy_version": np.full((1, steps), VERSION),
+        },
+    }
+    return batch, obs
+
+
+def begun(seed: int = 5) -> tuple[SaveableWitness, Any]:
+    """An environment whose first episode takes 9 steps."""
+    env = make_witness()
+    assert isinstance(env, SaveableWitness)
+    return env, env.reset(seed=seed)[0]
+
+
+def restored(env: SaveableWitness) -> SaveableWitness:
+    other = SaveableWitness()
+    other.set_state(env.get_state())
+    return other
+
+
+def test_two_batches_of_one_trajectory_are_good() -> None:
+    judge, (env, obs) = Judge(), begun()
+    for batch_id in ("a", "b"):
+        batch, obs = played(env, obs, 1, 5)
+        judge.take(batch, batch_id=batch_id)
+        judge.take(batch, batch_id=batch_id)  # delivered again
+    judge.finish()
+    assert (judge.frames, judge.newest) == (2, VERSION)
+
+
+def test_an_id_that_stands_for_two_futures_is_found() -> None:
+    judge, (env, obs) = Judge(may_miss=True), begun()
+    other = restored(env)
+    judge.take(played(env, obs, 2, 5)[0])
+    judge.take(played(other, obs, 2, 5)[0])
+    with pytest.raises(Finding, match="trajectory 5 was delivered twice at one step"):
+        judge.finish()
+
+
+def test_a_restored_future_under_an_id_of_its_own_is_good() -> None:
+    judge, (env, obs) = Judge(may_miss=True), begun()
+    first, after = played(env, obs, 1, 5)
+    other = restored(env)
+    judge.take(first)
+    judge.take(played(env, after, 1, 5)[0])
+    judge.take(played(other, after, 1, 6)[0])
+    judge.finish()
+
+
+def test_a_stream_that_begins_twice_is_found() -> None:
+    judge = Judge()
+    for traj in (5, 6):
+        env, obs = begun()
+        judge.take(played(env, obs, 2, traj)[0])
+    with pytest.raises(Finding, match="seed 5 began 2 times"):
+        judge.finish()
+
+
+def test_frames_that_are_missing_are_found_unless_they_may_be() -> None:
+    for may_miss in (False, True):
+        judge, (env, obs) = Judge(may_miss=may_miss), begun()
+        for part in range(3):
+            batch, obs = played(env, obs, 1, 5)
+            if part != 1:
+                judge.take(batch)
+        if may_miss:
+            judge.finish()
+            continue
+        with pytest.raises(Finding, match="trajectory 5 misses frames"):
+            judge.finish()
+
+
+@pytest.mark.parametrize(
+    ("break_it", "words"),
+    [
+        (lambda batch: batch["next"]["reward"].__iadd__(1), "reward of frame 0"),
+        (lambda batch: batch["next"]["done"].__ior__(True), "done of frame 0"),
+        (lambda batch: batch["action"].__iadd__(1), "next observation of frame 0"),
+        (lambda batch: batch["collector"]["policy_version"].__iadd__(1), "acting version of frame 0"),
+        (lambda batch: batch["observation"][..., STEP].__iadd__(1), "next observation of frame 0"),
+    ],
+)
+def test_a_wrong_value_is_found_at_once(break_it: Callable[[Any], object], words: str) -> None:
+    env, obs = begun()
+    batch, _ = played(env, obs, 2, 5)
+    break_it(batch)
+    with pytest.raises(Finding, match=words):
+        Judge().take(batch)
+
+
+def test_memory_that_changes_is_found() -> None:
+    env, obs = begun()
+    batch, _ = played(env, obs, 2, 5)
+    judge = Judge()
+    before = judge.take(batch, batch_id="a")
+    batch["observation"][0, 1, LIFE] += 1
+    batch["next"]["observation"][0, 0:2, LIFE] += 1
+    batch["next"]["observation"][0, 0:2, BORN] = 1
+    with pytest.raises(Finding, match="batch a was delivered again, with another"):
+        judge.take(batch, batch_id="a")
+    with pytest.raises(Finding, match="overwritten under its reader"):
+        compare(before, {**before, "reward": before["reward"] + 1}, "a batch changed")
+
+
+def test_a_number_is_always_the_same_schedule() -> None:
+    assert plan_of(153) == plan_of(153)
+    assert {(plan_of(seed).door, plan_of(seed).engine) for seed in range(8)} == {
+        ("fleet", "local"), ("head", "local"), ("fleet", "ray"), ("head", "ray"),
+    }  # fmt: skip
