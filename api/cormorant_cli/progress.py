@@ -220,8 +220,9 @@ class PlainDisplay:
         self._last_wait = ""
 
     def begin(self, plan: Plan) -> None:
-        """One line."""
+        """Two lines."""
         typer.echo(_opening(plan))
+        typer.echo(f"{_starting(plan)} ...")
 
     def serving(self, serving: Serving) -> None:
         """Two lines."""
@@ -272,9 +273,8 @@ class LiveDisplay:
         """Show that workers are starting, which takes seconds."""
         self._job = plan.job
         self._console.print(Text(_opening(plan)))
-        workers = counted(plan.workers, "worker")
         self._live.start()
-        self._live.update(Spinner("dots", text=Text(f"starting {workers}")))
+        self._live.update(Spinner("dots", text=Text(_starting(plan))))
 
     def serving(self, serving: Serving) -> None:
         """Lines that stay above the bar, to click and to copy."""
@@ -379,6 +379,10 @@ def _serving_lines(serving: Serving) -> list[str]:
 def _kind_of_wait(sentence: str) -> str:
     """The sentence without its seconds: what stays the same while a job waits."""
     return sentence.partition(":")[0] + ("" if "yet" in sentence else "again") if sentence else ""
+
+
+def _starting(plan: Plan) -> str:
+    return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 seconds"
 
 
 def _amount(snapshot: Snapshot) -> str:

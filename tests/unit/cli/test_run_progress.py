@@ -74,6 +74,7 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
     amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
     assert capsys.readouterr().out.splitlines() == [
         "pong: 200,000 frames of EnvPool Pong-v5, 64 a worker; 2 workers into data/pong",
+        "starting 2 workers: importing PyTorch and the environments takes 5 to 30 seconds ...",
         f"{amount}, 0 episodes, policy version 3, {workers}",
         f"{amount}, 5 episodes, return 1.50, length 20.0, policy version 3, {dropped}, {workers}, 1 restarted",
     ]
