@@ -105,7 +105,7 @@ def test_the_manifest_is_valid_and_fills_its_dataset(tmp_path: Path) -> None:
     run(BIN / "cormorant", "validate", "job.yaml", cwd=tmp_path)
     run(BIN / "cormorant", "run", "job.yaml", cwd=tmp_path)
     report = run(BIN / "cormorant", "dataset", "verify", "data/cheetah", cwd=tmp_path)
-    assert "8192 frames" in report
+    assert "8,192 frames" in report
 
 
 @pytest.mark.slow
@@ -121,4 +121,4 @@ def test_make_run_collects_pong_and_the_dataset_commands_take_it(tmp_path: Path)
     assert len(commands) == 2
     for command in commands:
         run(*command.replace(".venv/bin", str(BIN)).split(), cwd=clone, timeout_s=600)
-    assert "200000 frames" in run(BIN / "cormorant", "dataset", "verify", "data/pong", cwd=clone)
+    assert "200,000 frames" in run(BIN / "cormorant", "dataset", "verify", "data/pong", cwd=clone)

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -139,7 +140,9 @@ class Installation:
 
     def shell(self, command: str, *, timeout_s: float = 120) -> str:
         """Run a line in the folder of the chart."""
-        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig)}
+        scripts = Path(sys.executable).parent  # where `cormorant` is installed
+        path = f"{scripts}{os.pathsep}{os.environ['PATH']}"
+        environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "PATH": path}
         done = subprocess.run(
             ["bash", "-euc", command],
             cwd=self.folder,
