@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers chaos check bench bench-operator docs constraints clean
+.PHONY: help install run test test-all test-peers chaos check bench bench-operator bench-head docs constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 2
 
 bench-operator: $(INSTALLED) ## Weigh the operator on an API server with fake nodes (about 40 minutes; BENCH_ARGS=--quick: 3)
 	@$(BIN)/python -m benchmarks.cluster $(BENCH_ARGS)
+
+bench-head: $(INSTALLED) ## Find out how many workers one head holds (about 5 minutes; BENCH_ARGS="--sizes 1000 --processes")
+	@$(BIN)/python -m benchmarks.head $(BENCH_ARGS)
 
 docs: $(INSTALLED) ## Write what is generated: CRD, chart values, rules, dashboards, the page of metrics
 	@$(BIN)/cormorant crd > charts/cormorant/files/crds/collectorjobs.yaml

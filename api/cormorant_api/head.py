@@ -186,6 +186,11 @@ class Head:
         return self._running is not None
 
     @property
+    def silent_s(self) -> float:
+        """Seconds since the fleet's own thread turned last; 0 while there is no fleet. Never waits."""
+        return 0.0 if self._running is None else self._running.fleet.silent_s
+
+    @property
     def has_queue(self) -> bool:
         """Whether batches go to consumers."""
         return self.job.spec.output.queue is not None

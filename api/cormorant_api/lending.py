@@ -59,7 +59,7 @@ async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
     """The oldest policy version that a consumer takes; None for any."""
     if max_staleness is None:
         return None
-    return max(0, (await head.stats()).version - max_staleness)
+    return max(0, head.running.fleet.version - max_staleness)
 
 
 def find_batch(batch_id: str, *, is_known: bool) -> None:

@@ -36,7 +36,7 @@ from cormorant_contract.tensor_file import (
     parse_header,
 )
 from cormorant_worker.engine.kept_weights import KeptPublish, read_kept
-from cormorant_worker.engine.protocol import FleetStats, Receipt
+from cormorant_worker.engine.protocol import Receipt
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.weights import PolicyVersion, WeightSpecs
 from cormorant_worker.weights_blob import WeightsBlob
@@ -65,8 +65,9 @@ class Publishes(Protocol):
         """Who acts with a version by now."""
         ...
 
-    def stats(self) -> FleetStats:
-        """What is going on."""
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest published version."""
         ...
 
 
@@ -122,7 +123,7 @@ class Publisher:
     @property
     def version(self) -> int:
         """The newest published version, whatever the model."""
-        return max(self.store.newest, self._fleet.stats().version)
+        return max(self.store.newest, self._fleet.version)
 
     def update(self, version: int) -> Update | None:
         """What became of a publish; of an earlier head's, only that it was."""
@@ -161,7 +162,7 @@ class Publisher:
             ApiError, CormorantError: as `publish`; 409, the base does not fit or is not kept.
         """
         self._verified(upload.blob, wanted.model, is_partial=True)
-        acting = self._fleet.stats().version
+        acting = self._fleet.version
         if acting > self.store.newest:
             raise ApiError(
                 409,

@@ -18,6 +18,8 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Build, Check, Readiness, Status, Worker, Workers
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
+_FLEET_SILENT_S = 120.0
+"""It turns five times a second when nothing happens; a state of gigabytes may keep it busy for seconds."""
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
@@ -80,16 +82,28 @@ async def stream_events(
     return EventStream(head_of(request), after=last_event_id, limit=limit)
 
 
-@health.get("/livez", operation_id="livez", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-async def livez() -> Response:
-    """The event loop runs. Nothing else is asked."""
+@health.get(
+    "/livez",
+    operation_id="livez",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {}}}, 503: {"description": "The fleet's thread hangs."}},
+)
+async def livez(request: Request) -> Response:
+    """The event loop runs, and so does the fleet's thread. Nothing is asked of either."""
+    silent_s = head_of(request).silent_s
+    if silent_s > _FLEET_SILENT_S:
+        return Response(
+            f"the fleet's thread has not turned for {silent_s:.0f} s (limit {_FLEET_SILENT_S:.0f} s)\n",
+            status_code=503,
+            media_type="text/plain",
+        )
     return Response("ok\n", media_type="text/plain")
 
 
 @health.get("/healthz", include_in_schema=False)
-async def healthz() -> Response:
+async def healthz(request: Request) -> Response:
     """The same, under the name that people try first."""
-    return Response("ok\n", media_type="text/plain")
+    return await livez(request)
 
 
 @health.get(

@@ -494,3 +494,28 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
             "ok": False,
             "detail": "",
         }
+
+
+def test_livez_fails_when_the_fleets_thread_hangs(endless: Served) -> None:
+    assert endless.nobody.get("/livez").status == 200
+    with endless.fleet._changed:  # as long as it is held here, the fleet's thread does not turn
+        endless.fleet._turned_at -= 130
+        reply = endless.nobody.get("/livez")
+    assert (reply.status, reply.body.split(b" for ")[0]) == (503, b"the fleet's thread has not turned")
+    until(lambda: endless.nobody.get("/livez").status == 200)
+
+
+def test_housekeeping_outlives_a_disk_that_is_full(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
+    with serve(job, directory=tmp_path) as served:
+        head, told = served.server.head, []
+
+        def full(stats: object) -> None:
+            if not told:
+                told.append("raised")
+                raise StoreError("cannot write: no space left on device; free some")
+            told.append("again")
+
+        head.watchers.append(full)
+        until(lambda: told[1:] == ["again"] or len(told) > 2, seconds=30)
+        assert head.failure == ""

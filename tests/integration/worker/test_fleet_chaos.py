@@ -34,7 +34,7 @@ class Mischief(threading.Thread):
             try:
                 match what:
                     case "kill" if self.kills < 3:
-                        workers = self._fleet.stats().workers
+                        workers = [worker for worker in self._fleet.stats().workers if worker.pid]  # 0: this group
                         if workers:
                             os.kill(self._chance.choice(workers).pid, signal.SIGKILL)
                             self.kills += 1

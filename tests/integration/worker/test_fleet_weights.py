@@ -106,7 +106,8 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     with LocalFleet(job, FleetOptions(workers=1)) as fleet:
         began = time.monotonic()
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
-            fleet._crew.publish(WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}}), PolicyVersion(1))
+            blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
+            fleet._crew.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
         deadline = time.monotonic() + 30
         while not fleet.receipt(1).refused:
             assert time.monotonic() < deadline

@@ -33,6 +33,15 @@ def sealed(*, num_frames: int, slot: int, version: int) -> Sealed:
     )  # fmt: skip
 
 
+def hand_out(schedule: Schedule, held: dict[tuple[str, int], int], **limits: int) -> list[Grant]:
+    """What `grants` gives when these workers may collect and hold so many tickets."""
+    for slot in tuple(schedule._held):
+        schedule.may_not_collect(slot)
+    for slot, tickets in held.items():
+        schedule.may_collect(slot, holds=tickets)
+    return schedule.grants(**limits)
+
+
 class Books(RuleBasedStateMachine):
     """Workers that collect, die and are replaced; a consumer that takes, publishes and dawdles."""
 
@@ -105,7 +114,8 @@ class Books(RuleBasedStateMachine):
             self.deliveries.complete(self.schedule.forget_member(place))
         self.deliveries.accept()
         held = {p: len(self.tickets[p]) for p in self.alive if p not in self.leaving}
-        for grant in self.schedule.grants(
+        for grant in hand_out(
+            self.schedule,
             held,
             num_workers=len(self.places),
             ahead_of_consumer=self.deliveries.ahead_of_consumer,
@@ -189,13 +199,16 @@ class Books(RuleBasedStateMachine):
     def never_more_than_the_total_is_asked_for(self) -> None:
         assert self.schedule.accepted_frames + self.schedule.outstanding_frames <= self.total
         assert self.schedule.remaining_frames >= 0
+        assert self.schedule.outstanding_frames == sum(
+            sum(found.frames.values()) for found in self.schedule._open.values()
+        )
 
     @invariant()
     def every_slot_is_in_one_place(self) -> None:
         slots, deliveries = self.deliveries.slots, self.deliveries
         out = [slot for tickets in self.tickets.values() for _, slot, _ in tickets]
         kept = [part.slot for parts in deliveries._landed.values() for part in parts.values()]
-        queued = [p.slot for d in (*deliveries._queue, *deliveries._backlog) for _, p in d.parts]
+        queued = [p.slot for d in (*deliveries._queue, *(d for _, d in deliveries._backlog)) for _, p in d.parts]
         held = [part.slot for loan in deliveries._lent.values() for _, part in loan.parts]
         assert set(deliveries._lent) <= set(deliveries._at_work) == {loan.round.number for loan in self.held}
         unsettled = sum(delivery.num_frames for delivery in (*deliveries._queue, *self.held))
@@ -210,7 +223,10 @@ class Books(RuleBasedStateMachine):
             p.message.num_frames
             for parts in (
                 *(tuple(d.values()) for d in self.deliveries._landed.values()),
-                *(tuple(p for _, p in d.parts) for d in (*self.deliveries._queue, *self.deliveries._backlog)),
+                *(
+                    tuple(p for _, p in d.parts)
+                    for d in (*self.deliveries._queue, *(b for _, b in self.deliveries._backlog))
+                ),
             )
             for p in parts
         )
@@ -250,7 +266,7 @@ def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: i
     )
     workers = 3 if threshold == 2 / 3 else 4
     places = [("cpu", i) for i in range(workers)]
-    grants = schedule.grants(dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
+    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
     found = grants[0].round
     for i, grant in enumerate(grants[:enough]):
         assert schedule.landed(found.number, grant.slot, 10) is found
@@ -266,7 +282,7 @@ def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: i
 def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
     schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=90, max_staleness=None, preemptive_threshold=0.5)
     places = [("cpu", i) for i in range(4)]
-    grants = schedule.grants(dict.fromkeys(places, 1), num_workers=4, ahead_of_consumer=0, room=4)
+    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=4, ahead_of_consumer=0, room=4)
     found = grants[0].round
     schedule.lost(found.number, places[0])
     assert schedule.forget_member(places[0], only_preempted=True) == []
@@ -283,12 +299,12 @@ def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
 def test_a_drained_fleet_keeps_what_landed_and_waits_for_nobody_who_was_lost(mode: str) -> None:
     schedule = Schedule(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
     places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
-    grants = schedule.grants(dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
+    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
     landed = [schedule.landed(grant.round.number, grant.slot, 10) for grant in grants[:1]]
     schedule.lost(grants[1].round.number, places[1])
     assert schedule.drain() == []  # the third is still at work
     assert not schedule.is_done
-    assert schedule.grants({places[1]: 0}, num_workers=3, ahead_of_consumer=0, room=3) == []
+    assert hand_out(schedule, {places[1]: 0}, num_workers=3, ahead_of_consumer=0, room=3) == []
     schedule.lost(grants[2].round.number, places[2])
     assert schedule.forget_member(places[2]) == ([landed[0]] if mode == "sync" else [])
     schedule.accepted(landed[0].number)
@@ -301,7 +317,7 @@ def test_sync_shares_the_last_round_out_evenly() -> None:
     held = {("cpu", i): 0 for i in range(3)}
     sizes = []
     for _ in range(2):
-        grants = schedule.grants(held, num_workers=3, ahead_of_consumer=0, room=3)
+        grants = hand_out(schedule, held, num_workers=3, ahead_of_consumer=0, room=3)
         sizes.append([grant.num_frames for grant in grants])
     assert sizes == [[10, 10, 10], [3, 2, 2]]
     assert schedule.remaining_frames == 0
@@ -312,7 +328,7 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
     deliveries = Deliveries(schedule, capacity=4, drops_oldest=False)
     deliveries.slots = SlotPool(LAYOUT, 4)
     held = {("cpu", 0): 0, ("cpu", 1): 0}
-    grants = schedule.grants(held, num_workers=2, ahead_of_consumer=0, room=4)
+    grants = hand_out(schedule, held, num_workers=2, ahead_of_consumer=0, room=4)
     assert [(grant.round.number, grant.slot[1], grant.num_frames) for grant in grants] == [
         (0, 0, 10), (0, 1, 10), (1, 0, 1)
     ]  # fmt: skip
@@ -331,7 +347,7 @@ def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
 
 def test_a_sync_round_waits_until_every_place_is_filled() -> None:
     schedule = Schedule(mode="sync", frames_per_batch=10, total_frames=None, max_staleness=None)
-    assert schedule.grants({("cpu", 0): 0}, num_workers=2, ahead_of_consumer=0, room=9) == []
+    assert hand_out(schedule, {("cpu", 0): 0}, num_workers=2, ahead_of_consumer=0, room=9) == []
 
 
 def test_workers_take_turns_when_the_consumer_is_slow() -> None:
@@ -339,7 +355,7 @@ def test_workers_take_turns_when_the_consumer_is_slow() -> None:
     idle = {("cpu", 0): 0, ("cpu", 1): 0, ("gpu", 0): 0}
     turns = []
     for _ in range(6):
-        (grant,) = schedule.grants(idle, num_workers=3, ahead_of_consumer=0, room=1)
+        (grant,) = hand_out(schedule, idle, num_workers=3, ahead_of_consumer=0, room=1)
         schedule.landed(grant.round.number, grant.slot, grant.num_frames)
         schedule.accepted(grant.round.number)
         turns.append(grant.slot)
@@ -348,7 +364,7 @@ def test_workers_take_turns_when_the_consumer_is_slow() -> None:
 
 def test_idle_workers_come_first_when_room_is_scarce() -> None:
     schedule = Schedule(mode="async", frames_per_batch=10, total_frames=None, max_staleness=None)
-    grants = schedule.grants({("cpu", 0): 1, ("cpu", 1): 0}, num_workers=2, ahead_of_consumer=0, room=1)
+    grants = hand_out(schedule, {("cpu", 0): 1, ("cpu", 1): 0}, num_workers=2, ahead_of_consumer=0, room=1)
     assert [grant.slot for grant in grants] == [("cpu", 1)]
 
 
@@ -358,7 +374,7 @@ def test_idle_workers_come_first_when_room_is_scarce() -> None:
 def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | None, ahead: int, expected: int) -> None:
     schedule = Schedule(mode="async", frames_per_batch=10, total_frames=None, max_staleness=bound)
     held = {("cpu", 0): 0, ("cpu", 1): 0}
-    assert len(schedule.grants(held, num_workers=2, ahead_of_consumer=ahead, room=9)) == expected
+    assert len(hand_out(schedule, held, num_workers=2, ahead_of_consumer=ahead, room=9)) == expected
 
 
 def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
@@ -366,7 +382,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     deliveries = Deliveries(schedule, capacity=1, drops_oldest=True)
     deliveries.slots = SlotPool(LAYOUT, 3)
     for _ in range(3):
-        (grant,) = schedule.grants({("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
+        (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
         slot, _ = deliveries.slots.lend(1)
         deliveries.land(grant.round, ("cpu", 0), Part(sealed(num_frames=5, slot=slot, version=0), slot))
         deliveries.accept()
@@ -376,7 +392,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
     assert last is not None
     assert last.round.number == 2
     # The consumer at work does not keep the next one out.
-    (grant,) = schedule.grants({("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
+    (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
     slot, _ = deliveries.slots.lend(1)
     deliveries.land(grant.round, ("cpu", 0), Part(sealed(num_frames=5, slot=slot, version=0), slot))
     deliveries.accept()
@@ -389,7 +405,7 @@ def test_stale_frames_are_collected_again_unless_a_dataset_has_them(has_dataset:
     schedule = Schedule(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)
     deliveries = Deliveries(schedule, capacity=1, drops_oldest=False, has_dataset=has_dataset)
     deliveries.slots = SlotPool(LAYOUT, 3)
-    (grant,) = schedule.grants({("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
+    (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
     slot, _ = deliveries.slots.lend(1)
     deliveries.land(grant.round, ("cpu", 0), Part(sealed(num_frames=5, slot=slot, version=3), slot))
     deliveries.accept()
@@ -406,7 +422,7 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     deliveries = Deliveries(schedule, capacity=1, drops_oldest=False)
     deliveries.slots = SlotPool(LAYOUT, 3)
     places = [("cpu", 0), ("cpu", 1)]
-    grants = schedule.grants(dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
+    grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
     for place, grant, version in zip(places, grants, versions, strict=True):
         slot, _ = deliveries.slots.lend(1)
         deliveries.land(grant.round, place, Part(sealed(num_frames=5, slot=slot, version=version), slot))

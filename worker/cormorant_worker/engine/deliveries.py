@@ -6,6 +6,7 @@ sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a co
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
+from heapq import heappop, heappush
 
 from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.link import BlockStore
@@ -25,29 +26,21 @@ class Part:
     """Which process of its place made it."""
 
 
-@dataclass(frozen=True, slots=True)
 class Delivery:
-    """A complete round, on its way to the consumer."""
+    """A complete round, on its way to the consumer. Added up once: others ask at every turn."""
 
-    round: Round
-    parts: tuple[tuple[Slot, Part], ...]
-    """In the order of the workers' places."""
+    __slots__ = ("max_version", "min_version", "num_frames", "parts", "round")
 
-    @property
-    def num_frames(self) -> int:
-        """Frames of all parts."""
-        return sum(part.message.num_frames for _, part in self.parts)
-
-    @property
-    def min_version(self) -> int:
+    def __init__(self, found: Round, parts: tuple[tuple[Slot, Part], ...]) -> None:
+        self.round = found
+        self.parts = parts
+        """In the order of the workers' places."""
+        self.num_frames = sum(part.message.num_frames for _, part in parts)
+        acted = [part.message.min_version for _, part in parts if part.message.min_version != RANDOM_VERSION]
+        self.min_version = min(acted, default=RANDOM_VERSION)
         """The oldest policy version that acted in it; RANDOM_VERSION where none did."""
-        versions = [part.message.min_version for _, part in self.parts]
-        return min((version for version in versions if version != RANDOM_VERSION), default=RANDOM_VERSION)
-
-    @property
-    def max_version(self) -> int:
-        """The newest policy version that acted in it."""
-        return max(part.message.max_version for _, part in self.parts)
+        self.max_version = max(part.message.max_version for _, part in parts)
+        """The newest."""
 
 
 class Deliveries:
@@ -80,7 +73,8 @@ class Deliveries:
         self._drops_oldest = drops_oldest
         self._has_dataset = has_dataset
         self._landed: dict[int, dict[Slot, Part]] = {}
-        self._backlog: list[Delivery] = []
+        self._backlog: list[tuple[int, Delivery]] = []
+        """A heap by round: a short last round may lack a straggler that an earlier one still waits for."""
         self._queue: deque[Delivery] = deque()
         self._lent: dict[int, Delivery] = {}
         """Rounds whose memory is with consumers, by number."""
@@ -102,16 +96,15 @@ class Deliveries:
     def complete(self, rounds: Iterable[Round]) -> None:
         """These rounds wait for nobody any more."""
         for found in rounds:
-            self._backlog.append(Delivery(found, tuple(sorted(self._landed.pop(found.number).items()))))
-        # A short last round may lack a straggler that an earlier one still waits for.
-        self._backlog.sort(key=lambda delivery: delivery.round.number)
+            parts = tuple(sorted(self._landed.pop(found.number).items()))
+            heappush(self._backlog, (found.number, Delivery(found, parts)))
 
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
-        while self._backlog and not self._schedule.waits_for_earlier(self._backlog[0].round):
+        while self._backlog and not self._schedule.waits_for_earlier(self._backlog[0][1].round):
             if self._capacity and not self._has_room and not self._make_room():
                 return
-            delivery = self._backlog.pop(0)
+            _, delivery = heappop(self._backlog)
             self._schedule.accepted(delivery.round.number)
             self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
             if self._capacity:
@@ -151,7 +144,7 @@ class Deliveries:
 
     def discard(self, reason: str) -> None:
         """Drop every round that no consumer holds. No ticket may be out."""
-        for delivery in (*self._queue, *self._backlog):
+        for delivery in (*self._queue, *(delivery for _, delivery in self._backlog)):
             self._drop(delivery, reason)
         for landed, parts in self._landed.items():
             self._drop(Delivery(Round(number=landed, frames={}), tuple(parts.items())), reason)

@@ -15,6 +15,7 @@ log = structlog.get_logger()
 
 EventKind = Literal[
     "applied",
+    "refused",
     "worker_ready",
     "worker_lost",
     "sealed",
@@ -34,7 +35,8 @@ class FleetEvent:
     """One thing that happened. Fields that mean nothing for a kind keep their defaults."""
 
     kind: EventKind
-    """applied: `worker` acts with `version` from its next frame on. worker_ready: it may collect. worker_lost: it is
+    """applied: `worker` acts with `version` from its next frame on. refused: it cannot take `version`, for
+    `reason`. worker_ready: it may collect. worker_lost: it is
     gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
     the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
     consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on

@@ -4,8 +4,7 @@ The fleet's core knows these protocols only. `process.py` and `slots.py` impleme
 of this machine, `ray/` with actors and objects of a Ray cluster.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cormorant_contract.job import CollectorJob
@@ -20,6 +19,14 @@ class LinkClosed(OSError):
     """The worker is gone: nothing that is sent now is heard."""
 
 
+class Source(Protocol):
+    """What the fleet's thread waits on."""
+
+    def fileno(self) -> int:
+        """The descriptor."""
+        ...
+
+
 class Payload(Protocol):
     """Bytes that were laid out once for any number of workers (weights, states)."""
 
@@ -31,7 +38,11 @@ class Payload(Protocol):
 
 
 class Link(Protocol):
-    """One worker attempt, as its fleet holds it. Owned by the fleet's thread; `kill` may be called from any."""
+    """One worker attempt, as its fleet holds it.
+
+    Everything but the last group is called with the fleet's condition held, and never waits, least of all for the
+    worker. What ends a worker may take long and is called without the condition.
+    """
 
     place: WorkerPlace
 
@@ -60,12 +71,22 @@ class Link(Protocol):
         """False once nothing will come from the worker any more."""
         ...
 
-    def sources(self) -> Iterator[Connection]:
-        """Connections whose news the fleet's thread has to wait for. None where the engine wakes the fleet itself."""
+    def sources(self) -> Sequence[Source]:
+        """What the fleet's thread has to wait for, the same ones for all of the worker's life. None where the engine
+        says itself that there is news.
+        """
         ...
 
-    def receive(self, ready: Sequence[object]) -> Iterator[object]:
-        """The worker's messages that have come, given the connections that are ready to be read."""
+    def receive(self, source: Source | None) -> Sequence[object]:
+        """The worker's messages that have come by a source that is ready, or at all where there are no sources."""
+        ...
+
+    def unsent(self) -> Sequence[Source]:
+        """Sources that have to be written to, because the worker does not read: `flush` when they can be."""
+        ...
+
+    def flush(self, source: Source) -> None:
+        """Send what a source takes now."""
         ...
 
     def send(self, message: object) -> None:
@@ -93,8 +114,10 @@ class Link(Protocol):
         ...
 
     def describe_doing(self) -> str:
-        """What the worker does, in words: "stepping"."""
+        """What the worker does, in words, as far as it is known here: "stepping"."""
         ...
+
+    # -- may take long ------------------------------------------------------------------------------------------
 
     def describe_end(self) -> str:
         """How the worker ended, as a clause: "was killed by SIGSEGV while building"."""
@@ -177,16 +200,26 @@ class Engine(Protocol):
         """
         ...
 
-    def open(self, wake: Callable[[], None]) -> None:
+    def open(self, wake: Callable[[Link], None]) -> None:
         """Called once, before anything else.
 
         Args:
-            wake: to be called, from any thread, when a link without `sources` has news for the fleet's thread.
+            wake: to be called, from any thread, with a link without `sources` that has news for the fleet's thread.
+        """
+        ...
+
+    def make_room_for(self, num_workers: int) -> None:
+        """There will be so many workers.
+
+        Raises:
+            FleetError: this process cannot hold them.
         """
         ...
 
     def start(self, start: Start) -> Link:
-        """Start a worker, which will say `Ready` or `Failed`. Never waits for it."""
+        """Start a worker, which will say `Ready` or `Failed`; it is not waited for. May take long, is called without
+        the fleet's condition, and by several threads at once.
+        """
         ...
 
     def cpus_for(self, num_workers: int) -> int:
@@ -194,11 +227,13 @@ class Engine(Protocol):
         ...
 
     def make_store(self, layout: Layout, limit: int) -> BlockStore:
-        """Lay out the memory of batches. Called once, when the first worker has told the layout."""
+        """Lay out the memory of batches. Called once, when the first worker has told the layout, without the condition:
+        it may take long.
+        """
         ...
 
     def share(self, data: bytes | SharedMemory) -> Payload:
-        """Lay bytes out for any number of workers.
+        """Lay bytes out for any number of workers. May take long: the memory that it needs may not be there.
 
         Args:
             data: bytes are copied. Shared memory is handed on as it is where workers can map it, and has to stay open

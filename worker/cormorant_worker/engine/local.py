@@ -11,8 +11,7 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import structlog
 import torch
@@ -27,15 +26,17 @@ from cormorant_worker.engine.eyes import Eyes
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.inheritance import Inheritance
 from cormorant_worker.engine.lending import Lending
-from cormorant_worker.engine.link import Engine
+from cormorant_worker.engine.link import Engine, Payload
 from cormorant_worker.engine.loan import Batch, Loan
 from cormorant_worker.engine.local_engine import LocalEngine
 from cormorant_worker.engine.messages import Ready
 from cormorant_worker.engine.options import FleetOptions, default_workers
+from cormorant_worker.engine.porter import Porter
 from cormorant_worker.engine.protocol import FleetStats, Receipt
 from cormorant_worker.engine.schedule import Schedule
 from cormorant_worker.engine.standstill import Standstill
-from cormorant_worker.engine.stats import fleet_stats
+from cormorant_worker.engine.stats import fleet_stats, with_workers
+from cormorant_worker.engine.waiting_room import Event, WaitingRoom
 from cormorant_worker.errors import FleetError, StaleWeights
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
@@ -48,6 +49,13 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 
 _POLL_S = 0.2
+_TURN_S = 0.001
+"""What has come is dealt with for so long at once; then callers may have the condition."""
+_MOST_OFFERS = 24
+"""In one turn."""
+_BREATH_S = 0.0002
+_CLOSE_S = 20.0
+"""For workers that are being killed, the last thing a fleet waits for."""
 
 
 class LocalFleet:
@@ -84,10 +92,13 @@ class LocalFleet:
         )
         self._changed = threading.Condition()
         """Guards everything here, in the crew, the schedule and the deliveries; notified whenever it changes."""
-        self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries, self._events)
+        self._bell = Bell()
+        self._porter = Porter(self._bell.ring)
+        self._crew = Crew(job, self.options, self._engine, self._schedule, self._deliveries, self._events, self._porter)
         self._taken: Loan | None = None
         """What `take` gave out last."""
-        self._bell = Bell()
+        self._waiting_room = WaitingRoom(self._crew, self._bell)
+        self._turned_at = time.monotonic()
         self._lending = Lending(
             self._changed,
             self._crew,
@@ -104,7 +115,7 @@ class LocalFleet:
         self._has_told_failure = False
         self._is_done = False
         self._is_closed = False
-        self._engine.open(self._bell.ring)
+        self._engine.open(self._waiting_room.note_news)
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
         self._crew.resize(self.options.workers or default_workers(job))
         self._thread.start()
@@ -133,15 +144,25 @@ class LocalFleet:
             self._bell.ring()
             if not self._standstill.wait_until(lambda: crew.is_idle, began + self.options.drain_timeout_s * 0.5):
                 crew.stop_stepping()
-            self._standstill.wait_until(lambda: not crew.members, began + self.options.drain_timeout_s * 0.9)
+            self._standstill.wait_until(lambda: crew.is_empty, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
             self._bell.ring()
             self._changed.notify_all()
         self._thread.join(timeout=10)
-        self._bell.close()
-        for member in crew.members.values():
+        for member in tuple(crew.members.values()):
             log.warning("worker_killed", worker=member.name, reason="it did not end in time")
             member.link.close()
+        for _, see_off in crew.parted:
+            see_off()
+        # Those that were being started or seen off meanwhile.
+        deadline = time.monotonic() + _CLOSE_S
+        while not self._porter.is_idle and time.monotonic() < deadline:
+            with self._changed:
+                self._porter.settle()
+            time.sleep(_POLL_S / 10)
+        self._porter.close()
+        self._bell.close()
+        self._waiting_room.close()
         crew.members.clear()
         crew.shelf.clear()
         if crew.store is not None:
@@ -152,7 +173,7 @@ class LocalFleet:
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
-        for member in tuple(self._crew.members.values()):
+        for member in (*tuple(self._crew.members.values()), *tuple(self._crew.gone.values())):
             member.link.kill()
 
     def __enter__(self) -> "LocalFleet":
@@ -270,18 +291,34 @@ class LocalFleet:
             FleetError: no such worker; nothing was published.
         """
         blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
+        # Without the condition: whoever shares them may have to wait for memory.
+        verify(blob.specs, self._known.specs)
+        payload = self._engine.share(blob.memory)
+        try:
+            with self._changed:
+                return self._publish(blob, payload, version, wait_s, workers)
+        except BaseException:
+            if not self._crew.shelf.has(payload):
+                payload.close()
+            raise
+
+    def _publish(
+        self, blob: WeightsBlob, payload: Payload, version: int | None, wait_s: float, workers: Sequence[str]
+    ) -> Receipt:
         crew = self._crew
-        with self._changed:
-            self._crew.raise_error()
-            verify(blob.specs, self._known.specs)
-            number = PolicyVersion(crew.version + 1 if version is None else version)
-            if number <= crew.version:
-                raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
-            crew.publish(blob, number, crew.places.of(workers) if workers else None)
-            self._bell.ring()
-            if wait_s > 0:
-                self._standstill.wait_until(lambda: not self._receipt(number).waiting, time.monotonic() + wait_s)
-            return self._receipt(number)
+        crew.raise_error()
+        number = PolicyVersion(crew.version + 1 if version is None else version)
+        if number <= crew.version:
+            raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
+        crew.publish(blob, number, payload, crew.places.of(workers) if workers else None)
+        self._bell.ring()
+        if wait_s > 0:
+            behind = crew.offers.await_version(number)
+            try:
+                self._standstill.wait_until(lambda: not behind, time.monotonic() + wait_s)
+            finally:
+                crew.offers.forget_version(number)
+        return self._receipt(number)
 
     def _blob_of(self, weights: Weights) -> WeightsBlob:
         # Before anything is copied, and without the condition: it takes as long as copying takes.
@@ -415,10 +452,26 @@ class LocalFleet:
             self._crew.retire(name)
             self._bell.ring()
 
-    def stats(self) -> FleetStats:
-        """What is going on."""
+    def stats(self, *, workers: bool = True) -> FleetStats:
+        """What is going on.
+
+        Args:
+            workers: with each of them, which costs as much as there are; all else does not.
+        """
         with self._changed:
-            return fleet_stats(self._crew, self._schedule, self._deliveries)
+            found = fleet_stats(self._crew, self._schedule, self._deliveries)
+            members = tuple(self._crew.members.values()) if workers else ()
+        return with_workers(found, members)
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest published version. Costs nothing, and never waits."""
+        return self._crew.version
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the fleet's own thread turned last: more than a few say that it hangs. Never waits."""
+        return 0.0 if self._is_closed else time.monotonic() - self._turned_at
 
     @property
     def is_done(self) -> bool:
@@ -467,19 +520,18 @@ class LocalFleet:
     # -- the fleet's thread ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        room = self._waiting_room
         try:
+            has_more = True
             while True:
+                ready = room.wait(0.0 if has_more else _POLL_S)
                 with self._changed:
                     if self._is_closed:
                         return
-                    self._turn()
-                    sources: list[Any] = [self._bell, *self._crew.sources()]
+                    has_more = self._one_turn(ready)
                 self._events.tell()  # without the condition: a listener must not hold callers up
-                ready = wait(sources, timeout=_POLL_S)
-                with self._changed:
-                    self._bell.hush()
-                    self._crew.listen(ready)
-                self._events.tell()
+                if has_more:
+                    time.sleep(_BREATH_S)  # whoever waits for the condition gets it
         except Exception as error:
             log.exception("fleet_thread_failed")
             with self._changed:
@@ -489,38 +541,35 @@ class LocalFleet:
         finally:
             self._events.tell()
 
-    def _turn(self) -> None:
-        """Everything that may be due: new workers, the dead and hung, tickets, the end."""
-        now = time.monotonic()
-        crew = self._crew
+    def _one_turn(self, ready: list[Event]) -> bool:
+        """Deal with what has come, and with everything that may be due: new workers, the dead and hung, tickets, the
+        end. Returns whether there is more, for the next turn.
+        """
+        crew, room = self._crew, self._waiting_room
+        now = self._turned_at = time.monotonic()
+        self._bell.hush()
+        has_more = room.deal_with(ready, until=now + _TURN_S)
+        self._porter.settle()
         crew.start_missing(now)
-        crew.watch(now)
+        crew.watch.turn(now, is_paused=crew.is_paused)
         self._deliveries.accept()
         crew.tally.look(is_full=bool(self._deliveries.slots) and not self._deliveries.room)
-        self._grant()
-        crew.finish_idle()
+        crew.offers.send_due(_MOST_OFFERS)
+        has_more |= crew.offers.has_due
+        if not (crew.is_paused or crew.is_closing or self._standstill.is_wanted or crew.error is not None):
+            has_more |= crew.grant_some()
+        has_more |= crew.finish_idle()
         if self._schedule.is_done and self._deliveries.is_drained:
-            self._is_done = crew.store is None or not crew.members
+            self._is_done = crew.store is None or crew.is_empty
         self._note_failure()
+        room.follow_crew()
         self._changed.notify_all()
+        return has_more
 
     def _note_failure(self) -> None:
         if self._crew.error is not None and not self._has_told_failure:
             self._has_told_failure = True
             self._events.note("failed", reason=str(self._crew.error))
-
-    def _grant(self) -> None:
-        crew = self._crew
-        if crew.is_paused or crew.is_closing or self._standstill.is_wanted or crew.error is not None:
-            return
-        grants = self._schedule.grants(
-            crew.may_collect(),
-            num_workers=len(crew.places),
-            ahead_of_consumer=self._deliveries.ahead_of_consumer,
-            room=self._deliveries.room,
-        )
-        for grant in grants:
-            crew.hand_out(grant)
 
     # -- waiting -----------------------------------------------------------------------------------------------
 

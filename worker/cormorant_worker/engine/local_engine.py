@@ -1,10 +1,12 @@
 """The engine of one machine: worker processes, batches in shared memory."""
 
+import threading
 from collections.abc import Callable
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
-from cormorant_worker.engine.link import LinkClosed
+from cormorant_worker.engine.descriptors import make_room
+from cormorant_worker.engine.link import Link, LinkClosed
 from cormorant_worker.engine.messages import Start
 from cormorant_worker.engine.nursery import Imports, Nursery, borrow, give_back
 from cormorant_worker.engine.process import SharedPayload, WorkerProcess
@@ -13,6 +15,9 @@ from cormorant_worker.engine.slots import SlotPool
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.place import find_device
 
+_DESCRIPTORS = 9
+"""Of a worker in this process: 2 sockets, 2 of its pulse, 4 of the two batches that it may fill, 1 to spare."""
+
 
 class LocalEngine:
     """Has worker processes forked and owns the shared memory that they fill."""
@@ -20,6 +25,8 @@ class LocalEngine:
     def __init__(self) -> None:
         self._nurseries: list[Nursery] = []
         """Borrowed ones; the newest forks."""
+        self._borrowing = threading.Lock()
+        """Guards `_nurseries`: workers are started by several threads."""
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Workers have this machine's devices.
@@ -32,9 +39,17 @@ class LocalEngine:
         elif any(group.device == "gpu" for group in job.spec.worker_groups):
             find_device("cuda")
 
-    def open(self, wake: Callable[[], None]) -> None:
+    def open(self, wake: Callable[[Link], None]) -> None:
         """Workers have sockets that the fleet's thread waits on. What they import is imported from now on."""
         self._nursery()
+
+    def make_room_for(self, num_workers: int) -> None:
+        """Two sockets, a pulse and two batches each.
+
+        Raises:
+            FleetError: this process may not open so many files.
+        """
+        make_room(num_workers, each=_DESCRIPTORS)
 
     def start(self, start: Start) -> WorkerProcess:
         """Have a process forked and tell it what to build."""
@@ -68,9 +83,10 @@ class LocalEngine:
         self._nurseries.clear()
 
     def _nursery(self) -> Nursery:
-        if not self._nurseries or not self._nurseries[-1].is_alive:
-            self._nurseries.append(borrow())
-        return self._nurseries[-1]
+        with self._borrowing:
+            if not self._nurseries or not self._nurseries[-1].is_alive:
+                self._nurseries.append(borrow())
+            return self._nurseries[-1]
 
 
 def _imports_of(start: Start) -> Imports:

@@ -1,6 +1,7 @@
 """One worker of a fleet, as the fleet's books know it."""
 
 import time
+from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -13,6 +14,8 @@ from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.place import WorkerPlace
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 
+_LONG_REQUESTS = frozenset({"save", "restore", "kept"})
+
 
 @dataclass(frozen=True, slots=True)
 class TicketOut:
@@ -23,7 +26,7 @@ class TicketOut:
     num_frames: int
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Member:
     """One filled place. Guarded by the fleet's condition.
 
@@ -34,13 +37,19 @@ class Member:
     started: float
     stream: WorkerPlace
     """The place whose seeds its environments have: that of its start, until it begins anew."""
+    stuck: "deque[Member]"
+    """Where it puts itself when it does not read what it is sent."""
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     is_ready: bool = False
     is_synced: bool = False
     sync_request: int = 0
-    """The offer of weights whose reply makes it synced."""
-    offers: dict[int, PolicyVersion] = field(default_factory=dict)
-    """Versions that it was offered and has not answered, by request."""
+    """The request whose reply makes it synced, where there are no weights to offer."""
+    offer: int = 0
+    """The offer of weights that it has not answered; 0: none. It gets no other one before."""
+    offered: PolicyVersion = INITIAL_VERSION
+    """The version that it was offered last."""
+    unanswered: dict[int, str] = field(default_factory=dict)
+    """What it was asked for and has not answered, by request."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
     """The version that it refused last, and why."""
     kept_version: PolicyVersion = INITIAL_VERSION
@@ -56,8 +65,15 @@ class Member:
     """Stepped by this attempt, and dropped when it began anew."""
     durable_frames: int = 0
     env_restarts: int = 0
-    last_pulse: int = -1
+    is_gone: bool = False
+    """It has ended, or is being ended: nothing is expected of it any more."""
+    last_pulse: tuple[int, Phase] = (-1, Phase.IMPORTING)
     last_progress: float = 0.0
+    """In the fleet's time: see `Crew.watch`."""
+    booked_frames: int = 0
+    """Of `stepped_frames`, what the tally has."""
+    booked_ns: tuple[int, ...] = ()
+    """Likewise, of the time that it has spent."""
 
     @property
     def name(self) -> str:
@@ -83,24 +99,47 @@ class Member:
         """Send Begin, Reseed or Finish. A worker that is dying hears nothing: its link tells the fleet."""
         with suppress(LinkClosed):
             self.link.send(message)
+        self._note_unsent()
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         """Have a batch collected, unless the worker is dying."""
         with suppress(LinkClosed):
             self.link.send_ticket(ticket, memory)
+        self._note_unsent()
 
     def request(self, request: Request, payload: Payload | None = None) -> None:
         """Ask for something, unless the worker is dying."""
+        self.unanswered[request.number] = request.action
         with suppress(LinkClosed):
             self.link.request(request, payload)
+        self._note_unsent()
+
+    def _note_unsent(self) -> None:
+        if self.link.unsent():
+            self.stuck.append(self)
 
     def silent_for_s(self, now: float, *, is_paused: bool) -> float:
-        """Seconds without a sign of life, while there should be one."""
-        beat, phase = self.stepped_frames, self.link.phase
-        rests = phase in (Phase.WAITING, Phase.STORING) or is_paused
-        if beat != self.last_pulse or (rests and self.is_ready):
-            self.last_pulse, self.last_progress = beat, now
+        """Seconds without a sign of life, while there should be one: it has a ticket and does not stand still on
+        purpose, or was asked for something.
+        """
+        pulse = self.stepped_frames, self.link.phase
+        rests = is_paused or (pulse[1] is Phase.WAITING and not self.tickets)
+        if pulse != self.last_pulse or (rests and self.is_ready and not self.unanswered):
+            self.last_pulse, self.last_progress = pulse, now
         return now - self.last_progress
+
+    def drop_ahead(self) -> int:
+        """It has begun anew: what its environments were ahead of its last batch will not be delivered. Returns how many
+        frames that are.
+        """
+        ahead = max(0, self.stepped_frames - self.landed_frames - self.dropped_frames)
+        self.dropped_frames += ahead
+        return ahead
+
+    @property
+    def is_storing(self) -> bool:
+        """True while it writes or reads what may be on another machine, or is asked for all that it holds."""
+        return self.link.phase is Phase.STORING or not _LONG_REQUESTS.isdisjoint(self.unanswered.values())
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
         """What to tell others."""
@@ -117,7 +156,6 @@ class Member:
         )
 
 
-def new_member(link: Link) -> Member:
-    """A place has just been filled."""
-    now = time.monotonic()
-    return Member(link=link, started=now, stream=link.place, last_progress=now)
+def new_member(link: Link, *, now: float, stuck: "deque[Member]") -> Member:
+    """A place has just been filled, at this moment of the fleet's time."""
+    return Member(link=link, started=time.monotonic(), stream=link.place, stuck=stuck, last_progress=now)

@@ -51,6 +51,10 @@ class FleetOptions:
     """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
     and reset limits, at least 120 s."""
 
+    store_timeout_s: float = 600.0
+    """For a worker to write a batch to its dataset, to close it, and to save or restore its state; then it is taken to
+    hang. Never less than the hang limit."""
+
     def parts_of(self, index: int) -> bytes:
         """What the script made for a worker; empty: nothing."""
         return self.parts[min(index, len(self.parts) - 1)] if self.parts else b""

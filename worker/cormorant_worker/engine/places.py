@@ -1,7 +1,7 @@
 """The places of a fleet's workers: which are to be filled. Guarded by the fleet's condition."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import count, islice
 
 from cormorant_contract.job import CollectorJob
@@ -15,6 +15,13 @@ class Places:
     def __init__(self, job: CollectorJob) -> None:
         self._job = job
         self._wanted: tuple[Slot, ...] = ()
+        self._known: frozenset[Slot] = frozenset()
+        self.sizes: Mapping[str, int] = {}
+        """By group."""
+
+    def __contains__(self, slot: object) -> bool:
+        """Whether a place is to be filled."""
+        return slot in self._known
 
     def __iter__(self) -> Iterator[Slot]:
         """One after the other, by group and index."""
@@ -24,9 +31,15 @@ class Places:
         """How many workers there are to be."""
         return len(self._wanted)
 
-    def resize(self, workers: int | Mapping[str, int]) -> frozenset[Slot]:
+    def resize(
+        self, workers: int | Mapping[str, int], *, check: Callable[[int], None] = lambda _: None
+    ) -> frozenset[Slot]:
         """Say how many there are, in all or by group: groups that are not named keep theirs. The lowest free index is
         filled first, the highest is given up first.
+
+        Args:
+            workers: in all, or by group.
+            check: raises where there cannot be so many.
 
         Returns:
             Those that are given up.
@@ -48,8 +61,10 @@ class Places:
         for name in names:
             filled = sorted(index for group, index in self._wanted if group == name)
             size = sizes.get(name, len(filled))
-            free = (index for index in count() if index not in filled)
+            taken = set(filled)
+            free = (index for index in count() if index not in taken)
             wanted += [(name, index) for index in sorted([*filled[:size], *islice(free, max(0, size - len(filled)))])]
+        check(len(wanted))
         return self._want(wanted)
 
     def give_up(self, name: str) -> frozenset[Slot]:
@@ -75,8 +90,10 @@ class Places:
     def _want(self, wanted: list[Slot]) -> frozenset[Slot]:
         if not wanted:
             raise FleetError("0 workers: a fleet needs at least 1; pause it instead")
-        given_up = frozenset(self._wanted) - frozenset(wanted)
-        self._wanted = tuple(wanted)
+        known = frozenset(wanted)
+        given_up = self._known - known
+        self._wanted, self._known = tuple(wanted), known
+        self.sizes = Counter(group for group, _ in wanted)
         return given_up
 
     def _place_of(self, number: int) -> Slot:

@@ -6,15 +6,13 @@ import signal
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing.connection import Connection
-from multiprocessing.reduction import send_handle
 
+from cormorant_worker.engine.channel import Channel, channel_pair
 from cormorant_worker.engine.link import LinkClosed, Payload
 from cormorant_worker.engine.messages import Request, Ticket
 from cormorant_worker.engine.nursery import Imports, Nursery
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.engine.socket_pair import socket_pair
 from cormorant_worker.place import WorkerPlace
 
 _ASKED_EVERY_S = 0.005
@@ -49,8 +47,8 @@ class WorkerProcess:
         """
         self.place = place
         self.is_open = True
-        self.data, theirs_data = socket_pair()
-        self.control, theirs_control = socket_pair()
+        self.data, theirs_data = channel_pair()
+        self.control, theirs_control = channel_pair()
         self.pulse = Pulse.create()
         self._nursery = nursery
         self._is_closed = False
@@ -83,22 +81,38 @@ class WorkerProcess:
         """What the worker does, in words."""
         return self.phase.name.lower()
 
-    def sources(self) -> Iterator[Connection]:
+    def sources(self) -> Sequence[Channel]:
         """Both sockets."""
-        yield self.data
-        yield self.control
+        return (self.control, self.data)
 
-    def receive(self, ready: Sequence[object]) -> Iterator[object]:
-        """Whatever has come on the sockets that are ready. The end of the data socket is the worker's end."""
-        for connection in (self.control, self.data):
-            if connection not in ready:
-                continue
-            try:
-                while self.is_open and connection.poll():
-                    yield connection.recv()
-            except (EOFError, OSError):
-                if connection is self.data:
-                    self.is_open = False
+    def receive(self, source: object) -> Sequence[object]:
+        """Whatever has come on one of the sockets. The end of the data socket is the worker's end."""
+        if not self.is_open:
+            return ()
+        if source is self.control:
+            return self._read(self.control)
+        try:
+            return self.data.receive()
+        except EOFError:
+            last = self._read(self.control)  # what it said before it ended
+            self.is_open = False
+            return last
+
+    def _read(self, channel: Channel) -> Sequence[object]:
+        try:
+            return channel.receive()
+        except EOFError:
+            return ()
+
+    def unsent(self) -> Sequence[Channel]:
+        """Sockets whose worker does not read as fast as it is told."""
+        return [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else ()
+
+    def flush(self, source: object) -> None:
+        """Send what a socket takes now. That the worker is gone shows at its data socket."""
+        assert isinstance(source, Channel), source
+        with suppress(OSError):
+            source.flush()
 
     def send(self, message: object) -> None:
         """Send on the data socket.
@@ -125,11 +139,9 @@ class WorkerProcess:
         assert payload is None or isinstance(payload, SharedPayload), payload
         self._send(self.control, request, payload.memory if payload is not None else None)
 
-    def _send(self, connection: Connection, message: object, memory: SharedMemory | None) -> None:
+    def _send(self, channel: Channel, message: object, memory: SharedMemory | None) -> None:
         try:
-            connection.send(message)
-            if memory is not None:
-                send_handle(connection, memory.descriptor, self.pid)
+            channel.send(message, memory.descriptor if memory is not None else -1)
         except OSError as error:
             raise LinkClosed(f"worker process {self.pid} is gone: {error}") from error
 
@@ -203,7 +215,7 @@ def _process_descriptor(pid: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _is_hung_up(connection: Connection) -> bool:
+def _is_hung_up(channel: Channel) -> bool:
     poll = select.poll()
-    poll.register(connection.fileno(), 0)
+    poll.register(channel.fileno(), 0)
     return any(events & select.POLLHUP for _, events in poll.poll(0))

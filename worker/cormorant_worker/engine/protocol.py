@@ -205,8 +205,18 @@ class Fleet(Protocol):
         """Finish what is under way, and start nothing more."""
         ...
 
-    def stats(self) -> FleetStats:
-        """What is going on."""
+    def stats(self, *, workers: bool = True) -> FleetStats:
+        """What is going on; `workers=False` leaves `FleetStats.workers` empty and costs the same for any number."""
+        ...
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest published version. Costs nothing, and never waits."""
+        ...
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the fleet's own thread turned last. Never waits."""
         ...
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ What is published for everybody takes the place of what single workers had of th
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from cormorant_worker.engine.link import Engine, Payload
+from cormorant_worker.engine.link import Payload
 from cormorant_worker.engine.schedule import Slot
 from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.weights_blob import WeightsBlob
@@ -31,19 +31,20 @@ class Published:
 class Shelf:
     """The newest weights of each model, for everybody and for single places. Guarded by the fleet's condition."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self) -> None:
         self.version = INITIAL_VERSION
         """The highest number that was given out."""
         self.common_version = INITIAL_VERSION
         """The newest that everybody was given: what staleness is measured by."""
-        self._engine = engine
         self._common: dict[str, Published] = {}
         self._own: dict[Slot, dict[str, Published]] = {}
 
-    def put(self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None) -> Published:
+    def put(
+        self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None, payload: Payload
+    ) -> Published:
         """Keep new weights, for everybody or for some places, and let go of what nobody needs any more."""
         before = self._kept()
-        found = Published(version, blob, self._engine.share(blob.memory))
+        found = Published(version, blob, payload)
         self.version = version
         if slots is None:
             self.common_version = version
@@ -57,6 +58,10 @@ class Shelf:
         for older in before - self._kept():
             older.payload.close()
         return found
+
+    def has(self, payload: Payload) -> bool:
+        """Whether somebody may still be offered these bytes."""
+        return any(one.payload is payload for one in self._kept())
 
     def of(self, slot: Slot) -> list[tuple[Published, tuple[str, ...]]]:
         """What a place's worker is to have, oldest first, each with the models that it is the newest of."""

@@ -9,8 +9,9 @@ A *round* is what the consumer gets at once: one ticket in async mode, one ticke
 """
 
 import math
-from collections.abc import Iterable
+from collections import Counter
 from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
 from typing import Literal
 
 Mode = Literal["sync", "async"]
@@ -30,7 +31,7 @@ class Round:
     frames: dict[Slot, int]
     """Frames asked of each member."""
     pending: set[Slot] = field(default_factory=set)
-    """Members that have no ticket yet, because they have just been lost."""
+    """Members that have no ticket yet: the round has just been opened, or they have just been lost."""
     landed: set[Slot] = field(default_factory=set)
     """Members whose batch is complete."""
     is_preempted: bool = False
@@ -72,17 +73,24 @@ class Schedule:
         """Frames that the output has taken; what `totalFrames` counts."""
         self.is_draining = False
         """No ticket goes out any more."""
+        self.outstanding_frames = 0
+        """Frames that are asked for and not accepted yet."""
         self._open: dict[int, Round] = {}
+        self._pending: dict[int, Round] = {}
+        """Those of them in which members have no ticket."""
         self._next_number = 0
         self._last_number: dict[Slot, int] = {}
         """The last round that each worker got a ticket of, in async mode."""
+        self._held: dict[Slot, int] = {}
+        """Workers that may collect, and how many tickets each of them holds."""
+        self._num_holding: Counter[int] = Counter()
+        """How many of them hold so many."""
+        self._waiting: tuple[list[tuple[int, Slot]], ...] = tuple([] for _ in range(TICKETS_AHEAD))
+        """Heaps of workers by the tickets that they hold, those that have waited longest first; with entries of the
+        past, which `_next_waiting` drops.
+        """
 
     # -- what there is left ------------------------------------------------------------------------------------
-
-    @property
-    def outstanding_frames(self) -> int:
-        """Frames that are asked for and not accepted yet."""
-        return sum(sum(r.frames.values()) for r in self._open.values())
 
     @property
     def landed_frames(self) -> int:
@@ -116,74 +124,93 @@ class Schedule:
 
     # -- decisions ---------------------------------------------------------------------------------------------
 
-    def grants(
-        self, tickets_held: dict[Slot, int], *, num_workers: int, ahead_of_consumer: int, room: int
-    ) -> list[Grant]:
+    def may_collect(self, slot: Slot, *, holds: int) -> None:
+        """A worker may get tickets, and holds so many. Called when either changes; `grants` counts those it gives."""
+        self.may_not_collect(slot)
+        self._held[slot] = holds
+        self._num_holding[holds] += 1
+        if holds < TICKETS_AHEAD and self.mode == "async":
+            heappush(self._waiting[holds], (self._last_number.get(slot, -1), slot))
+
+    def may_not_collect(self, slot: Slot) -> None:
+        """A worker gets no more tickets: it leaves, or is gone."""
+        held = self._held.pop(slot, None)
+        if held is not None:
+            self._num_holding[held] -= 1
+
+    def grants(self, *, num_workers: int, ahead_of_consumer: int, room: int, most: int = 1 << 30) -> list[Grant]:
         """Tickets to hand out now.
 
         Args:
-            tickets_held: the workers that may collect, and how many tickets each of them holds.
             num_workers: how many workers the fleet is meant to have: a sync round waits for all of them.
             ahead_of_consumer: rounds that are complete and not taken, and the one that the consumer still works on.
             room: slots of memory that are free.
+            most: so many at once; the others at the next call.
         """
         if self.is_draining:
             return []
-        held = dict(tickets_held)
-        granted = list(self._regrants(held, room))
-        room -= len(granted)
-        if self.mode == "sync":
-            if len(held) == num_workers:
-                granted += self._sync_grants(held, ahead_of_consumer, room)
-        else:
-            granted += self._async_grants(held, ahead_of_consumer, room)
-        return granted
-
-    def _regrants(self, held: dict[Slot, int], room: int) -> Iterable[Grant]:
-        """Tickets of members that were lost, for whoever fills their slot now."""
-        for open_round in self._open.values():
-            for slot in sorted(open_round.pending):
-                if slot in held and room > 0:
-                    room -= 1
-                    held[slot] += 1
-                    open_round.pending.discard(slot)
-                    yield Grant(round=open_round, slot=slot, num_frames=open_round.frames[slot])
-
-    def _sync_grants(self, held: dict[Slot, int], ahead: int, room: int) -> list[Grant]:
         granted: list[Grant] = []
+        self._grant_pending(granted, room, most)
+        if self.mode == "async":
+            self._grant_async(granted, ahead_of_consumer, room, most)
+            return granted
         while (
-            held
-            and max(held.values()) < self._depth
-            and room >= len(held)
-            and self._is_fresh_enough(ahead)
-            and (frames := self._sync_frames(sorted(held)))
+            len(granted) < most
+            and self._held
+            and len(self._held) == num_workers
+            and not any(self._num_holding[depth] for depth in range(self._depth, TICKETS_AHEAD + 1))
+            and not self._pending
+            and room - len(granted) >= len(self._held)
+            and self._is_fresh_enough(ahead_of_consumer)
+            and (frames := self._sync_frames(sorted(self._held)))
         ):
             opened = self._open_round(frames)
-            for slot, count in frames.items():
-                held[slot] += 1
-                granted.append(Grant(round=opened, slot=slot, num_frames=count))
-            room -= len(frames)
+            opened.pending.update(frames)
+            self._pending[opened.number] = opened
+            self._grant_pending(granted, room, most)
         return granted
 
-    def _async_grants(self, held: dict[Slot, int], ahead: int, room: int) -> list[Grant]:
-        granted: list[Grant] = []
+    def _grant_pending(self, granted: list[Grant], room: int, most: int) -> None:
+        """Tickets of members that have none, because the round is new or because they were lost, for whoever fills
+        their slot now.
+        """
+        for found in list(self._pending.values()):
+            least = min(room, most) - len(granted)
+            if least <= 0:
+                return
+            for slot in nsmallest(least, (slot for slot in found.pending if slot in self._held)):
+                found.pending.discard(slot)
+                self.may_collect(slot, holds=self._held[slot] + 1)
+                granted.append(Grant(round=found, slot=slot, num_frames=found.frames[slot]))
+            self._note_pending(found)
+
+    def _grant_async(self, granted: list[Grant], ahead: int, room: int, most: int) -> None:
         # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited longest
         # before others, so that a slow consumer gets frames of all of them.
-        waiting = sorted(held, key=lambda slot: (self._last_number.get(slot, -1), slot))
         for depth in range(self._depth):
-            for slot in waiting:
-                if held[slot] > depth or room <= 0 or not self._is_fresh_enough(ahead):
-                    continue
+            while len(granted) < min(room, most) and self._is_fresh_enough(ahead):
                 remaining = self.remaining_frames
                 count = self.frames_per_batch if remaining is None else min(self.frames_per_batch, remaining)
-                if count <= 0:
-                    return granted
+                if count <= 0 or (slot := self._next_waiting(depth)) is None:
+                    break
                 opened = self._open_round({slot: count})
                 granted.append(Grant(round=opened, slot=slot, num_frames=count))
                 self._last_number[slot] = opened.number
-                held[slot] += 1
-                room -= 1
-        return granted
+                self.may_collect(slot, holds=depth + 1)
+
+    def _next_waiting(self, depth: int) -> Slot | None:
+        """The worker with so many tickets that has waited longest."""
+        heap = self._waiting[depth]
+        while heap:
+            number, slot = heap[0]
+            if self._held.get(slot) == depth and self._last_number.get(slot, -1) == number:
+                return slot
+            heappop(heap)
+        return None
+
+    def _note_pending(self, found: Round) -> None:
+        if not found.pending:
+            self._pending.pop(found.number, None)
 
     def _sync_frames(self, slots: list[Slot]) -> dict[Slot, int]:
         remaining = self.remaining_frames
@@ -205,7 +232,21 @@ class Schedule:
         opened = Round(number=self._next_number, frames=frames)
         self._next_number += 1
         self._open[opened.number] = opened
+        self.outstanding_frames += sum(frames.values())
         return opened
+
+    def _close_round(self, number: int) -> int:
+        """A round is not asked for any more. Returns its frames."""
+        count = sum(self._open.pop(number).frames.values())
+        self._pending.pop(number, None)
+        self.outstanding_frames -= count
+        return count
+
+    def _excuse(self, found: Round, slot: Slot) -> None:
+        """A round goes on without a member that has no ticket."""
+        found.pending.discard(slot)
+        self.outstanding_frames -= found.frames.pop(slot)
+        self._note_pending(found)
 
     # -- events ------------------------------------------------------------------------------------------------
 
@@ -213,6 +254,7 @@ class Schedule:
         """A member's batch is complete. What it has less than was asked for is collected later."""
         found = self._open[round_number]
         found.landed.add(slot)
+        self.outstanding_frames += num_frames - found.frames[slot]
         found.frames[slot] = num_frames
         return found
 
@@ -222,9 +264,8 @@ class Schedule:
         if self.preemptive_threshold >= 1 or found.is_preempted or len(found.landed) < enough:
             return []
         found.is_preempted = True
-        for slot in found.pending:
-            del found.frames[slot]
-        found.pending.clear()
+        for slot in tuple(found.pending):
+            self._excuse(found, slot)
         return sorted(set(found.frames) - found.landed)
 
     def lost(self, round_number: int, slot: Slot) -> int:
@@ -236,8 +277,9 @@ class Schedule:
         count = found.frames[slot]
         if self.mode == "sync":
             found.pending.add(slot)
+            self._pending[round_number] = found
         else:
-            del self._open[round_number]
+            self._close_round(round_number)
         return count
 
     def forget_member(self, slot: Slot, *, only_preempted: bool = False) -> list[Round]:
@@ -248,12 +290,11 @@ class Schedule:
             only_preempted: it will be filled again, and only rounds that wait for nobody go on.
         """
         completed = []
-        for found in list(self._open.values()):
+        for found in list(self._pending.values()):
             if slot in found.pending and (found.is_preempted or not only_preempted):
-                found.pending.discard(slot)
-                del found.frames[slot]
+                self._excuse(found, slot)
                 if not found.frames:
-                    del self._open[found.number]
+                    self._close_round(found.number)
                 elif found.is_complete:
                     completed.append(found)
         return completed
@@ -267,16 +308,18 @@ class Schedule:
     def drain(self) -> list[Round]:
         """Ask for nothing more. Returns the rounds that are complete now, without the members that were lost."""
         self.is_draining = True
-        lost = {slot for found in self._open.values() for slot in found.pending}
+        lost = {slot for found in self._pending.values() for slot in found.pending}
         return [completed for slot in sorted(lost) for completed in self.forget_member(slot)]
 
     def accepted(self, round_number: int) -> None:
         """A round entered the queue: its frames count."""
-        self.accepted_frames += sum(self._open.pop(round_number).frames.values())
+        self.accepted_frames += self._close_round(round_number)
 
     def forget_open(self) -> None:
         """No round that is not accepted will ever be: what is missing is collected anew. No ticket may be out."""
         self._open.clear()
+        self._pending.clear()
+        self.outstanding_frames = 0
 
     def take_back(self, num_frames: int) -> None:
         """Accepted frames turned out to be lost or too stale: they are collected again."""

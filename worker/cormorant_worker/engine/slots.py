@@ -13,9 +13,14 @@ class SlotPool:
         self.limit = limit
         self._memories: list[SharedMemory] = []
         self._blocks: list[Block] = []
-        self._free: list[int] = []
+        self._free: dict[int, None] = {}
+        """In the order in which they were given back."""
         self._known: dict[int, set[int]] = {}
         """Slots that each worker process has mapped, by its process id."""
+        self._borrower: dict[int, int] = {}
+        """The process that each slot was lent to last: it is warm in its page tables."""
+        self._warm: dict[int, list[int]] = {}
+        """Slots that were given back, by that process; some of them are lent again."""
 
     def resize(self, limit: int, *, at_least: int) -> None:
         """Change the limit. Memory is made when it is needed; the system refuses what it does not have."""
@@ -33,22 +38,32 @@ class SlotPool:
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
         """Take a free slot for a worker. The memory comes with it when that worker has not mapped it yet."""
+        slot = self._take(pid)
+        self._borrower[slot] = pid
         known = self._known.setdefault(pid, set())
-        # A slot that this worker has mapped already is warm in its page tables.
-        at = next((i for i in reversed(range(len(self._free))) if self._free[i] in known), len(self._free) - 1)
-        slot = self._free.pop(at) if self._free else self._make()
         if slot in known:
             return slot, None
         known.add(slot)
         return slot, self._memories[slot]
 
+    def _take(self, pid: int) -> int:
+        warm = self._warm.get(pid, [])
+        while warm:
+            if (slot := warm.pop()) in self._free:
+                del self._free[slot]
+                return slot
+        return self._free.popitem()[0] if self._free else self._make()
+
     def give_back(self, slot: int) -> None:
         """The slot's batch is not needed any more."""
-        self._free.append(slot)
+        self._free[slot] = None
+        if (pid := self._borrower[slot]) in self._known:
+            self._warm.setdefault(pid, []).append(slot)
 
     def forget(self, pid: int) -> None:
         """A worker process is gone."""
         self._known.pop(pid, None)
+        self._warm.pop(pid, None)
 
     def block(self, slot: int) -> Block:
         """The arrays of a slot, in this process."""

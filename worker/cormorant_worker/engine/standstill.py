@@ -165,7 +165,7 @@ class Standstill:
         asked = {crew.begin_anew(member, streams[slot]): member for slot, member in members.items()}
         self._all_answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
         for member in members.values():
-            crew.drop_frames_ahead(member, "restore")
+            self._deliveries.count_dropped("restore", member.drop_ahead())
 
     @property
     def _dataset(self) -> str:
@@ -187,7 +187,7 @@ class Standstill:
         # Of those that died meanwhile, the replacements begin with the new seed.
         anew = [member for member in asked.values() if member.place in replies]
         for member in anew:
-            crew.drop_frames_ahead(member, "seed")
+            self._deliveries.count_dropped("seed", member.drop_ahead())
         return tuple(sorted(member.name for member in anew))
 
     # -- waiting -----------------------------------------------------------------------------------------------

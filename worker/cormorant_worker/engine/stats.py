@@ -1,6 +1,7 @@
 """A fleet's books as numbers for others."""
 
-from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cormorant_worker.engine.protocol import FleetStats
@@ -8,38 +9,46 @@ from cormorant_worker.engine.protocol import FleetStats
 if TYPE_CHECKING:
     from cormorant_worker.engine.crew import Crew
     from cormorant_worker.engine.deliveries import Deliveries
+    from cormorant_worker.engine.member import Member
     from cormorant_worker.engine.schedule import Schedule
 
 
+_SWEPT = 256
+"""Workers whose pulses are looked at for an answer: of a larger fleet, the others' were within the last second."""
+
+
 def fleet_stats(crew: "Crew", schedule: "Schedule", deliveries: "Deliveries") -> FleetStats:
-    """The whole fleet at this moment. The caller holds the fleet's condition."""
-    workers = tuple(member.stats(is_paused=crew.is_paused) for _, member in sorted(crew.members.items()))
-    members, tally = tuple(crew.members.values()), crew.tally
-    desired = Counter(group for group, _ in crew.places)
+    """The whole fleet at this moment, without `workers`. The caller holds the fleet's condition."""
+    crew.watch.sweep(_SWEPT)
+    tally = crew.tally
+    sizes = crew.places.sizes
     groups = {
-        group.name: tally.group(
-            group.name, (member for member in members if member.place[0] == group.name), desired=desired[group.name]
-        )
-        for group in crew.job.spec.worker_groups
+        group.name: tally.group(group.name, desired=sizes.get(group.name, 0)) for group in crew.job.spec.worker_groups
     }
     queue = crew.job.spec.output.queue
     has_store = crew.store is not None
     return FleetStats(
         frames=schedule.accepted_frames,
         settled_frames=max(0, schedule.accepted_frames - deliveries.unsettled_frames),
-        stepped_frames=sum(group.stepped_frames for group in groups.values()),
+        stepped_frames=tally.stepped_frames,
         total_frames=schedule.total_frames,
         episodes=tally.episodes,
         recent_returns=tuple(tally.returns),
         recent_lengths=tuple(tally.lengths),
         version=crew.version,
         dropped=dict(deliveries.dropped),
-        restarts=sum(crew.restarts.values()),
+        restarts=crew.replacements.count,
         queued_batches=deliveries.num_waiting,
         paused=crew.is_paused,
-        workers=workers,
+        workers=(),
         groups=groups,
         queue_capacity=queue.capacity_batches if queue is not None else 0,
         queue_waits_s=tally.waits_s,
-        undurable_frames=sum(m.landed_frames - m.durable_frames for m in members) if has_store else 0,
+        undurable_frames=sum(m.landed_frames - m.durable_frames for m in crew.members.values()) if has_store else 0,
     )
+
+
+def with_workers(stats: FleetStats, members: "Sequence[Member]") -> FleetStats:
+    """The same with each worker. Without the condition: it costs as much as there are workers."""
+    ordered = sorted(members, key=lambda member: member.place)
+    return replace(stats, workers=tuple(member.stats(is_paused=stats.paused) for member in ordered))

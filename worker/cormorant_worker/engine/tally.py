@@ -4,7 +4,7 @@ condition.
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Literal
 
@@ -31,34 +31,66 @@ class Tally:
         self.returns: deque[float] = deque(maxlen=_RECENT)
         self.lengths: deque[int] = deque(maxlen=_RECENT)
         self._clock = clock
-        self._gone_frames: Counter[str] = Counter()
-        self._gone_env_restarts: Counter[str] = Counter()
-        self._gone_spent: dict[str, list[int]] = {}
-        self._restarts: dict[str, Counter[RestartReason]] = {}
+        self._groups: dict[str, _Group] = {}
         self._producer_s = self._consumer_s = 0.0
         self._looked = clock()
         self._was_full = False
         self._waiting = 0
 
-    def seal(self, sealed: Sealed) -> None:
+    def joined(self, group: str) -> None:
+        """A worker was started."""
+        self._group(group).alive += 1
+
+    def synced(self, group: str, version: PolicyVersion) -> None:
+        """It may collect, and acts with this version."""
+        self._group(group).versions[version] += 1
+
+    def applied(self, group: str, before: PolicyVersion, version: PolicyVersion) -> None:
+        """A worker that may collect acts with another version."""
+        books = self._group(group)
+        books.leave(before)
+        books.versions[version] += 1
+
+    def parted(self, group: str, version: PolicyVersion, *, is_synced: bool) -> None:
+        """A worker is gone."""
+        books = self._group(group)
+        books.alive -= 1
+        if is_synced:
+            books.leave(version)
+
+    def seal(self, sealed: Sealed, member: "Member") -> None:
         """A worker finished a batch."""
         self.episodes += len(sealed.returns)
         self.returns.extend(sealed.returns)
         self.lengths.extend(sealed.lengths)
+        self._group(member.place[0]).env_restarts += sealed.env_restarts - member.env_restarts
+        self.follow(member)
 
-    def bury(self, member: "Member") -> None:
-        """A worker is gone: what it did stays counted."""
-        group = member.place[0]
-        self._gone_frames[group] += member.stepped_frames
-        self._gone_env_restarts[group] += member.env_restarts
-        spent = member.link.spent_ns
-        self._gone_spent[group] = [
-            a + b for a, b in zip(self._gone_spent.get(group, [0] * len(spent)), spent, strict=True)
-        ]
+    def follow(self, member: "Member") -> None:
+        """Take over what a worker's pulse says. What a worker did stays counted when it is gone."""
+        books, link = self._group(member.place[0]), member.link
+        frames, spent = link.frames, link.spent_ns
+        books.frames += frames - member.booked_frames
+        if spent != member.booked_ns:
+            before = member.booked_ns or (0,) * len(spent)
+            books.spent_ns = [
+                total + now - then for total, now, then in zip(books.spent_ns, spent, before, strict=True)
+            ]
+        member.booked_frames, member.booked_ns = frames, spent
 
     def replaced(self, group: str, reason: RestartReason) -> None:
         """A worker that is gone is replaced."""
-        self._restarts.setdefault(group, Counter())[reason] += 1
+        self._group(group).restarts[reason] += 1
+
+    @property
+    def stepped_frames(self) -> int:
+        """Frames that workers have stepped, as far as their pulses were looked at."""
+        return sum(books.frames for books in self._groups.values())
+
+    def _group(self, name: str) -> "_Group":
+        if name not in self._groups:
+            self._groups[name] = _Group()
+        return self._groups[name]
 
     def look(self, *, is_full: bool) -> None:
         """The fleet's thread comes round: whether workers wait for room from now on."""
@@ -88,26 +120,39 @@ class Tally:
         """Seconds in which workers waited for room, and consumers for batches."""
         return {"producer": self._producer_s, "consumer": self._consumer_s}
 
-    def group(self, name: str, members: Iterable["Member"], *, desired: int) -> GroupStats:
+    def group(self, name: str, *, desired: int) -> GroupStats:
         """One worker group.
 
         Args:
             name: the group.
-            members: its workers that live.
             desired: places that are to be filled.
         """
-        found = tuple(members)
-        spent = list(self._gone_spent.get(name, [0] * len(ACTIVITIES)))
-        for member in found:
-            spent = [a + b for a, b in zip(spent, member.link.spent_ns, strict=True)]
-        ready = [member for member in found if member.is_synced]
+        books = self._group(name)
+        ready = books.versions.total()
         return GroupStats(
             desired=desired,
-            ready=len(ready),
-            starting=len(found) - len(ready),
-            stepped_frames=self._gone_frames[name] + sum(member.stepped_frames for member in found),
-            spent_s={activity: ns / 1e9 for activity, ns in zip(ACTIVITIES, spent, strict=True)},
-            restarts=dict(self._restarts.get(name, {})),
-            env_restarts=self._gone_env_restarts[name] + sum(member.env_restarts for member in found),
-            min_version=min((member.version for member in ready), default=PolicyVersion(0)),
+            ready=ready,
+            starting=books.alive - ready,
+            stepped_frames=books.frames,
+            spent_s={activity: ns / 1e9 for activity, ns in zip(ACTIVITIES, books.spent_ns, strict=True)},
+            restarts=dict(books.restarts),
+            env_restarts=books.env_restarts,
+            min_version=min(books.versions, default=PolicyVersion(0)),
         )
+
+
+class _Group:
+    """What is counted of one worker group."""
+
+    def __init__(self) -> None:
+        self.alive = self.frames = self.env_restarts = 0
+        self.spent_ns = [0] * len(ACTIVITIES)
+        self.restarts: Counter[RestartReason] = Counter()
+        self.versions: Counter[PolicyVersion] = Counter()
+        """Workers that may collect, by the version that acts in them."""
+
+    def leave(self, version: PolicyVersion) -> None:
+        """One worker less acts with a version."""
+        self.versions[version] -= 1
+        if not self.versions[version]:
+            del self.versions[version]

@@ -373,7 +373,7 @@ class RayCollector(FleetCollector):
             source = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
             source = self._given_policy if source is None else source
             self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
-            kept: Receipt = self.fleet.receipt(self.fleet.stats().version)
+            kept: Receipt = self.fleet.receipt(self.fleet.version)
             return kept
         receipt = super().update_policy_weights_(
             policy_or_weights,
@@ -411,10 +411,10 @@ class RayCollector(FleetCollector):
             self._receiver_schemes[model_id] = scheme
         if not synchronize_weights:
             return
-        version = self.fleet.stats().version
+        version = self.fleet.version
         connected = [receivers.connect(scheme) for scheme in weight_recv_schemes.values()]
         if any(connected):
-            if self.fleet.stats().version == version:
+            if self.fleet.version == version:
                 self.update_policy_weights_()
         else:
             self.receive_weights()
@@ -437,10 +437,10 @@ class RayCollector(FleetCollector):
             return
         found: dict[str, Any] = {}
         for model_id, scheme in self._receiver_schemes.items():
-            version = self.fleet.stats().version
+            version = self.fleet.version
             received = scheme.receive()
             # TorchRL's call `update_policy_weights_` themselves.
-            if received is not None and self.fleet.stats().version == version:
+            if received is not None and self.fleet.version == version:
                 found[model_id] = received
         if found:
             self.update_policy_weights_(weights_dict=found)

@@ -5,23 +5,43 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import ray
+import structlog
 
 from cormorant_worker.engine.ray.demand import describe_resources
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import FleetError
 
+log = structlog.get_logger()
+
 _CONNECT_S = 10.0
+_LOOK_AGAIN_S = 5.0
 _LOOK_S = 0.1
 _PREEMPTION = 2
 """Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
 
 
+class _Connection:
+    """The process's connection to Ray, where a fleet of it made one: the last of them ends it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Guards everything here, and connecting."""
+        self.holders = 0
+        self.is_own = False
+        """A fleet started the cluster."""
+
+
+_connection = _Connection()
+
+
 class Cluster:
-    """This process's connection to Ray."""
+    """This process's connection to Ray, which all its fleets share."""
 
     def __init__(self, options: RayOptions) -> None:
         """Connect, or start a cluster on this machine.
@@ -30,13 +50,21 @@ class Cluster:
             FleetError: the cluster cannot be reached or started.
         """
         self.is_own = False
-        """The cluster ends with this fleet."""
+        """The cluster is that of this process's fleets, and ends with the last of them."""
         self.has_connected = False
         """This object connected the process, with the options' runtime environment for all its workers."""
+        self._is_holding = False
+        self._looked_at, self._is_looking, self._description = -_LOOK_AGAIN_S, False, "not said what it has"
         if options.address not in ("", "auto"):
             _refuse_unreachable(options.address)
-        if not ray.is_initialized():
-            self._connect(options)
+        with _connection.lock:
+            if not ray.is_initialized():
+                _connection.holders, _connection.is_own = 0, False  # somebody else has ended an earlier one
+                self._connect(options)
+                _connection.is_own = self.is_own
+            if self.has_connected or _connection.holders:
+                _connection.holders += 1
+                self._is_holding, self.is_own = True, _connection.is_own
         self.node_id: str = ray.get_runtime_context().get_node_id()
         """The node on which this process runs."""
 
@@ -79,36 +107,60 @@ class Cluster:
         self.has_connected = True
 
     def check(self) -> None:
-        """Refuse to go on where this process is cut off.
+        """Refuse to go on where this process is cut off. Waits for Ray's head.
 
         Raises:
             FleetError: the raylet that this process is connected to has died.
         """
-        if not any(node["Alive"] for node in ray.nodes() if node["NodeID"] == self.node_id):
+        if not any(node["NodeID"] == self.node_id for node in self._living_nodes()):
             raise FleetError(
                 f"the Ray node {self.node_id} on which this process runs is gone (its raylet has ended), and with it "
                 "every worker that belongs to this process; start Ray there again, then the job"
             )
 
     def describe(self) -> str:
-        """What the living nodes have, for messages. A node that died is listed by Ray for a while; not here."""
-        total: dict[str, float] = {}
+        """What the living nodes have, for messages: as it was a few seconds ago, since nobody may wait for Ray's head
+        to say how it is. A node that died is listed by Ray for a while; not here.
+        """
+        if time.monotonic() - self._looked_at > _LOOK_AGAIN_S and not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=self._look, name="ray-nodes", daemon=True).start()
+        return self._description
+
+    def _look(self) -> None:
+        try:
+            self._living_nodes()
+        except Exception as error:  # noqa: BLE001  # the thread's edge: what was known stays known
+            log.debug("ray_nodes_unknown", reason=str(error))
+        finally:
+            self._is_looking = False
+
+    def _living_nodes(self) -> list[dict[str, Any]]:
         alive = [node for node in ray.nodes() if node["Alive"]]
+        total: dict[str, float] = {}
         for node in alive:
             for name, amount in node["Resources"].items():
                 if not name.startswith(("node:", "memory", "object_store_memory")):
                     total[name] = total.get(name, 0.0) + amount
-        return f"{len(alive)} living node{'s' * (len(alive) != 1)} with {describe_resources(total)}"
+        self._description = f"{len(alive)} living node{'s' * (len(alive) != 1)} with {describe_resources(total)}"
+        self._looked_at = time.monotonic()
+        return alive
 
     def store_bytes(self) -> int:
         """Object store memory of the living node that has least."""
         return min(int(node["Resources"].get("object_store_memory", 0)) for node in ray.nodes() if node["Alive"])
 
     def close(self) -> None:
-        """End what this fleet started, leave what it only connected to, and touch nothing that was there before."""
-        if self.has_connected:
-            self.has_connected = False
-            ray.shutdown()
+        """End what this process's fleets started, with the last of them; leave what they only connected to, and touch
+        nothing that was there before. May be called twice.
+        """
+        with _connection.lock:
+            if not self._is_holding:
+                return
+            self._is_holding = self.has_connected = False
+            _connection.holders -= 1
+            if not _connection.holders:
+                ray.shutdown()
 
 
 def disconnect() -> None:

@@ -10,6 +10,8 @@ import ray
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.block import Layout
+from cormorant_worker.engine.descriptors import make_room
+from cormorant_worker.engine.link import Link
 from cormorant_worker.engine.messages import Start
 from cormorant_worker.engine.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.engine.ray.cluster import Cluster
@@ -19,6 +21,9 @@ from cormorant_worker.engine.ray.objects import ObjectBlocks
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.envs.cpus import available_cpus
+
+_DESCRIPTORS = 3
+"""Of a worker in this process: Ray's connections to its actor and to that one's node."""
 
 
 class RayEngine:
@@ -35,14 +40,22 @@ class RayEngine:
         self._node_id = self.cluster.node_id
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
         self._blocks: ObjectBlocks | None = None
-        self._wake: Callable[[], None] = _nobody
+        self._wake: Callable[[Link], None] = _nobody
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
 
-    def open(self, wake: Callable[[], None]) -> None:
+    def open(self, wake: Callable[[Link], None]) -> None:
         """Have the fleet's thread woken when something arrives."""
         self._wake = wake
+
+    def make_room_for(self, num_workers: int) -> None:
+        """Ray's connections to the actors.
+
+        Raises:
+            FleetError: this process may not open so many files.
+        """
+        make_room(num_workers, each=_DESCRIPTORS)
 
     def start(self, start: Start) -> RayLink:
         """Ask for an actor. It is placed when the cluster has what it needs.
@@ -114,5 +127,5 @@ class RayEngine:
         return self._blocks
 
 
-def _nobody() -> None:
+def _nobody(link: Link) -> None:
     """Before the fleet has opened the engine."""

@@ -5,20 +5,20 @@ Results arrive in threads of Ray's; they are only put into the inbox there. The 
 
 import os
 import signal
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Any
 
 import ray
 import structlog
 
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.engine.link import Payload
+from cormorant_worker.engine.link import Link, Payload, Source
 from cormorant_worker.engine.messages import Failed, Finished, Leaving, Request, Sealed, Ticket
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.ray.actor import News
@@ -68,7 +68,7 @@ class RayLink:
         *,
         node_id: str,
         blocks: Callable[[], ObjectBlocks],
-        wake: Callable[[], None],
+        wake: Callable[[Link], None],
         describe_waiting: Callable[[], str],
     ) -> None:
         """Listen to an actor that was just asked for.
@@ -78,8 +78,8 @@ class RayLink:
             handle: Ray's handle.
             node_id: the node of this process.
             blocks: where arrays that arrive go.
-            wake: called by Ray's threads when something has arrived.
-            describe_waiting: says why the actor may not have been placed.
+            wake: called by Ray's threads, with this link, when something has arrived.
+            describe_waiting: says at once why the actor may not have been placed.
         """
         self.place = place
         self.pid = 0
@@ -121,19 +121,28 @@ class RayLink:
 
     # -- listening ---------------------------------------------------------------------------------------------
 
-    def sources(self) -> Iterator[Connection]:
+    def sources(self) -> Sequence[Source]:
         """None: Ray's threads wake the fleet."""
-        return iter(())
+        return ()
 
-    def receive(self, ready: Sequence[object]) -> Iterator[object]:
+    def unsent(self) -> Sequence[Source]:
+        """None: Ray keeps what an actor has not taken. It is little: one offer, two tickets."""
+        return ()
+
+    def flush(self, source: Source) -> None:
+        """There is nothing to send."""
+
+    def receive(self, source: Source | None) -> Sequence[object]:
         """Whatever has arrived, batches in the order of their tickets."""
+        messages: list[object] = []
         while self.is_open and self._inbox:
             batch, result = self._inbox.popleft()
             if batch is not None:
                 batch.result = result
-                yield from self._land()
+                messages += self._land()
             else:
-                yield from self._hear(result)
+                messages += self._hear(result)
+        return messages
 
     def _hear(self, result: "Future[Any]") -> Iterator[object]:
         if (error := result.exception()) is not None:
@@ -148,7 +157,8 @@ class RayLink:
         self.spent_ns = news.spent_ns
         for message in news.messages:
             if isinstance(message, Leaving):
-                self._place_nobody_there()
+                # Beside the fleet's thread: Ray's head may take its time to answer.
+                threading.Thread(target=self._place_nobody_there, name="drain-node", daemon=True).start()
             yield message
             if isinstance(message, Finished | Failed):
                 self.is_open = False
@@ -202,7 +212,7 @@ class RayLink:
     def _expect(self, reference: Any, batch: _Batch | None = None) -> None:
         def arrived(result: "Future[Any]") -> None:
             self._inbox.append((batch, result))
-            self._wake()
+            self._wake(self)
 
         reference.future().add_done_callback(arrived)
 

@@ -1,0 +1,1 @@
+"""What one head can hold: `python -m benchmarks.head`, `make bench-head`."""

@@ -1,0 +1,199 @@
+"""Workers that answer at once, behind the seam of the engines: what is left is the fleet's own work."""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import gymnasium
+import numpy as np
+
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.block import Block, Layout
+from cormorant_worker.engine.link import Link, Payload, Source
+from cormorant_worker.engine.messages import (
+    Applied,
+    Begin,
+    Finish,
+    Finished,
+    Ready,
+    Reply,
+    Request,
+    Sealed,
+    Start,
+    Ticket,
+)
+from cormorant_worker.engine.pulse import Phase
+from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.place import WorkerPlace
+from cormorant_worker.spaces import Leaf
+from cormorant_worker.timing import BatchTiming
+from cormorant_worker.weights import TensorSpec
+
+OBSERVATION = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
+ACTION = gymnasium.spaces.Discrete(2)
+SPECS = {"policy": {"weight": TensorSpec(shape=(64, 64), dtype="float32")}}
+LAYOUT = Layout(
+    num_rows=1,
+    num_envs=1,
+    observation=(Leaf(key=("observation",), shape=(4,), dtype=np.dtype(np.float32)),),
+    action=(Leaf(key=("action",), shape=(), dtype=np.dtype(np.int64)),),
+)
+_TIMING = BatchTiming(seconds=0.1, env_step_s=0.001, inference_s=0.001)
+
+
+class InstantPayload:
+    """Bytes that nobody reads."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        pass
+
+
+class InstantLink:
+    """A worker whose every answer is there before it was asked, except that the fleet has to come and get it."""
+
+    def __init__(self, place: WorkerPlace, wake: Callable[[Link], None]) -> None:
+        self.place = place
+        self.pid = 1 + place.index
+        self.phase = Phase.WAITING
+        self.frames = 0
+        self.spent_ns = (0,) * len(ACTIVITIES)
+        self.is_open = True
+        self.version = 0
+        self._wake = wake
+        self._said: deque[object] = deque()
+        self._say(Ready(layout=LAYOUT, observation_space=OBSERVATION, action_space=ACTION, specs=SPECS, num_threads=1))
+
+    def _say(self, *messages: object) -> None:
+        self._said.extend(messages)
+        self._wake(self)
+
+    def sources(self) -> Sequence[Source]:
+        return ()
+
+    def receive(self, source: Source | None) -> Sequence[object]:
+        said = tuple(self._said)
+        self._said.clear()
+        return said
+
+    def unsent(self) -> Sequence[Source]:
+        return ()
+
+    def flush(self, source: Source) -> None:
+        pass
+
+    def send(self, message: object) -> None:
+        if isinstance(message, Finish):
+            self._say(Finished(durable_frames=0))
+            self.is_open = False
+        else:
+            assert isinstance(message, Begin), message
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        self.frames += ticket.num_frames
+        self._say(
+            Sealed(
+                number=ticket.number,
+                slot=ticket.slot,
+                num_frames=ticket.num_frames,
+                num_rows=1,
+                num_ends=0,
+                min_version=self.version,
+                max_version=self.version,
+                returns=(1.0,),
+                lengths=(1,),
+                num_terminated=1,
+                timing=_TIMING,
+                durable_frames=0,
+                env_restarts=0,
+            )
+        )
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        self._say(Reply(number=request.number))
+        if request.action == "offer":
+            self.version = request.version
+            self._say(Applied(version=request.version))
+
+    def describe_doing(self) -> str:
+        return "waiting"
+
+    def describe_end(self) -> str:
+        return "ended"
+
+    def kill(self) -> None:
+        self.is_open = False
+
+    def wait(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        self.is_open = False
+
+
+class InstantBlocks:
+    """As many batches as are asked for, all of them the same."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.num_made = 0
+        self._free: list[int] = []
+        self._block = Block(LAYOUT)
+
+    def resize(self, limit: int, *, at_least: int) -> None:
+        self.limit = limit
+
+    @property
+    def room(self) -> int:
+        return len(self._free) + self.limit - self.num_made
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        if self._free:
+            return self._free.pop(), None
+        self.num_made += 1
+        return self.num_made - 1, None
+
+    def give_back(self, slot: int) -> None:
+        self._free.append(slot)
+
+    def forget(self, pid: int) -> None:
+        pass
+
+    def block(self, slot: int) -> Block:
+        return self._block
+
+    def memory(self, slot: int) -> SharedMemory | None:
+        return None
+
+    def close(self) -> None:
+        pass
+
+
+class InstantEngine:
+    """Starts such workers."""
+
+    def check_devices(self, job: CollectorJob, device: str) -> None:
+        pass
+
+    def open(self, wake: Callable[[Link], None]) -> None:
+        self._wake = wake
+
+    def make_room_for(self, num_workers: int) -> None:
+        pass
+
+    def start(self, start: Start) -> InstantLink:
+        return InstantLink(start.place, self._wake)
+
+    def cpus_for(self, num_workers: int) -> int:
+        return 1
+
+    def make_store(self, layout: Layout, limit: int) -> InstantBlocks:
+        return InstantBlocks(limit)
+
+    def share(self, data: bytes | SharedMemory) -> InstantPayload:
+        return InstantPayload(len(data) if isinstance(data, bytes) else data.size_bytes)
+
+    def close(self) -> None:
+        pass

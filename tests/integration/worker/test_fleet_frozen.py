@@ -1,0 +1,131 @@
+"""Workers that are stopped where they stand: the fleet goes on, answers, and ends them."""
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+
+
+def stop(fleet: LocalFleet, number: int = 0) -> int:
+    """Freeze a worker's process. Returns its id."""
+    pid = fleet.stats().workers[number].pid
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+def is_replaced(fleet: LocalFleet, number: int = 0) -> bool:
+    workers = fleet.stats().workers
+    return len(workers) > number and workers[number].attempt == 1
+
+
+@on_both_engines_slowly
+def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
+    with make_fleet(job, workers=2, hang_timeout_s=3600.0) as fleet:
+        frozen = stop(fleet)
+        try:
+            longest = 0.0
+            for version in range(1, 301):
+                began = time.monotonic()
+                receipt = fleet.publish(numbered(version))
+                fleet.stats()
+                longest = max(longest, time.monotonic() - began)
+            assert longest < 5.0
+            assert "cpu-0" in receipt.waiting
+            # The other one works on, and takes the newest.
+            until(lambda: "cpu-1" in fleet.receipt(300).applied)
+            assert fleet.take(timeout_s=30) is not None
+            assert fleet.silent_s < 5.0
+        finally:
+            os.kill(frozen, signal.SIGCONT)
+        # It was told of few of them: the newest wins.
+        until(lambda: fleet.receipt(300).waiting == ())
+        assert len(fleet._crew.members["cpu", 0].unanswered) <= 1
+
+
+@on_both_engines_slowly
+def test_frozen_worker_of_a_synchronous_fleet_is_replaced_though_it_waits(engine: str) -> None:
+    # Frozen while it waits for a ticket, it gets one: the round would wait for ever.
+    job = make_job(
+        num_envs=2, lengths=5, collection={"mode": "sync", "framesPerBatch": 40}, queue={"capacityBatches": 1}
+    )
+    with make_fleet(job, workers=2, hang_timeout_s=3.0) as fleet:
+        until(lambda: [worker.phase for worker in fleet.stats().workers] == ["waiting", "waiting"])
+        assert fleet.take(timeout_s=30) is not None
+        until(lambda: [worker.phase for worker in fleet.stats().workers] == ["waiting", "waiting"])
+        stop(fleet)
+        for _ in range(6):
+            assert fleet.take(timeout_s=60) is not None
+        assert is_replaced(fleet)
+
+
+def test_frozen_worker_of_a_paused_fleet_is_replaced_once_it_owes_an_answer() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
+    with LocalFleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
+        fleet.pause()
+        time.sleep(1.5)
+        assert not is_replaced(fleet)  # it stands still because it was told to
+        stop(fleet)
+        fleet.publish(numbered(1))
+        until(lambda: is_replaced(fleet))
+
+
+@pytest.mark.parametrize("limit_s", [1.0, 3600.0])
+def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path, limit_s: float) -> None:
+    job = make_job(num_envs=2, lengths=5, collection={"framesPerBatch": 20}, dataset=f"file://{tmp_path}/data")
+    with LocalFleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
+        member = fleet._crew.members["cpu", 0]
+        # As its pulse says when a write to a hung file system does not return.
+        until(lambda: member.landed_frames > 0)
+        os.kill(member.link.pid, signal.SIGSTOP)
+        member.link.pulse.enter(4)
+        if limit_s > 60:
+            time.sleep(1.5)
+            assert fleet._crew.members["cpu", 0] is member
+        else:
+            until(lambda: is_replaced(fleet))
+
+
+def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
+    job = make_job(num_envs=2, lengths=5, step_s=0.001)
+    with LocalFleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+        with fleet._changed:
+            time.sleep(3.0)  # as if this process had been stopped
+            fleet._crew.members["cpu", 0].last_progress -= 0.5
+            assert fleet.silent_s > 2.0
+        time.sleep(0.3)
+        assert not is_replaced(fleet)
+
+
+def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
+    job = make_job(num_envs=2, lengths=5, step_s=0.001)
+    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+        member = fleet._crew.members["cpu", 0]
+        is_waiting, may_end = threading.Event(), threading.Event()
+        end = member.link.describe_end
+
+        def describe_end() -> str:
+            is_waiting.set()
+            may_end.wait(30)
+            return end()
+
+        member.link.describe_end = describe_end
+        os.kill(member.link.pid, signal.SIGKILL)
+        assert is_waiting.wait(30)
+        try:
+            # Seeing it off takes its time; nobody waits for that.
+            assert [worker.name for worker in fleet.stats().workers] == ["cpu-1"]
+            assert fleet.take(timeout_s=30) is not None
+        finally:
+            may_end.set()
+        until(lambda: is_replaced(fleet))
