@@ -11,6 +11,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from cormorant_api.errors import ApiError
 from cormorant_contract.rest.headers import PROBLEM_JSON
@@ -19,6 +20,8 @@ from cormorant_worker.errors import (
     ControlTimeout,
     CormorantError,
     FleetClosed,
+    LastWorker,
+    NoSuchWorker,
     StaleWeights,
     StateError,
     WeightsMismatch,
@@ -29,6 +32,7 @@ log = structlog.get_logger()
 
 _LONGEST_DETAIL = 2000
 _MOST_ERRORS = 20
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 _KIND_OF_STATUS = {
     400: ProblemType.MALFORMED_REQUEST,
     401: ProblemType.UNAUTHENTICATED,
@@ -83,6 +87,10 @@ def as_api_error(error: CormorantError) -> ApiError:
             return ApiError(422, ProblemType.STATE_MISMATCH, detail)
         case ControlTimeout():
             return ApiError(504, ProblemType.CONTROL_TIMEOUT, detail)
+        case NoSuchWorker():
+            return ApiError(404, ProblemType.UNKNOWN_WORKER, detail)
+        case LastWorker():
+            return ApiError(409, ProblemType.LAST_WORKER, detail)
         case WorkerFailed():
             return ApiError(503, ProblemType.FLEET_FAILED, detail, retry_after_s=10)
         case FleetClosed():
@@ -116,14 +124,24 @@ async def _on_fleet_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     kind = _KIND_OF_STATUS.get(error.status_code, ProblemType.MALFORMED_REQUEST)
-    detail = str(error.detail)
+    detail, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND:
         detail = f"there is nothing at {request.url.path}; the paths are listed at /docs"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
+        # Starlette names the methods of the first route that has this path, and there is one for each method.
+        allowed = headers["Allow"] = ", ".join(_methods_at(request))
         detail = f"{request.method} is not possible at {request.url.path}; it takes {allowed}"
     problem = make_problem(ApiError(error.status_code, kind, detail), request.url.path)
-    return ProblemResponse(problem, error.headers)
+    return ProblemResponse(problem, headers)
+
+
+def _methods_at(request: Request) -> list[str]:
+    routes = request.app.routes
+    return [
+        method
+        for method in _METHODS
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes)
+    ]
 
 
 async def _on_invalid_request(request: Request, error: Exception) -> Response:

@@ -43,7 +43,7 @@ class Roster:
         """Ask for sizes; groups that are not named keep theirs. What was asked before and not begun is forgotten.
 
         Raises:
-            ApiError: 422, there is no such group, or nobody would be left.
+            ApiError: 422, there is no such group; 409, nobody would be left.
         """
         with self._lock:
             if unknown := sorted(set(groups) - set(self._groups)):
@@ -56,7 +56,7 @@ class Roster:
             wanted = self._groups | dict(groups)
             if not any(wanted.values()):
                 raise ApiError(
-                    422, ProblemType.INVALID_REQUEST, "no worker would be left; POST /v1/pauses to stand still instead"
+                    409, ProblemType.LAST_WORKER, "no worker would be left; POST /v1/pauses to stand still instead"
                 )
             self._groups = wanted
             self._changes += 1

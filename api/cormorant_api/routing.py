@@ -49,6 +49,7 @@ _STATUS_OF = {
     ProblemType.VERSION_CONFLICT: 409,
     ProblemType.BASE_MISMATCH: 409,
     ProblemType.NOT_PAUSED: 409,
+    ProblemType.LAST_WORKER: 409,
     ProblemType.NO_QUEUE: 409,
     ProblemType.NO_PICTURE: 409,
     ProblemType.STREAM_ENDED: 410,

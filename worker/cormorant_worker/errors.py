@@ -24,6 +24,8 @@
     ├── FleetError
     │   ├── WorkerFailed         a worker could not start, or failed too often
     │   ├── ControlTimeout       a control call was not answered in time
+    │   ├── NoSuchWorker         the fleet has no worker of that name
+    │   ├── LastWorker           nobody would be left
     │   ├── FleetInterrupted     it was told to stop while it waited for its first workers
     │   └── FleetClosed          the fleet was closed while somebody waited
     └── SupervisorError
@@ -156,6 +158,14 @@ class WorkerFailed(FleetError):
 
 class ControlTimeout(FleetError):
     """A control call was not answered in time; its message names the worker and the limit."""
+
+
+class NoSuchWorker(FleetError):
+    """The fleet has no worker of that name."""
+
+
+class LastWorker(FleetError):
+    """A fleet needs at least one worker."""
 
 
 class FleetInterrupted(FleetError):

@@ -140,7 +140,7 @@ async def next_batch(
         ProblemType.STREAM_ENDED,
         also={
             200: {
-                "description": "Batches, each after 8 bytes: its length, little-endian.",
+                "description": "An endless stream: 8 bytes with a batch's length, little-endian; the batch; and so on.",
                 "content": {BATCH_STREAM: BINARY},
             }
         },
@@ -153,7 +153,9 @@ async def stream_batches(
     ack: Ack = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
-    """Batches without end on one connection. `ack=auto` acknowledges each when the next one begins to be sent."""
+    """A stream without end on one connection, for programs that read on and on; `GET /v1/batches/next` gives one batch.
+    `ack=auto` acknowledges each when the next one begins to be sent.
+    """
     head = _with_queue(request)
     if head.running.ledger.has_ended:
         raise await stream_ended(head)

@@ -2,7 +2,6 @@
 
 from fastapi import APIRouter, Request
 
-from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
 from cormorant_api.tokens import Role
@@ -18,7 +17,12 @@ async def get_desired(request: Request) -> DesiredReport:
     return _describe(head_of(request))
 
 
-@router.put("/v1/desired", operation_id="put_desired", responses=answers(), openapi_extra=needs(Role.OPERATOR))
+@router.put(
+    "/v1/desired",
+    operation_id="put_desired",
+    responses=answers(ProblemType.LAST_WORKER),
+    openapi_extra=needs(Role.OPERATOR),
+)
 async def put_desired(request: Request, body: Desired) -> DesiredReport:
     """Ask for other sizes, and say what `spec.paused` is now. `pending`: workers are still being started or retired."""
     head = head_of(request)
@@ -55,13 +59,12 @@ async def drain(request: Request) -> DrainReport:
     "/v1/workers/{worker}:retire",
     operation_id="retire_worker",
     status_code=202,
-    responses=answers(ProblemType.UNKNOWN_WORKER),
+    responses=answers(ProblemType.UNKNOWN_WORKER, ProblemType.LAST_WORKER),
     openapi_extra=needs(Role.OPERATOR),
 )
 async def retire_worker(request: Request, worker: str) -> Retirement:
     """Let a worker finish what it holds and go; its place stays empty until its group grows."""
     head = head_of(request)
-    await _find(head, worker)
     await head.bulk(head.running.fleet.retire, worker)
     log.info("worker_retired", worker=worker, who=author_of(request))
     return Retirement(worker=worker, detail="it finishes what it holds, then goes")
@@ -69,14 +72,3 @@ async def retire_worker(request: Request, worker: str) -> Retirement:
 
 def _describe(head: Head) -> DesiredReport:
     return head.running.roster.describe(paused=head.leases.spec_paused)
-
-
-async def _find(head: Head, name: str) -> None:
-    known = tuple(worker.name for worker in (await head.stats()).workers)
-    if name not in known:
-        raise ApiError(
-            404,
-            ProblemType.UNKNOWN_WORKER,
-            f"there is no worker {name[:80]!r}; there are {', '.join(known)}",
-            known=known,
-        )

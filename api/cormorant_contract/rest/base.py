@@ -2,21 +2,30 @@
 
 from typing import Annotated
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field
 
 from cormorant_contract.base import COUNT_MAX
 
 VERSION_MAX = 2**63 - 1
 """Policy versions are stamped on frames as int64."""
 
+
+def _no_boolean(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError(f"{str(value).lower()} is a boolean; send a number")  # noqa: TRY004  # pydantic takes it as its own
+    return value
+
+
+Number = BeforeValidator(_no_boolean)
+"""JSON's true and false are not numbers, though Python's are."""
 Time = AwareDatetime
-Version = Annotated[int, Field(ge=0, le=VERSION_MAX)]
-Count = Annotated[int, Field(ge=0, le=COUNT_MAX)]
+Version = Annotated[int, Number, Field(ge=0, le=VERSION_MAX)]
+Count = Annotated[int, Number, Field(ge=0, le=COUNT_MAX)]
 Millis = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]*$")]
 """Who somebody says to be: an owner of a lease, a consumer."""
 
-__all__ = ["Answer", "Count", "Millis", "Name", "Request", "Time", "Version"]
+__all__ = ["Answer", "Count", "Millis", "Name", "Number", "Request", "Time", "Version"]
 
 
 class Request(BaseModel):

@@ -4,9 +4,9 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from cormorant_contract.rest.base import Answer, Count, Request
+from cormorant_contract.rest.base import Answer, Count, Number, Request
 
-Replicas = Annotated[int, Field(ge=0, le=65536)]
+Replicas = Annotated[int, Number, Field(ge=0, le=65536)]
 
 
 class Desired(Request):

@@ -5,15 +5,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from cormorant_contract.rest.base import Answer, Name, Request, Time
+from cormorant_contract.rest.base import Answer, Name, Number, Request, Time
 
 LONGEST_TTL_S = 24 * 3600
 LONGEST_WAIT_S = 300
 
 PauseState = Literal["running", "draining", "paused"]
 """draining: asked to stop, and not every worker has."""
-TtlSeconds = Annotated[float, Field(gt=0, le=LONGEST_TTL_S)]
-WaitSeconds = Annotated[float, Field(ge=0, le=LONGEST_WAIT_S)]
+TtlSeconds = Annotated[float, Number, Field(gt=0, le=LONGEST_TTL_S)]
+WaitSeconds = Annotated[float, Number, Field(ge=0, le=LONGEST_WAIT_S)]
 
 
 def _printable(text: str) -> str:

@@ -48,6 +48,7 @@ class ProblemType(StrEnum):
     BUSY = "busy"
     DRAINING = "draining"
     NO_WORKERS = "no-workers"
+    LAST_WORKER = "last-worker"
     FLEET_FAILED = "fleet-failed"
     STORE_FAILED = "store-failed"
     CONTROL_TIMEOUT = "control-timeout"

@@ -284,6 +284,13 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
     assert endless.nobody.get("/v1/nothing").kind == "not-found"
     wrong = endless.reader.call("DELETE", "/v1/status")
     assert (wrong.status, wrong.kind, wrong.headers["allow"]) == (405, "method-not-allowed", "GET")
+    wrong = endless.reader.call("DELETE", "/v1/models/policy/weights")
+    assert wrong.headers["allow"] == "GET, HEAD, PATCH, PUT"
+    assert wrong.json["detail"].endswith("; it takes GET, HEAD, PATCH, PUT")
+    for path, body in (("/v1/pause", {"ttl_seconds": True}), ("/v1/seed", {"seed": True})):
+        boolean = endless.writer.post(path, body)
+        assert (boolean.status, boolean.kind) == (422, "invalid-request")
+        assert "true is a boolean; send a number" in boolean.json["detail"]
     assert endless.reader.get("/v1/batches/next?wait=soon").kind == "invalid-request"
     assert endless.reader.get("/v1/batches/next?wait=nan").kind == "invalid-request"
     too_long = endless.writer.call(
@@ -427,8 +434,10 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         ).json["known"] == ["cpu"]
         assert (
             served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 0}}', Content_Type="application/json").kind
-            == "invalid-request"
+            == "last-worker"
         )
+        last = served.operator.post("/v1/workers/cpu-0:retire")
+        assert (last.status, last.kind) == (409, "last-worker")
         asked = served.operator.call("PUT", "/v1/desired", b'{"groups": {"cpu": 2}}', Content_Type="application/json")
         assert (asked.status, asked.json["groups"]) == (200, {"cpu": 2})
         assert served.operator.call("PUT", "/v1/desired", b"{}", Content_Type="application/json").status == 422
@@ -436,6 +445,8 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         assert served.reader.get("/v1/desired").json["error"] == ""
         until(lambda: len([w for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]]) == 2)
         assert served.operator.post("/v1/workers/cpu-1:retire").status == 202
+        gone = served.operator.post("/v1/workers/cpu-1:retire")
+        assert (gone.status, gone.kind) == (404, "unknown-worker"), "it was told before"
         assert served.operator.post("/v1/workers/cpu-7:retire").kind == "unknown-worker"
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
 

@@ -1,5 +1,7 @@
 """What is killed, slow or away: every frame still comes, and none twice after it was acknowledged."""
 
+import json
+import signal
 import subprocess
 import sys
 import threading
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_client import connect
+from cormorant_client import Client, LearnerLink, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess
 from cormorant_testing.policies import numbered
@@ -47,7 +49,7 @@ def test_all_frames_of_a_job_come_exactly_once_and_then_it_ends(tmp_path: Path) 
 
 CONSUMER = """
 import os, signal, sys
-from cormorant_client import connect
+from cormorant_client import Client, LearnerLink, connect
 batches = connect(sys.argv[1], token=sys.argv[2], reconnect_s=20).batches(prefetch=2, consumer="victim")
 next(batches); next(batches)                   # the first one is acknowledged
 os.kill(os.getpid(), signal.SIGKILL)
@@ -114,3 +116,77 @@ def test_an_iteration_and_a_publish_go_on_with_a_head_that_was_killed_and_starte
                 assert client.weights().numpy()["number"] == 2
                 assert client.weights(version=published).numpy()["number"] == 1
                 batches.close()
+
+
+class Learner:
+    """Takes every batch and publishes after each fifth, as `examples/rest_ppo_cartpole.py` does, in a thread."""
+
+    def __init__(self, client: Client) -> None:
+        self.frames, self.version, self.error = 0, 0, ""
+        self.epochs: list[str] = []
+        self._client = client
+        self._thread = threading.Thread(target=self._learn, daemon=True)
+        self._thread.start()
+
+    def wait_for(self, frames: int) -> None:
+        deadline = time.monotonic() + START_S
+        while self.frames < frames:
+            assert not self.error
+            assert time.monotonic() < deadline, f"{self.frames} of {frames}"
+            time.sleep(0.02)
+
+    def join(self) -> None:
+        self._thread.join(START_S)
+        assert not self._thread.is_alive()
+        assert not self.error
+
+    def _learn(self) -> None:
+        try:
+            with LearnerLink(self._client, numbered(0), background=False, wait=5, publish_every=5) as link:
+                for batch in link.batches():
+                    self.frames += batch.num_frames
+                    epoch = batch.id.rpartition("-")[0]
+                    if epoch not in self.epochs:
+                        self.epochs.append(epoch)
+                    link.step()
+                    self.version = link.version
+        except Exception as error:  # noqa: BLE001  # the edge of a thread
+            self.error = f"{type(error).__name__}: {error}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * START_S)
+def test_a_learner_goes_on_when_its_head_is_drained_killed_and_deleted(tmp_path: Path) -> None:
+    total = 1600
+    job = make_job(
+        num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 20, "totalFrames": total},
+        queue={"capacityBatches": 4}, step_s=0.005, **OPTIONS,
+    )  # fmt: skip
+    manifest, folder, tokens = tmp_path / "job.json", tmp_path / "head", tmp_path / "tokens.json"
+    manifest.write_text(job.model_dump_json(by_alias=True, exclude_none=True))
+    where = (
+        "--port", str(unused_port()), "--data-port", str(unused_port()), "--token-file", str(tokens),
+        "--drain-seconds", "20",
+    )  # fmt: skip
+    with HeadProcess(manifest, folder, *where) as head:
+        url = head.wait_for("head_ready")["url"]
+        with connect(url, token_file=tokens) as client:
+            learner = Learner(client)
+            learner.wait_for(300)
+            assert head.end(signal.SIGTERM) == 128 + signal.SIGTERM
+            drained = learner.frames
+            assert json.loads((folder / "frames").read_text().lstrip("0")) == drained, "nothing is collected twice"
+            with HeadProcess(manifest, folder, *where) as second:
+                learner.wait_for(drained + 300)
+                second.kill()
+            with HeadProcess(manifest, folder, *where) as third:
+                learner.wait_for(drained + 600)
+                settled = client.status().frames.settled
+                third.kill()
+            elsewhere = ("--epoch", "4", "--floor-frames", str(settled))
+            with HeadProcess(manifest, tmp_path / "another", *where, *elsewhere):
+                learner.join()
+    assert len(learner.epochs) == 4
+    assert learner.version >= total // 100
+    # A killed head forgets what was lent and not acknowledged; a deleted one also what it was not asked for in time.
+    assert total <= learner.frames <= total + 2 * 5 * 20 + 200

@@ -6,7 +6,7 @@ from itertools import count, islice
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.schedule import Slot
-from cormorant_worker.errors import FleetError
+from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker
 
 
 class Places:
@@ -71,7 +71,8 @@ class Places:
         """Leave a worker's place empty until its group's size is raised. Returns that place alone.
 
         Raises:
-            FleetError: no such worker, or nobody would be left.
+            NoSuchWorker: it is not there, or was given up before.
+            LastWorker: nobody would be left.
         """
         (given_up,) = self.of((name,))
         return self._want([slot for slot in self._wanted if slot != given_up])
@@ -84,12 +85,12 @@ class Places:
         """
         known = {"{}-{}".format(*slot): slot for slot in self._wanted}
         if unknown := [name for name in names if name not in known]:
-            raise FleetError(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
+            raise NoSuchWorker(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
         return frozenset(known[name] for name in names)
 
     def _want(self, wanted: list[Slot]) -> frozenset[Slot]:
         if not wanted:
-            raise FleetError("0 workers: a fleet needs at least 1; pause it instead")
+            raise LastWorker("0 workers: a fleet needs at least 1; pause it instead")
         known = frozenset(wanted)
         given_up = self._known - known
         self._wanted, self._known = tuple(wanted), known
