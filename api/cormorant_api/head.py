@@ -135,7 +135,7 @@ class Head:
         self._housekeeper.start()
 
     def drain(self) -> None:
-        """Start nothing more: uploads are refused, what is under way lands. Requests are answered as before."""
+        """Start nothing more: what is under way lands. Requests are answered as before."""
         if self.is_draining:
             return
         self.is_draining = True
@@ -254,7 +254,7 @@ class Head:
     def is_cut_short(self) -> bool:
         """Whether this head gives no more though the job wants more: the next head has them."""
         total = self.job.spec.collection.total_frames
-        return self.is_draining and (total is None or self.running.fleet.stats().frames < total)
+        return self.is_draining and (total is None or self.running.fleet.stats(workers=False).frames < total)
 
     # -- hearing -----------------------------------------------------------------------------------------------
 
@@ -264,6 +264,8 @@ class Head:
         if running is not None:
             if event.kind == "applied":
                 self._tell(running.updates.acknowledged(event.worker, event.version))
+            elif event.kind == "refused":
+                self._tell(running.updates.refused(event.worker, event.version, event.reason))
             elif event.kind == "worker_lost":
                 self._tell(running.updates.lost(event.worker))
         self.metrics.fleet.hear(event)
@@ -282,12 +284,6 @@ class Head:
         self.events.add(
             event.kind, worker=event.worker, version=event.version, frames=event.frames, reason=event.reason
         )
-
-    def _note_refusals(self, running: Running, version: int) -> None:
-        """Refusals are the one answer of a worker that comes as no event."""
-        if version and running.updates.published_as(version) is not None and not running.updates.is_over(version):
-            for worker, reason in running.fleet.receipt(version).refused.items():
-                self._tell(running.updates.refused(worker, version, reason))
 
     def _tell(self, updates: list[Update]) -> None:
         for update in updates:
@@ -311,7 +307,6 @@ class Head:
                 self.pulse.sample(stats)
                 self.sample(stats)
                 self.settled_frames(stats)
-                self._note_refusals(running, stats.version)
                 if not self.is_draining:
                     running.publisher.inherit(running.fleet.inheritance)  # workers join one after the other
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
