@@ -177,7 +177,7 @@ def _pods(pods: Sequence[JobPod], now: datetime) -> list[list[str]]:
             state = pod.phase
         node = (pod.raw.get("spec") or {}).get("nodeName") or "no node"
         restarts = f"{annotations.get(RESTARTS) or 0} restarts" if pod.slot else f"epoch {pod.epoch}"
-        row = [pod.slot or "head", pod.name, state, node, restarts, age(pod.created, now), why_waiting(pod)]
+        row = [pod.slot or pod.role, pod.name, state, node, restarts, age(pod.created, now), why_waiting(pod)]
         rows.append(row)
     return rows
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from cormorant_cli.cluster import Cluster, Raw
-from cormorant_contract.children import EPOCH, GROUP, HEAD, INDEX, JOB_UID, ROLE
+from cormorant_contract.children import EPOCH, GROUP, HEAD, INDEX, JOB_UID, ROLE, WORKER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ def read_pod(raw: Raw) -> JobPod:
     return JobPod(
         name=metadata["name"],
         role=labels.get(ROLE, ""),
-        slot=f"{labels.get(GROUP, '')}-{labels.get(INDEX, '')}" if labels.get(ROLE) != HEAD else "",
+        slot=f"{labels.get(GROUP, '')}-{labels.get(INDEX, '')}" if labels.get(ROLE) == WORKER else "",
         epoch=int(labels.get(EPOCH) or 0),
         phase=status.get("phase", "Pending"),
         is_ready=any(

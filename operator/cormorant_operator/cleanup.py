@@ -16,6 +16,6 @@ def clean_up(view: View) -> Plan:
         if pod.is_terminating or policy.clean_pod_policy == "None":
             continue
         # A head that ended keeps its log; one that still runs keeps a node busy for nothing.
-        if pod.role == "worker" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar:
+        if pod.role != "head" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar:
             actions.append(DeletePod(pod=pod, why="the job is over"))
     return Plan(actions=tuple(actions), due=over)

@@ -7,7 +7,7 @@
                  ApiServerError VolumeOnLostNode NameNotFreeYet
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
-    Updating     True: ReplacingHead RollingUpdate    False: UpToDate
+    Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
     Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable TokenRefused
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
@@ -61,6 +61,7 @@ class Course:
     suspension: State = "no"
     is_replacing_head: bool = False
     is_updating: bool = False
+    is_trying_image: bool = False
     is_stalled: bool = False
     outcome: Outcome | None = None
 
@@ -179,6 +180,9 @@ def _head_missing(view: View) -> Fact:
 def _updating(course: Course) -> Fact:
     if course.is_replacing_head:
         return Fact(type="Updating", status="True", reason="ReplacingHead")
+    if course.is_trying_image:
+        message = "the head and its workers stay until the new image has been pulled"
+        return Fact(type="Updating", status="True", reason="TryingImage", message=message)
     if course.is_updating:
         return Fact(type="Updating", status="True", reason="RollingUpdate")
     return Fact(type="Updating", status="False", reason="UpToDate")

@@ -17,7 +17,8 @@ def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Fa
     """
     found = {failure.pod: failure for failure in status.recent_failures}
     for pod in pods:
-        if pod.phase == "Failed" and not pod.is_terminating and pod.name not in found and pod.draining_since is None:
+        is_over = pod.phase == "Failed" and not pod.is_terminating and pod.draining_since is None
+        if is_over and pod.role != "canary" and pod.name not in found:
             found[pod.name] = Failure(
                 pod=pod.name,
                 reason=(pod.reason or "Error")[:_LONGEST_REASON],

@@ -2,7 +2,7 @@
 
 epoch 1 lives -> ends by itself, badly      -> back-off, epoch 2; counted
               -> is deleted, evicted, lost  -> epoch 2; not counted
-              -> is outdated                -> deleted, epoch 2; not counted
+              -> is outdated                -> its successor's image is tried, then deleted, epoch 2; not counted
               -> ends with 0                -> the job is complete
 """
 
@@ -11,6 +11,7 @@ from datetime import datetime
 
 from cormorant_operator import names
 from cormorant_operator.backoff import RESET_AFTER_S, next_attempt_at
+from cormorant_operator.canary import tidy_canaries, try_image
 from cormorant_operator.children import config_map
 from cormorant_operator.observed import Pod
 from cormorant_operator.plan import Action, CheckNode, CreatePod, DeletePod, Manifest
@@ -30,6 +31,8 @@ class HeadPlan:
     """There is a live head, or one is created, or will be when a back-off is over."""
     is_replacing: bool = False
     """A healthy head goes, because its template changed."""
+    is_trying: bool = False
+    """It stays until the image of the next one is known to be there."""
     due: datetime | None = None
 
 
@@ -37,8 +40,14 @@ def plan_head(view: View) -> HeadPlan:
     """Keep one live head of the newest template."""
     live, newest = view.live_head, view.newest_head
     tidy, tidy_at = _tidy(view)
+    tidy = (*tidy, *tidy_canaries(view))
     if live is not None:
         if live.template != view.templates.head and _may_replace(view):
+            trial = try_image(view, render_head(view, epoch=view.epoch + 1))
+            if not trial.is_over:
+                actions = (*tidy, *trial.actions)
+                due = min((at for at in (tidy_at, trial.due) if at is not None), default=None)
+                return HeadPlan(actions=actions, epoch=live.epoch, is_coming=True, is_trying=True, due=due)
             replace = DeletePod(pod=live, why="its template changed")
             return HeadPlan(actions=(*tidy, replace), epoch=live.epoch, is_coming=True, is_replacing=True)
         return HeadPlan(actions=tidy, epoch=live.epoch, is_coming=True, due=tidy_at)

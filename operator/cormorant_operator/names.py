@@ -41,6 +41,9 @@ __all__ = [
     "tokens_secret",
 ]
 
+CANARY = "canary"
+"""Role of a pod that tries an image, and the name of its container."""
+
 MANAGER = "cormorant-operator"
 STATUS_MANAGER = "cormorant-operator-status"
 """Field managers of server-side apply: children, and the job's status."""
@@ -71,6 +74,11 @@ def head_pod(job: str, *, epoch: int) -> str:
 def worker_pod(job: str, uid: str, *, group: str, index: int, attempt: int) -> str:
     """Name of the pod that fills a slot for the n-th time: two creations of one attempt collide, and one wins."""
     return f"{job}-{group}-{index}-{_short(f'{uid}/{group}/{index}/{attempt}', 5)}"
+
+
+def canary_pod(job: str, uid: str, template: str) -> str:
+    """Name of the pod that tries the image of a template."""
+    return f"{job}-canary-{_short(f'{uid}/{template}', 8)}"
 
 
 def head_service(job: str) -> str:

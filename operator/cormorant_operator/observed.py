@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 from cormorant_operator.entrypoints import EXIT_BLOCKED
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
-Role = Literal["head", "worker"]
+Role = Literal["head", "worker", "canary"]
 
 
 class Obstacle(Enum):
@@ -44,6 +44,8 @@ class Pod:
     template: str = ""
     """Digest of what it was made from."""
     base_image: str = ""
+    image: str = ""
+    """Of its own container."""
     failures: int = 0
     """Failures in a row before this pod."""
     restarts: int = 0

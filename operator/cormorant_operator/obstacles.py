@@ -27,6 +27,10 @@ def acceptance_trouble(view: View) -> Trouble | None:
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
             return Trouble(reason=RefusalKind.INVALID.value, message=f"pods of {owner}: {verdict.error}")
+    for pod in view.canaries:
+        if pod.is_live and pod.obstacle is not Obstacle.NONE and _is_missing(view, names.CANARY):
+            words = f"the new image was not tried yet, and nothing is changed: {pod.name}: {pod.obstacle_message}"
+            return Trouble(reason=pod.obstacle.value, message=words)
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
             return Trouble(reason=refusal.kind.value, message=refusal.message)
@@ -41,7 +45,7 @@ def scheduling_trouble(view: View) -> Trouble | None:
     if (volume := _volume_trouble(view)) is not None:
         return volume
     stuck = sorted(
-        (pod for pod in view.busy if pod.is_live and pod.obstacle is not Obstacle.NONE),
+        (pod for pod in view.busy if pod.is_live and pod.obstacle is not Obstacle.NONE and pod.role != "canary"),
         key=lambda pod: (pod.role, pod.group, pod.index),
     )
     if not stuck:
@@ -87,7 +91,7 @@ def is_late(view: View, pod: Pod) -> bool:
 def late_at(view: View, pod: Pod) -> datetime | None:
     """When a pod that has no node will have waited too long."""
     limit = view.policy.unschedulable_after_seconds
-    if not limit or not pod.is_live or pod.obstacle is not Obstacle.UNSCHEDULABLE:
+    if not limit or pod.role == "canary" or not pod.is_live or pod.obstacle is not Obstacle.UNSCHEDULABLE:
         return None
     return view.after(pod.created, limit)
 
@@ -113,6 +117,8 @@ def _is_missing(view: View, owner: str) -> bool:
     """Whether what was refused is still wanted and not there."""
     if owner == names.HEAD:
         return view.live_head is None
+    if owner == names.CANARY:
+        return view.live_head is not None and view.live_head.template != view.templates.head
     if owner == "Pod":
         return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
     if owner.startswith(POD_OWNER):

@@ -45,6 +45,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         attempt=_count(labels.get(names.ATTEMPT)),
         epoch=_count(labels.get(names.EPOCH)),
         template=labels.get(names.TEMPLATE, ""),
+        image=_image(role, raw),
         base_image=notes.get(names.BASE_IMAGE, ""),
         failures=_count(notes.get(names.FAILURES)),
         restarts=_count(notes.get(names.RESTARTS)),
@@ -90,9 +91,12 @@ def controller_uid(raw: Mapping[str, Any]) -> str:
 
 
 def _role(text: str | None) -> Role | None:
-    if text == names.HEAD:
-        return "head"
-    return "worker" if text == names.WORKER else None
+    return text if text in ("head", "worker", "canary") else None  # type: ignore[return-value]  # it is one of them
+
+
+def _image(role: Role, raw: Mapping[str, Any]) -> str:
+    containers = (raw.get("spec") or {}).get("containers") or ()
+    return next((str(item.get("image") or "") for item in containers if item.get("name") == role), "")
 
 
 def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:

@@ -185,7 +185,8 @@ def startup_deadline(view: View) -> Deadline | None:
         return None
     known_until = view.now
     if not view.has_enough:
-        starting = [pod.starting_since for pod in view.busy if pod.is_live and not pod.is_ready]
+        needed = (pod for pod in view.busy if pod.role != "canary")
+        starting = [pod.starting_since for pod in needed if pod.is_live and not pod.is_ready]
         began = [since(status, "Ready", "False") or view.now, _placed_at(view), *starting]
     elif has_collected(view) or view.heard_since is None or view.heard_at is None:
         return None

@@ -116,12 +116,20 @@ def _run(view: View) -> Plan:
         claim = (*_children(view, HeadPlan()), *_checks(view))
         return _plan(view, Course(), claim, dues=view.retries(), epoch=view.epoch)
     head = plan_head(view)
-    workers = plan_workers(view, may_create=head.is_coming)
+    workers = plan_workers(view, may_create=head.is_coming, may_update=not _is_of_another_image(view))
     checks = tuple(_checks(view))
     actions = (*_children(view, head), *checks, *head.actions, *workers.actions, *_orders_to_head(view, head))
     dues = [*workers.dues, *outcome_dues(view), *view.retries(), *([head.due] if head.due is not None else [])]
-    course = Course(is_replacing_head=head.is_replacing, is_updating=workers.is_updating)
+    course = Course(
+        is_replacing_head=head.is_replacing, is_updating=workers.is_updating, is_trying_image=head.is_trying
+    )
     return _plan(view, course, actions, dues=dues, epoch=head.epoch, is_hurried=_is_hurried(view, workers))
+
+
+def _is_of_another_image(view: View) -> bool:
+    """Whether the live head has another image than new workers will have: they go when it goes, and not before."""
+    live, image = view.live_head, view.job.spec.image
+    return live is not None and bool(image) and live.base_image != image
 
 
 def _children(view: View, head: HeadPlan) -> Iterator[Action]:
@@ -176,7 +184,7 @@ def _checks(view: View) -> Iterator[Action]:
     for group in view.groups:
         template = view.templates.worker(group)
         if not view.is_proven(template) and view.verdict(template) is None:
-            birth = Birth(template=template, base_image=view.base_image)
+            birth = Birth(template=template, base_image=view.job.spec.image or view.base_image)
             manifest = worker_pod(view.job, view.site, birth, group=group, index=0, attempt=0)
             yield CheckTemplate(template=template, manifest=manifest)
 

@@ -31,7 +31,7 @@ class Roster:
         self.pods: dict[str, Pod] = {}
         """Every pod by uid."""
         self.restless: dict[str, Pod] = {}
-        """Heads, and workers that are not calm, by uid."""
+        """Heads, canaries, and workers that are not calm, by uid."""
         self.calm: dict[Make, dict[int, Pod]] = {}
         """Calm workers by what they were made from, and by index."""
         self.restarts: Counter[Make] = Counter()
@@ -51,7 +51,7 @@ class Roster:
         """A pod is there, or has changed."""
         self.drop(pod.uid)
         self.pods[pod.uid] = pod
-        if pod.role == "head":
+        if pod.role != "worker":
             self.restless[pod.uid] = pod
             return
         place = self._places[pod.group, pod.index]
@@ -64,7 +64,7 @@ class Roster:
         pod = self.pods.pop(uid, None)
         if pod is None:
             return
-        if pod.role == "head":
+        if pod.role != "worker":
             del self.restless[uid]
             return
         place = self._places[pod.group, pod.index]

@@ -33,7 +33,8 @@ def plan_suspension(view: View) -> Suspension:
     if head is None:
         if not is_wanted:
             return Suspension(state="no")
-        orders = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in live_workers(view))
+        going = (*live_workers(view), *(pod for pod in view.canaries if not pod.is_terminating))
+        orders = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in going)
         remains = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in view.heads if not pod.is_terminating)
         nodes, due = view.nodes_to_check(view.observed.pods)
         looks = tuple(CheckNode(name=name) for name in nodes)

@@ -53,6 +53,11 @@ class View:
         return tuple(sorted(heads, key=lambda pod: pod.epoch))
 
     @property
+    def canaries(self) -> tuple[Pod, ...]:
+        """Pods that try an image."""
+        return tuple(pod for pod in self.roster.restless.values() if pod.role == "canary")
+
+    @property
     def newest_head(self) -> Pod | None:
         """The head of the highest epoch."""
         return self.heads[-1] if self.heads else None
@@ -99,10 +104,9 @@ class View:
 
     @property
     def base_image(self) -> str:
-        """The image of this epoch: that of the manifest, else the one that the head began with."""
-        if self.job.spec.image:
-            return self.job.spec.image
-        return self.live_head.base_image if self.live_head is not None else self.site.image
+        """The image of this epoch: the one that the head began with; without a head, the next one's."""
+        live = self.live_head
+        return live.base_image if live is not None else self.job.spec.image or self.site.image
 
     # -- workers -----------------------------------------------------------------------------------------------
 

@@ -31,12 +31,13 @@ class WorkerPlan:
     """A worker beyond the size of its group finishes its batch."""
 
 
-def plan_workers(view: View, *, may_create: bool) -> WorkerPlan:
+def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> WorkerPlan:
     """Decide about every worker pod.
 
     Args:
         view: the moment.
         may_create: there is a head, or will be.
+        may_update: outdated workers may be replaced; not while the head is of another image than they would be.
     """
     slots = view.slots
     missing = sum(
@@ -50,17 +51,18 @@ def plan_workers(view: View, *, may_create: bool) -> WorkerPlan:
     for group in view.groups:
         for slot in slots[group.name]:
             if slot.index < view.sizes[group.name]:
-                _keep(view, plan, group, slot, may_create=may_create)
+                _keep(view, plan, group, slot, may_create=may_create, may_update=may_update)
             else:
                 _let_go(view, plan, group, slot)
-        _roll(view, plan, group)
+        if may_update:
+            _roll(view, plan, group)
     for name, pods in view.busy_workers.items():
         if name not in view.sizes:
             plan.actions += [_delete(pod, "its group is gone") for pod in pods if not pod.is_terminating]
     return plan
 
 
-def _keep(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot, *, may_create: bool) -> None:
+def _keep(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot, *, may_create: bool, may_update: bool) -> None:
     template = view.templates.worker(group)
     plan.actions += [_delete(pod, "a newer attempt fills its slot") for pod in slot.superseded]
     over, until = slot.leftovers(view.now)
@@ -69,7 +71,8 @@ def _keep(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot, *, may_c
     if slot.live is not None:
         if slot.live.retiring_since is not None:
             plan.actions.append(MarkPod(pod=slot.live, annotation=names.RETIRING, at=None))
-        _update(view, plan, group, slot.live)
+        if may_update:
+            _update(view, plan, group, slot.live)
     elif may_create and view.is_proven(template):
         _fill(view, plan, group, slot)
 

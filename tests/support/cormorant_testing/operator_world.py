@@ -261,7 +261,7 @@ class World:
         slot = (pod.group, pod.index)
         if pod.role == "head":
             self.epoch = max(self.epoch, pod.epoch)
-        else:
+        elif pod.role == "worker":
             self.attempts[slot] = max(self.attempts.get(slot, -1), pod.attempt)
 
     # -- the cluster -------------------------------------------------------------------------------------------

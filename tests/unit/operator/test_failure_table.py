@@ -466,7 +466,9 @@ def test_image_of_the_job_replaces_head_and_workers_together() -> None:
     world = running()
     world.edit(image="example/cormorant:2")
     world.settle()
-    assert world.condition("Updating").startswith("True/") or not [p for p in world.pods.values() if p.is_ready]
+    assert world.condition("Updating") == "True/TryingImage"
+    world.run()
+    assert {pod.base_image for pod in world.live()} == {"example/cormorant:2"}
     world.tick(60)
     world.run()
     assert world.head.name == "pong-head-2"

@@ -1,0 +1,109 @@
+"""The canary: a small pod of the new image, made before a working head is replaced. A tag that cannot be pulled stays a
+condition, and the job goes on as it is.
+
+    new image -> canary is created -> its container ran: the image is there -> the head goes, and the canary with it
+                                   -> it is refused or cannot start: said, nothing is touched
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cormorant_operator import names
+from cormorant_operator.observed import Pod
+from cormorant_operator.plan import Action, CreatePod, DeletePod, Manifest
+from cormorant_operator.view import View
+
+_RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
+_AGAIN_S = 30.0
+"""Between two canaries, when a kubelet refused or evicted one."""
+_PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "securityContext", "schedulerName")
+"""What decides where a head runs, and with which rights."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is to be done for the image of the next head."""
+
+    actions: tuple[Action, ...] = ()
+    is_over: bool = False
+    """The image is there, or need not be tried."""
+    due: datetime | None = None
+
+
+def try_image(view: View, head: Manifest) -> Trial:
+    """See to it that the image of the next head can be pulled.
+
+    Args:
+        view: the moment; its live head is of another template.
+        head: the pod that is to come after it.
+    """
+    live = view.live_head
+    image = _container(head)["image"]
+    if live is None or not live.is_ready or live.image == image:
+        return Trial(is_over=True)
+    canary = current(view)
+    if canary is None:
+        if view.refused_until(names.CANARY) is not None:
+            return Trial()
+        return Trial(actions=(CreatePod(owner=names.CANARY, manifest=_canary(view, head)),))
+    if canary.phase == "Running" or canary.exit_code is not None:
+        return Trial(is_over=True)
+    if canary.is_terminal and not canary.is_terminating:
+        again = view.after(canary.created, _AGAIN_S)
+        if again > view.now:
+            return Trial(due=again)
+        return Trial(actions=(DeletePod(pod=canary, why="it never ran"),))
+    return Trial()
+
+
+def current(view: View) -> Pod | None:
+    """The canary of the newest template."""
+    return next((pod for pod in view.canaries if pod.template == view.templates.head), None)
+
+
+def tidy_canaries(view: View) -> tuple[Action, ...]:
+    """Canaries of other templates, or of one that the head has by now."""
+    live = view.live_head
+    is_wanted = live is not None and live.template != view.templates.head
+    kept = current(view) if is_wanted else None
+    return tuple(
+        DeletePod(pod=pod, why="its image was tried")
+        for pod in view.canaries
+        if pod is not kept and not pod.is_terminating
+    )
+
+
+def _canary(view: View, head: Manifest) -> Manifest:
+    job, metadata, spec = view.job, head["metadata"], head["spec"]
+    ours = _container(head)
+    container = {key: ours[key] for key in ("image", "imagePullPolicy", "securityContext") if key in ours}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": names.canary_pod(job.name, job.uid, view.templates.head),
+            "namespace": metadata["namespace"],
+            "labels": {
+                **names.child_labels(job.name, job.uid, role=names.CANARY),
+                names.TEMPLATE: view.templates.head,
+            },
+            "ownerReferences": metadata["ownerReferences"],
+        },
+        "spec": {
+            **{key: spec[key] for key in _PLACED if key in spec},
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [
+                {**container, "name": names.CANARY, "command": ["python", "-c", ""], "resources": _RESOURCES}
+            ],
+        },
+    }
+
+
+def _container(pod: Manifest) -> Mapping[str, Any]:
+    found: Mapping[str, Any] = next(item for item in pod["spec"]["containers"] if item["name"] == names.HEAD)
+    return found

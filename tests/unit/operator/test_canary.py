@@ -1,0 +1,124 @@
+"""A new image is tried by a small pod before a working head goes: a tag that cannot be pulled costs nothing."""
+
+from datetime import timedelta
+from typing import Any
+
+from cormorant_operator.observed import Obstacle, Pod
+from cormorant_operator.plan import CreatePod, DeletePod
+from cormorant_testing.operator_world import World, of_kind, running
+
+
+def changed(**spec: Any) -> World:
+    """A job that collects, and whose manifest has just changed."""
+    world = running(**spec)
+    world.edit(image="example/cormorant:2")
+    world.settle()
+    return world
+
+
+def canary(world: World) -> Pod:
+    (pod,) = [pod for pod in world.pods.values() if pod.role == "canary"]
+    return pod
+
+
+def deleted(world: World) -> set[str]:
+    return {action.pod.role for action in of_kind(world.done, DeletePod)}
+
+
+def test_image_that_cannot_be_pulled_costs_a_running_job_nothing() -> None:
+    world = changed()
+    before = {pod.uid for pod in world.pods.values() if pod.role != "canary"}
+    world.block(canary(world).name, Obstacle.IMAGE_PULL, "image example/cormorant:2: not found")
+    for frames in range(2000, 50_000, 2000):
+        world.tick(550)
+        world.collect(frames)
+        world.settle()
+    assert world.condition("Accepted") == "False/ImagePull"
+    assert world.message("Accepted").endswith("image example/cormorant:2: not found")
+    assert (world.job.status.reason, world.condition("Updating")) == ("ImagePull", "True/TryingImage")
+    assert (world.job.status.phase, world.told.count("ImagePull")) == ("Running", 1)
+    assert {pod.uid for pod in world.pods.values() if pod.role != "canary"} == before
+    # Whoever takes the mistake back has lost nothing.
+    world.edit(image="example/cormorant:1")
+    world.settle()
+    assert (world.condition("Accepted"), world.condition("Updating")) == ("True/Accepted", "False/UpToDate")
+    live = {pod.uid for pod in world.pods.values() if not pod.is_terminating}
+    assert (live, deleted(world)) == (before, {"canary"})
+
+
+def test_head_goes_once_its_new_image_was_pulled() -> None:
+    world = changed()
+    assert deleted(world) == set()
+    (manifest,) = [a.manifest for a in of_kind(world.done, CreatePod) if a.owner == "canary"]
+    (container,) = manifest["spec"]["containers"]
+    assert (container["image"], container["command"]) == ("example/cormorant:2", ["python", "-c", ""])
+    assert manifest["spec"]["restartPolicy"] == "Never"
+    world.finish(canary(world).name, exit_code=0)
+    world.settle()
+    assert deleted(world) >= {"head"}
+    world.tick(60)
+    world.run()
+    assert (world.head.name, {pod.image for pod in world.pods.values()}) == ("pong-head-2", {"example/cormorant:2"})
+    assert [pod.role for pod in world.pods.values() if pod.role == "canary"] == []
+    assert world.job.status.head_restarts == 0
+
+
+def test_worker_that_dies_while_an_image_is_tried_comes_back_of_the_old_one() -> None:
+    world = changed()
+    world.evict(world.live()[0].name)
+    world.settle()
+    assert (len(world.live()), {pod.image for pod in world.live()}) == (2, {"example/cormorant:1"})
+
+
+def test_canary_that_never_ran_is_made_again() -> None:
+    world = changed()
+    first = canary(world)
+    world.reject(first.name)
+    world.settle()
+    assert (canary(world).uid, world.plan().due) == (first.uid, world.now + timedelta(seconds=30))
+    world.tick(30)
+    world.settle()
+    assert (canary(world).name, canary(world).uid != first.uid) == (first.name, True)
+    assert deleted(world) == {"canary"}
+
+
+def test_change_without_a_new_image_is_not_tried() -> None:
+    world = running()
+    world.edit(head={"resources": {"requests": {"cpu": "2"}}})
+    world.settle()
+    assert [action.owner for action in of_kind(world.done, CreatePod)].count("canary") == 0
+    assert deleted(world) == {"head"}
+
+
+def test_head_that_does_not_work_is_replaced_without_a_trial() -> None:
+    world = World(image="example/typo:1")
+    world.settle()
+    world.place_all()
+    world.edit(image="example/cormorant:1")
+    world.settle()
+    assert "head" in deleted(world)
+    assert [action.owner for action in of_kind(world.done, CreatePod)].count("canary") == 0
+
+
+def test_suspension_and_the_end_of_a_job_take_the_canary_along() -> None:
+    world = changed()
+    world.edit(suspend=True)
+    world.settle()
+    world.finish("pong-head-1", exit_code=143)
+    world.settle()
+    world.tick(60)
+    world.settle()
+    assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
+    done = changed()
+    done.finish("pong-head-1", exit_code=0)
+    done.settle()
+    assert "canary" in deleted(done)
+
+
+def test_canary_that_finds_no_node_fails_no_job() -> None:
+    world = changed(runPolicy={"onUnschedulable": "Fail", "unschedulableAfterSeconds": 60})
+    world.block(canary(world).name, Obstacle.UNSCHEDULABLE, "0/3 nodes are available")
+    world.tick(100)
+    world.collect(5000)
+    world.settle()
+    assert (world.condition("Accepted"), world.condition("Failed")) == ("False/Unschedulable", "")
