@@ -273,7 +273,7 @@ class Head:
             self.log_context.version = event.version
         if event.kind == "accepted":
             self.metrics.batches["queue"].inc()
-        if event.kind in ("sealed", "published", "lent"):
+        if event.kind in ("sealed", "published", "refused", "lent"):
             return  # too many to tell; told by the publisher, with the update's id
         if event.kind in ("paused", "resumed"):
             is_start, self._resume_is_start = self._resume_is_start, False

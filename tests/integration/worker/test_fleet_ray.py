@@ -5,6 +5,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import textwrap
 import time
 
 import numpy as np
@@ -19,6 +22,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, start_script, until, unused_port
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.ray.cluster import Cluster
 from cormorant_worker.engine.ray.demand import Demand, demand_of
 from cormorant_worker.engine.ray.fleet import RayFleet
 from cormorant_worker.engine.ray.options import RayOptions
@@ -34,6 +38,11 @@ NO_CPUS = RayOptions(num_cpus=0)
 def pids(fleet: LocalFleet) -> list[int]:
     """Of workers that have a process; 0 would be this test's own group."""
     return [worker.pid for worker in fleet.stats().workers if worker.pid]
+
+
+def with_support() -> dict[str, str]:
+    """This process's variables, and its import path for others."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
 
 
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
@@ -295,3 +304,48 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
 def test_options_of_ray_without_ray_are_refused() -> None:
     with pytest.raises(FleetError, match='add engine="ray"'):
         open_fleet(make_job(num_envs=2), ray=RayOptions())
+
+
+@pytest.mark.slow
+def test_two_fleets_of_one_process_share_the_cluster_and_the_last_ends_it() -> None:
+    # In a process of its own: this one's tests have a cluster.
+    code = """
+        import ray
+        from cormorant_testing.collecting import make_job
+        from cormorant_worker.engine.options import FleetOptions
+        from cormorant_worker.engine.ray.fleet import RayFleet
+        from cormorant_worker.engine.ray.options import RayOptions
+        job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
+        first = RayFleet(job, FleetOptions(workers=1), options)
+        second = RayFleet(job, FleetOptions(workers=1), options)
+        assert first.take(timeout_s=60) is not None
+        first.close()
+        assert ray.is_initialized()
+        assert second.take(timeout_s=60) is not None
+        assert second.take(timeout_s=60) is not None
+        second.close()
+        second.close()
+        assert not ray.is_initialized()
+        print("both collected")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=110, env=with_support()
+    )
+    assert done.stdout.strip().endswith("both collected"), done.stderr[-2000:]
+
+
+def test_workers_without_a_place_cost_no_call_to_rays_head(ray_cluster: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Cluster(RayOptions())
+    calls: list[float] = []
+    nodes = ray.nodes
+
+    def counted() -> list[dict]:
+        calls.append(time.monotonic())
+        return nodes()
+
+    monkeypatch.setattr(ray, "nodes", counted)
+    cluster.check()
+    words = {cluster.describe() for _ in range(1000)}
+    cluster.close()
+    assert len(calls) == 1
+    assert words == {"1 living node with nothing"} or torch.cuda.is_available()
