@@ -20,7 +20,8 @@ from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError
 
-CALM_S = 90.0
+CALM_S = {"local": 90.0, "ray": 300.0}
+"""By engine: killed workers start again first."""
 CONTROL_S = 4.0
 HANG_S = 6.0
 STARTUP_S = {"local": 90.0, "ray": 240.0}
@@ -32,6 +33,7 @@ class FleetWorld:
 
     def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], LocalFleet]) -> None:
         self._plan, self._make = plan, make
+        self._calm_s = CALM_S[plan.engine]
         self._dataset = (folder / "data").as_uri() if plan.has_dataset else ""
         self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
         self._version = 0
@@ -112,7 +114,7 @@ class FleetWorld:
             self._thaw(1.0)
         self._call("resume()", self.fleet.resume)
         version = self._publish(0.0)
-        deadline = time.monotonic() + CALM_S
+        deadline = time.monotonic() + self._calm_s
         while True:
             self.check()
             receipt = self._call("receipt()", lambda: self.fleet.receipt(version))
@@ -121,7 +123,7 @@ class FleetWorld:
             if time.monotonic() > deadline:
                 stats = self._call("stats()", self.fleet.stats)
                 raise Finding(
-                    f"version {version} does not act everywhere {CALM_S:.0f} s after the last mischief, newest frame "
+                    f"version {version} does not act everywhere after {self._calm_s:.0f} s of calm, newest frame "
                     f"{self.judge.newest}; {receipt}; {stats.workers}, paused {stats.paused}, {stats.queued_batches} "
                     f"batches queued"
                 )
@@ -130,10 +132,10 @@ class FleetWorld:
     def _end(self) -> None:
         assert self._consumer is not None
         self._call("drain()", self.fleet.drain)
-        self._consumer.join(CALM_S)
+        self._consumer.join(self._calm_s)
         self.check()
         if self._consumer.is_alive():
-            raise Finding(f"a drained fleet did not end its stream within {CALM_S:.0f} s: {self.fleet.stats()}")
+            raise Finding(f"a drained fleet did not end its stream within {self._calm_s:.0f} s: {self.fleet.stats()}")
         stats = self._call("stats()", self.fleet.stats)
         self.close()
         self.judge.finish()
@@ -260,7 +262,7 @@ class FleetWorld:
         self._call("pause()", self.fleet.pause)
         self._saved = self._call("state()", self.fleet.state)
         size = len(self._call("stats()", self.fleet.stats).workers)
-        deadline = time.monotonic() + CALM_S
+        deadline = time.monotonic() + self._calm_s
         while self._call("stats()", self.fleet.stats).queued_batches and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.3)  # the last one is with the consumer

@@ -88,6 +88,7 @@ class HeadWorld:
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self._plan = plan
+        self._calm_s = CALM_S[plan.engine]
         self._folder = folder
         self._directory = folder / "head"
         self._directory.mkdir()
@@ -186,13 +187,13 @@ class HeadWorld:
         self._calm()
         self._end()
 
-    def _until(self, what: str, holds: Callable[[], object], limit_s: float = CALM_S) -> None:
-        deadline = time.monotonic() + limit_s
+    def _until(self, what: str, holds: Callable[[], object]) -> None:
+        deadline = time.monotonic() + self._calm_s
         while not holds():
             self.check()
             if time.monotonic() > deadline:
                 status, workers = self._get("/v1/status").body, self._get("/v1/workers").body
-                raise Finding(f"{what}: not within {limit_s:.0f} s\n{status!r}\n{workers!r}\n{self.log_tail()}")
+                raise Finding(f"{what}: not within {self._calm_s:.0f} s\n{status!r}\n{workers!r}\n{self.log_tail()}")
             time.sleep(0.2)
 
     def _calm(self) -> None:
@@ -368,7 +369,7 @@ class HeadWorld:
         )  # fmt: skip
         self._eaters.append(eater)
         assert eater.stdout is not None
-        within(CALM_S, "a consumer's first batch", eater.stdout.readline)
+        within(self._calm_s, "a consumer's first batch", eater.stdout.readline)
         time.sleep(amount)
         eater.kill()
 
