@@ -1,15 +1,19 @@
 """The measurements, one a function: each gives rows with a target and whether it is met."""
 
 import asyncio
+import os
 import random
 import time
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
+from typing import Any
 
 from benchmarks.cluster.api import Api, PodWatch, until
 from benchmarks.cluster.jobs import manifest
-from benchmarks.cluster.process import Load, Operator, heads_asked, move_heads
+from benchmarks.cluster.process import Load, Operator, frames_now, heads_asked, move_heads
+from cormorant_operator.settings import COUNTERS_SHARE, REQUESTS_PER_S
 
 STATUS = ("collectorjobs", "status")
 _OWN = {
@@ -50,13 +54,18 @@ class Bench:
     namespace: str
     settle_s: float
     """For a measurement's jobs to be ready, at most."""
+    is_played: bool
+    """The benchmark writes the pods' statuses."""
+
+    def manifest(self, number: int, *, workers: int) -> dict[str, Any]:
+        return manifest(number, namespace=self.namespace, workers=workers, is_played=self.is_played)
 
     async def submit(self, numbers: range, *, workers: int) -> float:
         """Make jobs and wait until every pod of them is there and every job runs. Returns the seconds."""
-        names = {manifest(number, namespace=self.namespace, workers=workers)["metadata"]["name"] for number in numbers}
+        names = {self.manifest(number, workers=workers)["metadata"]["name"] for number in numbers}
         began = time.monotonic()
         for number in numbers:
-            await self.api.create_job(manifest(number, namespace=self.namespace, workers=workers))
+            await self.api.create_job(self.manifest(number, workers=workers))
         await until(lambda: self.is_running(names), what=f"{len(names)} jobs run", within_s=self.settle_s)
         return time.monotonic() - began
 
@@ -73,45 +82,13 @@ class Bench:
         return len(jobs) == len(names) and all((job.get("status") or {}).get("phase") == "Running" for job in jobs)
 
 
-async def replacement(bench: Bench, *, jobs: int, workers: int, samples: int) -> list[Figure]:
-    """A worker's pod is deleted: when is the next one there, and was anybody else touched?"""
-    await bench.submit(range(jobs), workers=workers)
-    before, touched, latencies = frozenset(bench.pods.pods), 0, []
-    for _ in range(samples):
-        victim_uid, victim = random.choice([(u, p) for u, p in bench.pods.pods.items() if p.slot != "head"])
-        others = before - {victim_uid}
-        began = time.monotonic()
-        await bench.api.delete_pod(victim.name)
-
-        def successors(job: str = victim.job, slot: str = victim.slot, known: frozenset[str] = before) -> set[str]:
-            return bench.pods.in_slot(job, slot).keys() - known
-
-        await bench.pods.until(successors, what=f"{victim.name} is replaced", within_s=60)
-        (successor,) = successors()
-        latencies.append(bench.pods.pods[successor].created_at - began)
-        await bench.pods.until(lambda uid=victim_uid: uid not in bench.pods.pods, what="it is gone", within_s=120)
-        await asyncio.sleep(random.uniform(0.2, 1.0))
-        now = frozenset(bench.pods.pods)
-        touched += len(others - now) + len(now - others - {successor})
-        before = now
-    await bench.clear()
-    p95 = quantiles(latencies, n=20, method="inclusive")[-1]
-    words = f"{samples} times with {jobs} jobs live; p50 {median(latencies):.3f} s, most {max(latencies):.3f} s"
-    return [
-        Figure(
-            what="worker pod deleted, to its replacement created, p95", value=p95, unit="s", target=2, details=words
-        ),
-        Figure(what="other pods touched by that", value=touched, unit="pods", target=0),
-    ]
-
-
 async def creation(bench: Bench, *, workers: int, rounds: int) -> list[Figure]:
     """A job of many workers is applied: when are all its pods there, and what was the API server asked?"""
     took, shares, own_shares = [], [], []
     for number in range(rounds):
         await asyncio.sleep(3)  # the operator's budget of requests is full again
         before, asked = await bench.api.requests(), bench.operator.metric("api_requests_total")
-        job = manifest(number, namespace=bench.namespace, workers=workers)
+        job = bench.manifest(number, workers=workers)
         name = job["metadata"]["name"]
         began = time.monotonic()
         await bench.api.create_job(job)
@@ -143,26 +120,104 @@ async def creation(bench: Bench, *, workers: int, rounds: int) -> list[Figure]:
     ]
 
 
-async def standing(bench: Bench, *, jobs: int, workers: int, window_s: float, poll_s: float) -> list[Figure]:
-    """Many jobs that run: what does the operator cost while frames stand still, and while all of them move?"""
+async def standing(bench: Bench, *, jobs: int, workers: int, samples: int, window_s: float) -> list[Figure]:
+    """Many jobs that run, at the chart's defaults: what do they cost while frames stand still, and while all move?"""
+    # How quickly they come about is the API server's business here, and no figure.
+    bench.operator.restart("--api-qps", "1000", "--api-burst", "1000")
     settled_s = await bench.submit(range(jobs), workers=workers)
+    bench.operator.restart()
+    await until(_is_ready(bench), what="the operator has listed everything", within_s=bench.settle_s)
     await asyncio.sleep(min(60.0, window_s))  # what is left of the beginning
-    size = f"{jobs} jobs, {len(bench.pods.pods)} pods, heads polled each {poll_s:g} s"
+    size = f"{jobs} jobs, {len(bench.pods.pods)} pods, set up in {settled_s:.0f} s"
     still = await _weigh(bench, window_s)
     move_heads(bench.head_port, rate=1000)
-    await asyncio.sleep(min(poll_s, window_s))
-    # Its only patches while nothing but frames changes; the API server's count would have those of other operators.
-    before = bench.operator.metric("api_requests_total", 'method="PATCH"')
-    moving = await _weigh(bench, window_s)
-    writes = (bench.operator.metric("api_requests_total", 'method="PATCH"') - before) / jobs / (window_s / 60)
+    # Until every count was written once, and the next time as its turn comes.
+    await asyncio.sleep(15 + 2 * jobs / (COUNTERS_SHARE * REQUESTS_PER_S))
+    asked, writes = await _requests(bench)
+    began = time.monotonic()
+    moving, latencies, ages = await asyncio.gather(
+        _weigh(bench, window_s), _replace(bench, samples=samples, window_s=window_s), _ages(bench, window_s)
+    )
+    took_s = time.monotonic() - began
+    asked_then, writes_then = await _requests(bench)
     move_heads(bench.head_port, rate=0)
+    load = f"load average {os.getloadavg()[0]:.1f}"
+    words = f"{samples} times, all {jobs} jobs collect; p50 {median(latencies):.2f} s, most {max(latencies):.2f} s"
     return [
-        Figure(what="from nothing to all of them running", value=settled_s, unit="s", details=size),
-        Figure(what="memory", value=max(still.highest_rss_mb, moving.highest_rss_mb), unit="MB", target=300),
-        Figure(what="CPU, nothing changes", value=still.percent_of_a_core, unit="% of a core", target=5, details=size),
+        Figure(
+            what="memory", value=max(still.highest_rss_mb, moving.highest_rss_mb), unit="MB", target=300, details=size
+        ),
+        Figure(what="CPU, nothing changes", value=still.percent_of_a_core, unit="% of a core", target=5, details=load),
         Figure(what="CPU, all frame counts move", value=moving.percent_of_a_core, unit="% of a core"),
-        Figure(what="status writes, all frame counts move", value=writes, unit="a minute a job", target=4),
+        Figure(
+            what="worker deleted, to its replacement created, p95",
+            value=_p95(latencies),
+            unit="s",
+            target=2,
+            details=words,
+        ),
+        Figure(
+            what="age of status.frames, most",
+            value=max(ages),
+            unit="s",
+            target=30 if jobs <= 1000 else None,
+            details=f"p95 {_p95(ages):.1f} s",
+        ),
+        Figure(what="requests to the API server", value=(asked_then - asked) / took_s, unit="a second", target=50),
+        Figure(what="of them patches, statuses above all", value=(writes_then - writes) / took_s, unit="a second"),
     ]
+
+
+async def _replace(bench: Bench, *, samples: int, window_s: float) -> list[float]:
+    """Workers' pods are deleted, one after the other: seconds until each successor is there."""
+    latencies = []
+    for _ in range(samples):
+        began = time.monotonic()
+        victim_uid, victim = random.choice([(u, p) for u, p in bench.pods.pods.items() if p.slot != "head"])
+        known = frozenset(bench.pods.in_slot(victim.job, victim.slot))
+        await bench.api.delete_pod(victim.name)
+
+        def successors(
+            job: str = victim.job, slot: str = victim.slot, known: frozenset[str] = frozenset(known)
+        ) -> set[str]:
+            return bench.pods.in_slot(job, slot).keys() - known
+
+        await bench.pods.until(successors, what=f"{victim.name} is replaced", within_s=120)
+        latencies.append(min(bench.pods.pods[uid].created_at for uid in successors()) - began)
+        await bench.pods.until(lambda uid=victim_uid: uid not in bench.pods.pods, what="it is gone", within_s=120)
+        await asyncio.sleep(max(0.0, window_s / samples - (time.monotonic() - began)))
+    return latencies
+
+
+async def _ages(bench: Bench, window_s: float) -> list[float]:
+    """How old the counts are that somebody reads in the statuses."""
+    ages: list[float] = []
+    until_s = time.monotonic() + window_s
+    while time.monotonic() < until_s:
+        await asyncio.sleep(window_s / 6)
+        now = await asyncio.to_thread(frames_now, bench.head_port)
+        ages += [now.age_s(int(job["status"]["frames"]["collected"])) for job in await bench.api.jobs()]
+    return ages
+
+
+async def _requests(bench: Bench) -> tuple[float, float]:
+    """All requests of the operator so far, and its patches."""
+    metric = "api_requests_total"
+    return (
+        await asyncio.to_thread(bench.operator.metric, metric),
+        await asyncio.to_thread(bench.operator.metric, metric, 'method="PATCH"'),
+    )
+
+
+def _is_ready(bench: Bench) -> Callable[[], Awaitable[bool]]:
+    async def is_ready() -> bool:
+        return await asyncio.to_thread(bench.operator.is_ready)
+
+    return is_ready
+
+
+def _p95(values: list[float]) -> float:
+    return quantiles(values, n=20, method="inclusive")[-1]
 
 
 async def restart(bench: Bench, *, jobs: int, watch_s: float) -> list[Figure]:

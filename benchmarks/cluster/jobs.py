@@ -3,10 +3,18 @@
 from typing import Any
 
 
-def manifest(number: int, *, namespace: str, workers: int) -> dict[str, Any]:
-    """One job of so many workers, for nodes without kubelets alone, which asks for nothing that these could lack."""
+def manifest(number: int, *, namespace: str, workers: int, is_played: bool = False) -> dict[str, Any]:
+    """One job of so many workers, for nodes without kubelets alone, which asks for nothing that these could lack.
+
+    Args:
+        number: of the job.
+        namespace: where it is.
+        workers: beside its head.
+        is_played: no node is there, and no scheduler is to look for one.
+    """
     resources = {"requests": {"cpu": "1m", "memory": "1Mi"}, "limits": {"memory": "4Gi"}}
-    on_fake_nodes = {"spec": {"nodeSelector": {"type": "fake"}}}
+    place = {"schedulerName": "nobody"} if is_played else {"nodeSelector": {"type": "fake"}}
+    on_fake_nodes = {"spec": place}
     return {
         "apiVersion": "cormorant.dev/v1alpha1",
         "kind": "CollectorJob",

@@ -79,19 +79,19 @@ class Load:
 class Operator:
     """One operator process that looks after one namespace. Use as a context manager."""
 
-    def __init__(self, *, namespace: str, head_port: int, poll_s: float, folder: Path) -> None:
+    def __init__(self, *, namespace: str, head_url: str, folder: Path) -> None:
         key, self.log = folder / "key", folder / "operator.log"
         key.write_text("0123456789abcdef" * 4)
         self._probe_port = _free_port()
         self._command = [
             *(sys.executable, "-m", "cormorant_operator", "--image", "example/cormorant:1", "--key-file", str(key)),
-            *("--namespace", namespace, "--poll-seconds", f"{poll_s:g}", "--probe-port", str(self._probe_port)),
-            *("--head-url", f"http://127.0.0.1:{head_port}/{{namespace}}/{{job}}"),
+            *("--namespace", namespace, "--probe-port", str(self._probe_port), "--head-url", head_url),
         ]
+        self._more: tuple[str, ...] = ()
 
     def __enter__(self) -> "Operator":
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, stdout=log, stderr=subprocess.STDOUT)
+            self._process = subprocess.Popen([*self._command, *self._more], stdout=log, stderr=subprocess.STDOUT)
         self._stats = psutil.Process(self._process.pid)
         return self
 
@@ -102,8 +102,9 @@ class Operator:
         self._process.kill()
         self._process.wait(timeout=STOP_S)
 
-    def restart(self) -> None:
-        """Kill it, and start another."""
+    def restart(self, *more: str) -> None:
+        """Kill it, and start another, with other arguments besides."""
+        self._more = more
         self._process.kill()
         self._process.wait(timeout=STOP_S)
         self.__enter__()
