@@ -84,6 +84,11 @@ class PacedObjects(Objects):
         """All of a kind, past the budget."""
         return [json.loads(text) for (stored, _, _), text in self._stored.items() if stored == kind]
 
+    def sample(self, kind: str, *, most: int) -> list[Raw]:
+        """Some of a kind, chosen by chance."""
+        texts = [text for (stored, _, _), text in self._stored.items() if stored == kind]
+        return [json.loads(text) for text in random.sample(texts, k=min(most, len(texts)))]
+
     def take_away(self, kind: str, name: str) -> Raw:
         """Somebody deletes an object."""
         key = next(key for key in self._stored if key[0] == kind and key[2] == name)
@@ -182,7 +187,8 @@ class Knee:
 
     def _note_ages(self, counted: Counted) -> None:
         """How old the counts of all jobs are, as a reader of the statuses finds them."""
-        for job in random.sample(self.objects.read("CollectorJob"), k=min(200, self._jobs)):
+        # A few only: to read all of them holds up the operator, which runs in the same process.
+        for job in self.objects.sample("CollectorJob", most=50):
             self._ages.append(counted.age_s(int(job["status"]["frames"]["collected"])))
 
     async def _replace_one(self) -> None:

@@ -16,6 +16,7 @@ import pstats
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import psutil
@@ -28,6 +29,8 @@ from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import NotFound
 from cormorant_operator.head_client import HeadClient
+from cormorant_operator.job import Job
+from cormorant_operator.reconcile import reconcile
 from cormorant_operator.site import Site
 
 Raw = dict[str, Any]
@@ -120,10 +123,10 @@ class Upkeep:
         self.objects, self._jobs, self._workers = Objects(), jobs, workers
         self._heads = HeadClient(key=b"k" * 64, url=f"http://{{ip}}:{port}/{{namespace}}/{{job}}")
         # What is measured is started by hand: nobody is polled by the clock.
-        site = Site(image="example/cormorant:1", poll_s=1e6, status_s=0.0)
+        self._site = Site(image="example/cormorant:1", poll_s=1e6, status_s=0.0)
         cluster: Any = self.objects
         assert all(hasattr(Cluster, verb) for verb in ("get", "create", "apply", "apply_status", "list"))
-        self.controller = Controller(cluster, self._heads, key=b"k" * 64, site=site)
+        self.controller = Controller(cluster, self._heads, key=b"k" * 64, site=self._site)
 
     async def settle(self) -> None:
         """Bring every job about."""
@@ -147,6 +150,15 @@ class Upkeep:
         """List everything, and reconcile."""
         await self.controller.resync()
         await self._rest()
+
+    def reconcile_s(self) -> float:
+        """CPU time of one decision, and of gathering what it needs."""
+        uid = self.controller.cache.jobs()[0]
+        job = self.controller.cache.job(uid)
+        assert isinstance(job, Job)
+        began = time.process_time()
+        reconcile(job, self.controller.observe(uid), datetime.now(UTC), site=self._site)
+        return time.process_time() - began
 
     async def close(self) -> None:
         self._task.cancel()
@@ -175,17 +187,19 @@ async def _measure(args: argparse.Namespace, port: int) -> None:
     polls = [await _cpu_s(upkeep.poll()) / args.jobs for _ in range(ROUNDS)]
     resyncs = [await _cpu_s(upkeep.resync()) for _ in range(ROUNDS)]
     profile.disable()
+    reconciles = [upkeep.reconcile_s() for _ in range(ROUNDS)]
     written = upkeep.objects.written - before
     memory = psutil.Process().memory_info().rss
     await upkeep.close()
     poll_s, resync_s = sorted(polls)[ROUNDS // 2], sorted(resyncs)[ROUNDS // 2]
-    share = poll_s * args.jobs / 60 + resync_s / 300
+    share = poll_s * args.jobs / 15 + resync_s / 3600
     figures = {
         "jobs": args.jobs,
         "pods": args.jobs * (args.workers + 1),
         "cpu_ms_per_poll": round(1e3 * poll_s, 3),
+        "cpu_ms_per_reconcile": round(1e3 * sorted(reconciles)[ROUNDS // 2], 3),
         "cpu_s_per_resync": round(resync_s, 3),
-        "percent_of_a_core_polled_each_60_s": round(100 * share, 2),
+        "percent_of_a_core_polled_each_15_s": round(100 * share, 2),
         "rss_mb": round(memory / 1e6, 1),
         "rss_mb_before": round(bare / 1e6, 1),
         "written": dict(written),

@@ -33,7 +33,7 @@ from cormorant_operator.status import refused_status
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
-RECONCILERS, POLLERS, WRITERS = 16, 32, 4
+RECONCILERS, POLLERS, WRITERS = 16, 32, 16
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
@@ -161,11 +161,13 @@ class Controller:
                 self.jobs_due.add(uid)
 
     async def _list_all_of(self, namespace: str, *, is_glance: bool) -> None:
-        # Policies and budgets are not watched: whoever changes one is corrected when they are listed.
-        for kind in (*_LISTED, "NetworkPolicy") if self._site.has_network_policies else _LISTED:
+        for kind in _LISTED:
             await self._list(kind, namespace, is_glance=is_glance)
+        # Policies and budgets are not watched: whoever changes one is corrected when all of them are listed.
+        if self._site.has_network_policies:
+            await self._list("NetworkPolicy", namespace, is_glance=False)
         try:
-            await self._list("PodDisruptionBudget", namespace, is_glance=is_glance)
+            await self._list("PodDisruptionBudget", namespace, is_glance=False)
         except Refused as error:
             # Rights of before there were budgets: jobs need none to run.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
@@ -258,7 +260,7 @@ class Controller:
         uid = job.uid
         memory = self._memories.setdefault(uid, Memory())
         now = self._clock()
-        plan = reconcile(job, self._observe(uid, memory), now, site=self._site.for_jobs(len(self._asked)))
+        plan = reconcile(job, self.observe(uid), now, site=self._site.for_jobs(len(self._asked)))
         memory.counters = None
         failed = await self._carry_out(job, plan, memory, decided_at=now)
         if plan.status is not None and plan.is_counting:
@@ -305,7 +307,9 @@ class Controller:
             log.warning("status_unreadable", job=job.identity.name, reason=job.message)
             await self._tell(job.identity, (Note(reason="StatusUnreadable", message=job.message, is_warning=True),))
 
-    def _observe(self, uid: str, memory: Memory) -> Observed:
+    def observe(self, uid: str) -> Observed:
+        """What is known of a job now."""
+        memory = self._memories.setdefault(uid, Memory())
         return Observed(
             pods=self.cache.pods(uid),
             roster=self.cache.roster(uid),

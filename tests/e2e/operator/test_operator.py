@@ -97,8 +97,11 @@ class Scene:
     def uids(self) -> dict[str, str]:
         return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.namespace.items("pods")}
 
-    def until_ready(self, name: str = "pong") -> None:
-        self.namespace.until(lambda: self.condition("Ready", name) == "True/EnoughWorkers", what=f"{name} is ready")
+    def until_ready(self, name: str = "pong", *, within_s: float = 30.0) -> None:
+        is_ready = "True/EnoughWorkers"
+        self.namespace.until(
+            lambda: self.condition("Ready", name) == is_ready, what=f"{name} is ready", within_s=within_s
+        )
 
     def until(self, is_so: Any, what: str) -> float:
         return self.namespace.until(is_so, what=what)
@@ -561,6 +564,7 @@ def test_second_operator_waits_until_the_first_is_gone(scene: Scene) -> None:
             scene.until(lambda: len(scene.namespace.names("pods")) == 4, "and works")
 
 
+@pytest.mark.timeout(600)
 def test_two_shards_by_label_share_the_jobs_and_take_over_from_each_other(scene: Scene) -> None:
     def shard(name: str, selector: str) -> Any:
         lease = f"{scene.namespace.name}/{name}"
@@ -570,16 +574,18 @@ def test_two_shards_by_label_share_the_jobs_and_take_over_from_each_other(scene:
         before = scene.uids()
         victim = next(name for name in before if name.startswith("pong-cpu-0"))
         scene.namespace("delete", "pod", victim, "--wait=false")
-        scene.until(lambda: len(scene.uids()) == 6 and victim not in scene.uids(), "it is replaced")
+        scene.namespace.until(
+            lambda: len(scene.uids()) == 6 and victim not in scene.uids(), what="it is replaced", within_s=90
+        )
         after = scene.uids()
         assert {name: uid for name, uid in before.items() if name != victim}.items() <= after.items()
-        scene.until_ready()
+        scene.until_ready(within_s=90)
 
     with shard("a", "team=a") as a, shard("rest", "team!=a") as rest, Kubelet(scene.namespace):
         scene.submit(labels={"team": "a"})
         scene.submit("other")
-        scene.until_ready()
-        scene.until_ready("other")
+        scene.until_ready(within_s=90)
+        scene.until_ready("other", within_s=90)
         assert len(scene.namespace.names("leases", "")) == 2
         assert ('"job": "pong"' in a.log.read_text(), '"job": "other"' in a.log.read_text()) == (True, False)
         assert ('"job": "pong"' in rest.log.read_text(), '"job": "other"' in rest.log.read_text()) == (False, True)
