@@ -6,6 +6,7 @@
 Observations have one value more than actions: the true final one. `infos` has per frame `policy_version` and the
 policy's outputs, and per frame `traj_id` (two attempts of one worker never share one). Small arrays are stored in
 their header, which is several times faster than HDF5's chunks; images are compressed with lzf, which h5py brings along.
+HDF5 takes a "/" in a key for a path: such keys are percent-encoded, in `main_data.hdf5` and in the metadata's spaces.
 """
 
 import json
@@ -109,14 +110,20 @@ def _paths(space: Space, root: str) -> list[str]:
     """Where Minari looks for each leaf: `observations/cam/_index_0`."""
     match space:
         case gymnasium.spaces.Dict():
-            return [path for name, part in space.spaces.items() for path in _paths(part, f"{root}/{name}")]
+            return [path for name, part in space.spaces.items() for path in _paths(part, f"{root}/{_encode(name)}")]
         case gymnasium.spaces.Tuple():
             return [path for i, part in enumerate(space.spaces) for path in _paths(part, f"{root}/_index_{i}")]
     return [root]
 
 
 def _join(root: str, key: Key) -> str:
-    return "/".join((root, *key))
+    return "/".join((root, *map(_encode, key)))
+
+
+def _encode(key: object) -> str:
+    """A name that HDF5 takes as it is: "a%2Fb"."""
+    name = str(key).replace("%", "%25").replace("/", "%2F")
+    return name.replace(".", "%2E") if not name.strip(".") else name
 
 
 def _parent(group: Any, path: str) -> Any:
@@ -191,7 +198,8 @@ def _minari_space(space: Space) -> dict[str, Any]:
     """A space as Minari's metadata has it."""
     match space:
         case gymnasium.spaces.Dict():
-            return {"type": "Dict", "subspaces": {name: _minari_space(part) for name, part in space.spaces.items()}}
+            parts = {_encode(name): _minari_space(part) for name, part in space.spaces.items()}
+            return {"type": "Dict", "subspaces": parts}
         case gymnasium.spaces.Tuple():
             return {"type": "Tuple", "subspaces": [_minari_space(part) for part in space.spaces]}
         case gymnasium.spaces.Box():

@@ -1,11 +1,13 @@
 import json
 
+import gymnasium
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks import minari as minari_export
+from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.export import export
 from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.trajectories import iter_trajectories
@@ -55,6 +57,29 @@ def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, mo
         if wanted.states:
             np.testing.assert_array_equal(episode.infos["hidden"], wanted.states[0][:-1])
     assert not whole
+
+
+def test_minari_reads_keys_that_hdf5_would_take_for_paths(make_dice, spaces, stored, tmp_path):
+    box, discrete = spaces["box"], spaces["discrete"]
+    parts = {"a": box, "a/b": discrete, "a%2Fb": discrete, ".": box, "0": discrete, "10": box}
+    dice = make_dice(observation=gymnasium.spaces.Dict(parts))
+    export(stored(dice, parts=("cpu-0-0",)).uri, tmp_path / "out", to="minari")
+    episode = next(minari.MinariDataset(str(tmp_path / "out" / "data")).iterate_episodes())
+    assert set(episode.observations) == {"a", "a%2Fb", "a%252Fb", "%2E", "0", "10"}
+    wanted = np.array(dice.made[int(episode.infos["traj_id"][0])].observation, dtype=object)
+    names = list(dice.observation_space.spaces)
+    for leaf, name in enumerate(names):
+        stored_as = {"a/b": "a%2Fb", "a%2Fb": "a%252Fb", ".": "%2E"}.get(name, name)
+        np.testing.assert_array_equal(episode.observations[stored_as], np.stack([step[leaf] for step in wanted]))
+
+
+def test_a_dataset_of_integer_keys_goes_on(make_dice, spaces, stored, tmp_path):
+    space = gymnasium.spaces.Dict({0: spaces["box"], 10: spaces["discrete"], 2: spaces["discrete"]})
+    dataset = stored(make_dice(observation=space), parts=("cpu-0-0",))
+    open_dataset(dataset.uri, make_dice(observation=space).description())
+    export(dataset.uri, tmp_path / "out", to="minari")
+    read = minari.MinariDataset(str(tmp_path / "out" / "data"))
+    assert set(read.observation_space.spaces) == {"0", "2", "10"}
 
 
 def test_minari_finds_the_dataset_by_its_name(make_dice, stored, tmp_path, monkeypatch):
