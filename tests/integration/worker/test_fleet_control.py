@@ -126,6 +126,60 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
                 assert torch.equal(value, theirs[key]), key
 
 
+@pytest.mark.slow
+def test_environments_that_were_not_saved_begin_from_seeds_of_their_own() -> None:
+    job = make_job(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}}, collection={"mode": "sync"})
+
+    def starts(batches: list[TensorDict]) -> set[tuple[float, ...]]:
+        """First observations of trajectories, but for those that were under way."""
+        found = set()
+        for batch in batches:
+            ids, seen = batch["collector", "traj_ids"], batch["observation"]
+            found |= {tuple(seen[row, 0].tolist()) for row in range(len(ids)) if ids[row, 0] not in known}
+            known.update(ids[:, 0].tolist())
+            for row, t in (ids[:, 1:] != ids[:, :-1]).nonzero().tolist():
+                found.add(tuple(seen[row, t + 1].tolist()))
+                known.add(int(ids[row, t + 1]))
+        return found
+
+    known: set[int] = set()
+    with start(job, workers=2) as fleet:
+        batches = [fleet.take(copy=True).tensordict for _ in range(8)]
+        saved = fleet.state()
+        batches += [fleet.take(copy=True).tensordict for _ in range(8)]
+        first = starts(batches)
+        fleet.restore(saved)
+        again = starts([fleet.take(copy=True).tensordict for _ in range(8)])
+    with start(job, workers=2) as fleet:
+        fleet.restore(saved)
+        other_batches = [fleet.take(copy=True).tensordict for _ in range(8)]
+        assert not ids_of(other_batches) & known
+        other = starts(other_batches)
+    assert min(len(first), len(again), len(other)) > 4
+    assert not first & again
+    assert not (first | again) & other
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("has_dataset", [False, True])
+def test_a_fleet_that_has_collected_everything_has_a_state(tmp_path: Path, has_dataset: bool) -> None:
+    options = {"dataset": str(tmp_path), "queue": {}} if has_dataset else {}
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"totalFrames": 200}, **options)
+    with start(job, workers=2) as fleet:
+        fleet.publish({"weight": torch.ones(1)}, version=4)
+        first = list(fleet.batches(copy=True))
+        saved = fleet.state()
+        assert saved == fleet.state()
+    more = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"totalFrames": 300}, **options)
+    with start(more, workers=2, starts_paused=True) as fleet:
+        fleet.restore(saved)
+        assert (fleet.stats().version, fleet.stats().frames) == (4, 200)
+        fleet.resume()
+        rest = list(fleet.batches(copy=True))
+    assert sum(batch.numel() for batch in rest) == 100
+    assert not ids_of(first) & ids_of(rest) or has_dataset
+
+
 @on_both_engines_slowly
 def test_an_environment_that_cannot_be_restored_is_named_and_the_fleet_still_listens() -> None:
     env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}

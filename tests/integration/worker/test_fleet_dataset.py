@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.scripts import until
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import DatasetMismatch
@@ -103,8 +104,9 @@ def test_durable_frames_are_exact_and_a_rerun_goes_on_where_it_stopped(tmp_path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["async", pytest.param("sync", marks=pytest.mark.slow)])
-def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("seal_after_s", [0.0, 10.0], ids=["every-batch", "every-10-s"])
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode: str, seal_after_s: float) -> None:
     uri, chance = str(tmp_path / "data"), random.Random(5)
     job = make_job(
         num_envs=2,
@@ -115,9 +117,9 @@ def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode
         run_policy={"maxRestartsPerSlot": 20},
         **OPTIONS,
     )
-    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
-        for _ in range(2):
-            time.sleep(chance.uniform(0.2, 1.5))
+    with LocalFleet(job, FleetOptions(workers=2, seal_after_s=seal_after_s)) as fleet:
+        for _ in range(3):
+            time.sleep(chance.uniform(0.2, 1.0))
             workers = fleet.stats().workers
             if workers:
                 os.kill(chance.choice(workers).pid, signal.SIGKILL)
@@ -129,6 +131,54 @@ def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode
     # A dead worker's frames are durable up to its last sealed shard; all others were collected again.
     checker = check_all(uri, gaps=True, **OPTIONS)
     assert checker.frames == 3000
+
+
+@pytest.mark.slow
+def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> None:
+    job = make_job(
+        num_envs=2, policy="counter", dataset=str(tmp_path), queue={"capacityBatches": 1},
+        collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
+    )  # fmt: skip
+    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+        until(lambda: read_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
+        (worker,) = fleet.stats().workers
+        sealed = read_dataset(str(tmp_path)).frames
+        os.kill(worker.pid, signal.SIGKILL)
+        until(lambda: fleet.stats().restarts == 1)
+        # What it sealed was kept, and is counted before anybody collects anew.
+        assert fleet._schedule.landed_frames == sealed
+        while fleet.take() is not None:
+            pass
+        assert fleet.wait_until_done(30)
+        assert fleet.stats().dropped.get("crash", 0) < 20
+    assert check_all(str(tmp_path), gaps=True, **OPTIONS).frames == 400
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_new", [False, True], ids=["same-fleet", "new-fleet"])
+def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path, is_new: bool) -> None:
+    job = make_job(
+        num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
+    )
+    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+        for _ in range(3):
+            fleet.take()
+        saved = fleet.state()
+        for _ in range(5):
+            fleet.take()
+        if not is_new:
+            fleet.restore(saved)
+            assert sum(batch.numel() for batch in fleet.batches()) > 0
+    if is_new:
+        with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+            fleet.restore(saved)
+            assert sum(batch.numel() for batch in fleet.batches()) > 0
+    report = verify(str(tmp_path))
+    assert (report.frames, report.problems) == (600, ())
+    # Not under other names either: no two rows are the same step of the same episode.
+    found = list(iter_frames(read_dataset(str(tmp_path))))
+    rows = np.concatenate([frames.observation[0].reshape(len(frames), -1) for frames in found])
+    assert len(np.unique(rows, axis=0)) == 600
 
 
 def stored(folder: Path) -> dict[str, np.ndarray]:

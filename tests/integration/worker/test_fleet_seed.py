@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tensordict import TensorDict
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import IDENT_MODULUS
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.errors import FleetError
 from cormorant_worker.seeding import SeedPath
@@ -113,6 +115,24 @@ def test_a_seed_in_the_middle_keeps_weights_and_counts_and_repeats_no_trajectory
         trajectory_base(SeedPath(job_seed=9, index=index)) + n for index in (0, 1) for n in range(2, 40)
     }
     assert began["observation"][:, :10, 2].tolist() == [list(range(10))] * 4
+
+
+@on_both_engines_slowly
+@pytest.mark.parametrize("warmup", [0, 30])
+def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
+    job = make_job(
+        num_envs=2, policy="versioned", action="box", lengths=(30, 80), queue={"capacityBatches": 2},
+        collection={"initRandomFrames": warmup, "totalFrames": 200},
+    )  # fmt: skip
+    with make_fleet(job, workers=1) as fleet:
+        until(lambda: fleet._deliveries.num_waiting >= 2)
+        fleet.seed(9)
+        batches = list(fleet.batches(copy=True))
+        dropped = fleet.stats().dropped["seed"]
+    assert idents(batches[0]) == idents_of(SeedPath(job_seed=9, index=0))
+    versions = torch.cat([batch["collector", "policy_version"].reshape(-1) for batch in batches])
+    assert (len(versions), int((versions < 0).sum())) == (200, warmup)
+    assert dropped >= 40
 
 
 @on_both_engines_slowly

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.job_facts import dataset_of, describe_env, device_of
 from cormorant_worker.engine.lineage import Lineage
 from cormorant_worker.engine.link import BlockStore, Engine, Link, Payload, Source
+from cormorant_worker.engine.losses import settle
 from cormorant_worker.engine.member import Member, TicketOut, new_member
 from cormorant_worker.engine.messages import (
     Applied,
@@ -41,7 +43,7 @@ from cormorant_worker.engine.messages import (
 from cormorant_worker.engine.offers import Offers
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.places import Places
-from cormorant_worker.engine.porter import Porter, see_off
+from cormorant_worker.engine.porter import Porter, SeenOff, see_off
 from cormorant_worker.engine.published import Shelf
 from cormorant_worker.engine.replacements import Replacements
 from cormorant_worker.engine.requests import Requests
@@ -109,6 +111,8 @@ class Crew(Requests):
         self.offers = Offers(self.shelf, self.members, events, next_number=self._next_number)
         self.seed = job.spec.collection.seed
         """What workers that start from now on derive their streams from."""
+        self.final_states: dict[Slot, bytes] = {}
+        """Collectors' states of workers that finished; empty for those that could not be saved."""
         self.replacements = Replacements(job, options)
         self.tally = Tally()
         self.watch = Watch(job, options, self.members, self.tally, on_hung=self._end_hung)
@@ -324,7 +328,8 @@ class Crew(Requests):
         member.last_progress = self.watch.lived_s
         if self._schedule.is_done:
             return  # the dataset had all frames already: `finish_idle` sends it home
-        member.send(Begin(dataset_uri=self.store.uri if self.store is not None else ""))
+        uri = self.store.uri if self.store is not None else ""
+        member.send(Begin(dataset_uri=uri, seal_after_s=self._options.seal_after_s))
         self.offers.note_joined(member)
         # The reply comes when the worker has opened its dataset and has the weights.
         if not self.offers.offer_next(member):
@@ -367,7 +372,7 @@ class Crew(Requests):
                 self._let_go(member)
             case Finished():
                 member.has_finished = True
-                member.durable_frames = message.durable_frames
+                self.final_states[slot] = message.state
             case Failed():
                 self._fail(slot, member, message)
 
@@ -449,16 +454,15 @@ class Crew(Requests):
         )
         member.send_ticket(ticket, memory)
 
-    def reseed(self, seed: int) -> dict[int, Member]:
-        """Have every worker, and those that come later, begin anew from a seed. None may hold a ticket.
-
-        Returns:
-            Who was asked, by the number under which the reply will be in `requests`.
+    def reseed(self, seed: int, warmup: Mapping[Slot, int]) -> dict[int, Member]:
+        """Have every worker, and those that come later, begin anew from a seed, and slots with so many random frames.
+        None may hold a ticket. Returns who was asked, by the number of the reply.
         """
         self.seed = seed
         self._events.note("seeded", reason=f"seed {seed}")
         members = [member for member in self.members.values() if member.is_ready]
-        return {self.begin_anew(member, replace(member.stream, seed=seed)): member for member in members}
+        streams = [replace(m.stream, seed=seed, warmup_frames=warmup.get(m.place, -1)) for m in members]
+        return {self.begin_anew(m, stream): m for m, stream in zip(members, streams, strict=True)}
 
     def publish(
         self, blob: WeightsBlob, version: PolicyVersion, payload: Payload, slots: Collection[Slot] | None = None
@@ -505,7 +509,7 @@ class Crew(Requests):
             del self._untold[slot]
             member = self.members[slot]
             member.was_told_to_finish = True
-            member.send(Finish())
+            member.send(Finish(saves=self._schedule.is_done and not self.is_closing))
         return len(told) == _MOST_FINISHES
 
     # -- losing ------------------------------------------------------------------------------------------------
@@ -540,60 +544,57 @@ class Crew(Requests):
         self.offers.note_gone(slot)
         self.tally.parted(slot[0], member.version, is_synced=member.is_synced)
         is_told = bool(reason) or member.has_finished
+        ask = partial(self.store.durable_frames, member.link.place.part) if self.store is not None else None
 
         def be_seen_off() -> None:
             self._porter.carry(
-                lambda: see_off(member.link, is_killed=is_killed, is_told=is_told),
-                lambda how: self._bury(slot, member, reason=reason or str(how), kind=kind),
+                lambda: see_off(member.link, is_killed=is_killed, is_told=is_told, durable_frames=ask),
+                lambda seen: self._bury(slot, member, seen, reason=reason, kind=kind),
             )
 
         self.parted.append((member.link, be_seen_off))
 
-    def _bury(self, slot: Slot, member: Member, *, reason: str, kind: RestartReason) -> None:
+    def _bury(
+        self, slot: Slot, member: Member, seen: "SeenOff | Exception", *, reason: str, kind: RestartReason
+    ) -> None:
         """A worker has ended: keep what it finished, take back what it did not, and have it replaced."""
         del self.gone[slot]
+        if isinstance(seen, Exception):
+            self._give_up(seen, "see a worker off")
+            seen = SeenOff(how=str(seen), durable_frames=member.durable_frames if self.store is not None else None)
+        reason = reason or seen.how
         if slot in self.places:
             self.vacant.add(slot)
         if self.ready is None and not member.has_finished and kind == "crash":
             reason += f" {describe_env(self.job)}: check its arguments"
         self.tally.follow(member)
-        stepped = member.stepped_frames
-        lost = self._take_back(slot, member)
-        not_durable = member.landed_frames - member.durable_frames if self.store is not None else 0
-        self._schedule.take_back(not_durable)
-        unfinished = max(0, stepped - member.landed_frames - member.dropped_frames)
-        self._deliveries.count_dropped("drain" if self.is_closing else "crash", unfinished + not_durable)
+        again = settle(
+            member,
+            [self._end_ticket(member, number) for number in tuple(member.tickets)],
+            self._schedule,
+            self._deliveries,
+            self.lineage,
+            durable_frames=seen.durable_frames,
+            reason="drain" if self.is_closing else "crash",
+        )
         if slot not in self.places:
             self.lineage.give_up(slot)
         is_filled_again = slot in self.places and not self.is_closing and not self._schedule.is_draining
         self._deliveries.complete(self._schedule.forget_member(slot, only_preempted=is_filled_again))
-        if member.has_finished and not not_durable:
+        if member.has_finished and not again:
             return
         if not self.is_closing and self.error is None:
-            log.warning("worker_lost", worker=member.name, reason=reason, frames_to_collect_again=lost + not_durable)
-            self._events.note("worker_lost", worker=member.name, reason=reason, frames=lost + not_durable)
+            log.warning("worker_lost", worker=member.name, reason=reason, frames_to_collect_again=again)
+            self._events.note("worker_lost", worker=member.name, reason=reason, frames=again)
             self.tally.replaced(slot[0], kind)
-            self._plan_replacement(slot, member, reason)
+            self._replace(member, reason)
 
-    def _take_back(self, slot: Slot, member: Member) -> int:
-        lost = 0
-        for number in tuple(member.tickets):
-            out = self._end_ticket(member, number)
-            lost += self._schedule.lost(out.round.number, slot)
-            assert self._deliveries.slots is not None
-            self._deliveries.slots.give_back(out.slot)
-        if self._deliveries.slots is not None:
-            self._deliveries.slots.forget(member.link.pid)
-        return lost
-
-    def _plan_replacement(self, slot: Slot, member: Member, reason: str) -> None:
+    def _replace(self, member: Member, reason: str) -> None:
         # A pod that ends while its worker starts says nothing of the manifest.
         if self.ready is None and not self._options.waits_for_places:
             self.error = WorkerFailed(f"worker {member.name} {reason}")
             return
-        now = time.monotonic()
-        has_landed, lived_s = member.landed_frames > 0, now - member.started
         try:
-            self.replacements.plan(slot, member.name, reason, lived_s=lived_s, has_landed=has_landed, now=now)
+            self.replacements.plan(member, reason, now=time.monotonic())
         except WorkerFailed as error:
             self.error = error

@@ -66,6 +66,8 @@ class Deliveries:
         """
         self.slots: BlockStore | None = None
         """Set when the first worker has told the layout."""
+        self.has_lent = False
+        """A consumer has taken a round."""
         self.dropped: dict[str, int] = {}
         """Frames that were stepped and never delivered, by reason."""
         self._schedule = schedule
@@ -127,6 +129,7 @@ class Deliveries:
                 if not self._has_dataset:
                     self._schedule.take_back(delivery.num_frames)
                 continue
+            self.has_lent = True
             self._lent[delivery.round.number] = delivery
             self._at_work[delivery.round.number] = delivery.num_frames
             return delivery

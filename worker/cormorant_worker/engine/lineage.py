@@ -43,6 +43,8 @@ class Lineage:
         """Random frames that belong to no slot yet."""
         self._warmup: dict[Slot, int] | None = None
         """Random frames that each slot still owes; None until they are shared out."""
+        self._shares: dict[Slot, int] = {}
+        """What each slot owed first."""
 
     def begin(self, place: WorkerPlace, *, first_free: int = 0, batch_ids: int = 0) -> WorkerPlace:
         """The place with a stream of its own.
@@ -100,6 +102,7 @@ class Lineage:
             share, rest = divmod(self._warmup_frames, len(places))
             self._warmup = {place: share + (i < rest) for i, place in enumerate(places)}
             self._warmup_frames = 0
+            self._shares = dict(self._warmup)
         if slot not in self._warmup:
             self._warmup[slot], self._warmup_frames = self._warmup_frames, 0
         return self._warmup[slot]
@@ -108,6 +111,12 @@ class Lineage:
         """A slot still owes so many random frames."""
         if self._warmup is not None:
             self._warmup[slot] = max(0, frames)
+
+    def owe_all(self) -> dict[Slot, int]:
+        """What came so far is dropped: every slot owes its first share again. Returns those."""
+        if self._warmup is not None:
+            self._warmup |= self._shares
+        return self._shares
 
     def give_up(self, slot: Slot) -> None:
         """Nobody will fill the slot: another one collects the random frames that it owed."""

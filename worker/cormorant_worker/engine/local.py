@@ -403,7 +403,8 @@ class LocalFleet:
     def seed(self, seed: int) -> tuple[str, ...]:
         """Have every worker begin anew from another seed, at a batch boundary: with new environments and streams, as a
         new fleet with this seed would, and so will their replacements. Batches under way are finished first, even in
-        a paused fleet.
+        a paused fleet; before the first batch is taken they are dropped, unless a dataset has them: the seed rules
+        from the first batch on.
 
         Open trajectories end where their last batch did, under ids that do not come again; what asynchronous
         environments were ahead of it is dropped. The policy, its weights and versions and the count of frames stay.

@@ -47,6 +47,8 @@ class Begin:
 
     dataset_uri: str
     """Empty: no dataset."""
+    seal_after_s: float = 10.0
+    """Age of a shard at which it is sealed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,6 +103,9 @@ class Reseed:
 class Finish:
     """Fleet -> worker: close everything and end."""
 
+    saves: bool = False
+    """Everything is collected: tell what the collector's state is, for `fleet.state()` after the end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
@@ -112,6 +117,8 @@ class Finished:
     """Worker -> fleet: the dataset is closed; nothing more will come."""
 
     durable_frames: int
+    state: bytes = b""
+    """The collector's, if it was asked for and could be saved."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,6 +44,8 @@ class FleetOptions:
     """For a control call (pause, state, ...) to be answered by every worker."""
     drain_timeout_s: float = 5.0
     """For workers to end when the fleet is closed; then they are killed."""
+    seal_after_s: float = 10.0
+    """Age at which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
     healthy_s: float = 600.0
     """A worker that lived so long and gave a batch was healthy: its failure is the first again. A head never
     forgets: infinite."""

@@ -6,8 +6,10 @@ is dealt with in a later turn.
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from cormorant_worker.engine.link import Link
@@ -81,12 +83,35 @@ class Porter:
             self._wake()
 
 
-def see_off(link: Link, *, is_killed: bool, is_told: bool) -> str:
-    """See to the end of a worker. Returns how it ended, unless that is told already."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenOff:
+    """A worker that has ended."""
+
+    how: str
+    """Empty where that was told already."""
+    durable_frames: int | None = None
+    """Frames in its part of the dataset; None without one."""
+
+
+def see_off(link: Link, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None) -> SeenOff:
+    """See to the end of a worker, and ask the dataset what it has of it: nobody else knows.
+
+    Raises:
+        DatasetError: the dataset cannot be read.
+    """
     if is_killed:
         link.kill()
     else:
         link.wait(_ENDING_S)
     how = "" if is_told else link.describe_end()
     link.close()
-    return how
+    if durable_frames is None:
+        return SeenOff(how=how)
+    durable = durable_frames()
+    while is_killed:
+        # On another machine it may have been in the middle of its manifest.
+        time.sleep(_ENDING_S)
+        before, durable = durable, durable_frames()
+        if durable == before:
+            break
+    return SeenOff(how=how, durable_frames=durable)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Collection
 
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.engine.member import Member
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.schedule import Slot
 from cormorant_worker.errors import WorkerFailed
@@ -24,14 +25,15 @@ class Replacements:
         """In a row."""
         self._not_before: dict[Slot, float] = {}
 
-    def plan(self, slot: Slot, name: str, reason: str, *, lived_s: float, has_landed: bool, now: float) -> None:
+    def plan(self, member: Member, reason: str, *, now: float) -> None:
         """A worker is gone, and will be replaced.
 
         Raises:
             WorkerFailed: it was replaced too often already.
         """
         self.count += 1
-        was_healthy = has_landed and lived_s >= self._options.healthy_s
+        slot = member.place
+        was_healthy = member.landed_frames > 0 and now - member.started >= self._options.healthy_s
         failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
         if failures > self._limit:
             # A script has no manifest whose field it could change.
@@ -39,7 +41,7 @@ class Replacements:
             healthy_s = self._options.healthy_s
             between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
             raise WorkerFailed(
-                f"worker {name} {reason}; it was restarted {self._limit} times already ({field}){between}"
+                f"worker {member.name} {reason}; it was restarted {self._limit} times already ({field}){between}"
             )
         backoff = 0.0 if failures == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1))
         self._not_before[slot] = now + backoff

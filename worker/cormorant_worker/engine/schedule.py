@@ -282,6 +282,28 @@ class Schedule:
             self._close_round(round_number)
         return count
 
+    def found(self, slot: Slot, num_frames: int) -> list[Round]:
+        """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
+        many less. Returns the rounds that are complete now, without it.
+        """
+        self.accepted_frames += num_frames
+        completed = []
+        for found in sorted(self._pending.values(), key=lambda found: found.number):
+            if slot not in found.pending:
+                continue
+            less = min(num_frames, found.frames[slot])
+            num_frames -= less
+            found.frames[slot] -= less
+            self.outstanding_frames -= less
+            if found.frames[slot]:
+                continue
+            self._excuse(found, slot)
+            if not found.frames:
+                self._close_round(found.number)
+            elif found.is_complete:
+                completed.append(found)
+        return completed
+
     def forget_member(self, slot: Slot, *, only_preempted: bool = False) -> list[Round]:
         """A slot will not be filled again (the fleet shrank): rounds that wait for it go on without it.
 

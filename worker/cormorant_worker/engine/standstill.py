@@ -98,19 +98,35 @@ class Standstill:
     def save(self) -> FleetState:
         """Everything that going on from here needs. Between batches."""
         crew = self._crew
-        replies = self._all_answers(self.ask_all("save"), "save its state")
+        if self._schedule.is_done:
+            states = self._final_states()
+        else:
+            replies = self._all_answers(self.ask_all("save"), "save its state")
+            states = {slot: reply.state for slot, reply in replies.items()}
         return FleetState(
             frames=self._schedule.landed_frames,
-            attempts={f"{group}-{index}": crew.lineage.attempts[group, index] for group, index in replies},
+            attempts={f"{group}-{index}": crew.lineage.attempts[group, index] for group, index in states},
             run=crew.lineage.run,
             epoch=crew.lineage.epoch,
             dataset=self._dataset,
-            written={f"{group}-{index}": crew.lineage.written[group, index] for group, index in replies},
+            written={f"{group}-{index}": crew.lineage.written[group, index] for group, index in states},
             version=crew.version,
             weights=crew.shelf.to_bytes(),
             seed=crew.seed,
-            workers={f"{group}-{index}": reply.state for (group, index), reply in replies.items()},
+            workers={f"{group}-{index}": state for (group, index), state in states.items()},
         )
+
+    def _final_states(self) -> dict[Slot, bytes]:
+        """What workers saved when everything was collected, before they ended."""
+        crew, timeout_s = self._crew, self._options.control_timeout_s
+        if not self.wait_until(lambda: crew.is_empty or not self._schedule.is_done, time.monotonic() + timeout_s):
+            raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {crew.describe()}")
+        states = {slot: crew.final_states.get(slot, b"") for slot in crew.places}
+        if not self._schedule.is_done:
+            raise StateError("a worker was lost, and its frames are collected again; call again")
+        if missing := ["{}-{}".format(*slot) for slot, state in states.items() if not state]:
+            raise StateError(f"{', '.join(missing)} ended and could not be saved before")
+        return states
 
     def restore(self, saved: FleetState, *, publish: Callable[[WeightsBlob, PolicyVersion], object]) -> None:
         """Go on from what `save` gave. Between batches.
@@ -144,7 +160,7 @@ class Standstill:
             slot: told[name]["envs_saved"] and (not self._dataset or is_last[slot]) for name, slot in names.items()
         }
         streams = {
-            slot: crew.lineage.begin(replace(member.stream, seed=saved.seed))
+            slot: crew.lineage.begin(replace(member.stream, seed=saved.seed, warmup_frames=-1))
             for slot, member in members.items()
             if not (rewinds[slot] and is_last[slot])
         }
@@ -181,7 +197,13 @@ class Standstill:
         crew = self._crew
         if self._schedule.is_done or not crew.is_complete:
             raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
-        asked = crew.reseed(seed)
+        warmup: dict[Slot, int] = {}
+        if not self._deliveries.has_lent and crew.store is None:
+            # Nobody has seen a batch: the seed rules the first one.
+            self._deliveries.discard("seed")
+            self._schedule.accepted_frames = crew.found_frames
+            warmup = crew.lineage.owe_all()
+        asked = crew.reseed(seed, warmup)
         replies = self.answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
         crew.raise_error()
         # Of those that died meanwhile, the replacements begin with the new seed.

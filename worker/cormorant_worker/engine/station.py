@@ -46,6 +46,8 @@ from cormorant_worker.weights_blob import read_weights
 if TYPE_CHECKING:
     from cormorant_worker.sinks.protocol import Sink
 
+log = structlog.get_logger()
+
 _OFFER_TIMEOUT_S = 30.0
 """For weights that were offered before a ticket was handed out: they come on the other channel, within milliseconds."""
 _IDLE_S = 5.0
@@ -126,11 +128,11 @@ class Station:
         self._uplink.send(self._ready(built))
         begin = self._uplink.recv()
         if isinstance(begin, Finish):
-            self._finish()
+            self._finish(saves=begin.saves)
             return
         assert isinstance(begin, Begin), begin
         if begin.dataset_uri:
-            self._sink = _open_sink(begin.dataset_uri, start, self.collector, self._layout)
+            self._sink = _open_sink(begin, start, self.collector, self._layout)
         self._serving.set()
         self._serve()
 
@@ -153,7 +155,7 @@ class Station:
                 self._sink.flush()  # nothing to do for a while: what was appended need not wait for a full shard
             message = self._uplink.recv()
             if isinstance(message, Finish):
-                self._finish()
+                self._finish(saves=message.saves)
                 return
             try:
                 if isinstance(message, Reseed):
@@ -219,6 +221,8 @@ class Station:
         with self._boundary:
             seed_globals(place.seeds)
             rebuild(self.collector, self._job, place, self._parts)
+            if place.warmup_frames >= 0:
+                self.collector.warmup_left = place.warmup_frames
         self._uplink.send(Reply(number=message.number))
 
     @contextmanager
@@ -244,15 +248,24 @@ class Station:
         """Let the newest staged weights act. The caller holds `_boundary`."""
         self.collector.weights.apply()
 
-    def _finish(self) -> None:
+    def _finish(self, *, saves: bool = False) -> None:
         self._pulse.enter(Phase.STORING)
         self._timing.rest(STORE)
         durable = 0
         if self._sink is not None:
             self._sink.close()
             durable = self._sink.durable_frames
+        state = self._last_state() if saves else b""
         self.collector.close()
-        self._uplink.send(Finished(durable_frames=durable))
+        self._uplink.send(Finished(durable_frames=durable, state=state))
+
+    def _last_state(self) -> bytes:
+        try:
+            with self._boundary:
+                return self.collector.state()
+        except Exception as error:  # noqa: BLE001  # an environment's own get_state may raise anything
+            log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
+            return b""
 
     # -- other threads -----------------------------------------------------------------------------------------
 
@@ -343,14 +356,16 @@ def _versions(block: Block) -> tuple[int, int]:
     return (int(acted.min()), int(acted.max())) if acted.size else (RANDOM_VERSION, RANDOM_VERSION)
 
 
-def _open_sink(uri: str, start: Start, collector: Collector, layout: Layout) -> "Sink":
+def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "Sink":
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.engine.store import describe_job
     from cormorant_worker.sinks.dataset import open_dataset
+    from cormorant_worker.sinks.shards import ShardLimits
 
     observation, action = collector.spaces
-    dataset = open_dataset(uri, describe_job(start.job, layout, observation, action))
-    return dataset.writer(part=start.place.part, layout=layout)
+    dataset = open_dataset(begin.dataset_uri, describe_job(start.job, layout, observation, action))
+    limits = ShardLimits(seconds=begin.seal_after_s)
+    return dataset.writer(part=start.place.part, layout=layout, limits=limits)
 
 
 def forward_logs(uplink: Uplink) -> None:

@@ -68,6 +68,10 @@ class DatasetRoot:
         """The first attempt of a slot that had no part when this fleet began: 0 in a new dataset."""
         return self._attempts.get(slot, -1) + 1
 
+    def durable_frames(self, part: str) -> int:
+        """Frames of a part that its manifest has: of one that nobody wrote, none."""
+        return self._dataset.durable_frames(part) if self._dataset is not None else 0
+
     def open(self, job: CollectorJob, ready: Ready) -> None:
         """Begin the dataset, or go on with one that fits.
 

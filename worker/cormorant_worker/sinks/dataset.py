@@ -14,7 +14,7 @@ from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
-from cormorant_worker.sinks.store import Store, open_store
+from cormorant_worker.sinks.store import Notes, Store, open_store
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
@@ -136,6 +136,20 @@ class Dataset:
             _refuse(self.uri, self.description.differences(_with_schema(self.description, schema)))
         return ShardWriter(self.store, part, layout, limits=limits)
 
+    def durable_frames(self, name: str) -> int:
+        """Frames of one part, by its manifest alone; see `parts` for what it raises."""
+        try:
+            notes = self.store.notes(name)
+        except OSError as error:
+            raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
+        return sum(record.frames for record in self._records(name, notes))
+
+    def _records(self, name: str, notes: Notes) -> tuple[ShardRecord, ...]:
+        return tuple(
+            ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
+            for number, line in enumerate(notes.lines, start=1)
+        )
+
     def part(self, name: str) -> Part:
         """One part; see `parts` for what it raises."""
         try:
@@ -144,10 +158,7 @@ class Dataset:
             files = self.store.files(name)
         except OSError as error:
             raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
-        records = tuple(
-            ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
-            for number, line in enumerate(notes.lines, start=1)
-        )
+        records = self._records(name, notes)
         known = {record.shard for record in records}
         leftovers = tuple(file for file in files if file not in known)
         return Part(name=name, records=records, is_torn=notes.is_torn, leftovers=leftovers)
