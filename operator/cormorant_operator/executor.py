@@ -291,6 +291,8 @@ class Executor:
             try:
                 await self._api.create(manifest, is_dry_run=True)
             except Conflict as conflict:
+                if conflict.reason != "AlreadyExists":
+                    raise
                 # Nobody may read whose it is. One of an earlier job of this name is gone within seconds.
                 before = memory.refusals.get("Secret")
                 is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
@@ -298,7 +300,9 @@ class Executor:
             await self._apply(job, claim)
         try:
             await self._api.create(manifest)
-        except Conflict:
+        except Conflict as conflict:
+            if conflict.reason != "AlreadyExists":
+                raise
             log.debug("tokens_exist", secret=name, namespace=job.identity.namespace)
         memory.has_tokens = True
 

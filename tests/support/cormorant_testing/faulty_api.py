@@ -37,6 +37,7 @@ class FaultyApi:
         self.requests: Counter[tuple[str, str]] = Counter()
         """Requests that the API server did, by method and kind."""
         self.dry_runs = 0
+        """Of pods."""
         self.faults = 0
         self.writes = 0
         self.port = 0
@@ -164,7 +165,7 @@ class FaultyApi:
         resource = next((part for part in reversed(kind) if part in _RESOURCES), "other")
         if status < 400:
             self.requests[request.method, resource] += 1
-            self.dry_runs += "dryRun" in request.query
+            self.dry_runs += resource == "pods" and "dryRun" in request.query
         if request.method in WRITES and status < 400 and "dryRun" not in request.query:
             self.writes += 1
             self.after_write(self.writes)
