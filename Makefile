@@ -38,6 +38,7 @@ test-peers: $(INSTALLED) ## Run the tests against Tianshou and TorchRL, in .venv
 	@$(BIN)/uv pip install --quiet --python .venv-peers/bin/python --group peers
 	@PYTHONPATH=api:worker:tests/support .venv-peers/bin/python -m pytest tests/peers \
 		tests/integration/worker/torchrl/test_multi_threaded_env.py tests/integration/worker/torchrl/test_collectors.py \
+		tests/integration/worker/torchrl/test_collector_classes.py \
 		tests/integration/worker/torchrl/test_guide.py $(PYTEST_ARGS)
 
 chaos: $(INSTALLED) ## Run random schedules of failures, SCHEDULES=200 of them from FIRST=0 on (tests/chaos)

@@ -48,6 +48,10 @@ class MultiStep:
         self.gamma = gamma
         self.n_steps = n_steps
 
+    def to(self, *_: object, **__: object) -> "MultiStep":
+        """This one: it computes where the batch lies. TorchRL's is a module, which scripts move to a device."""
+        return self
+
     def __call__(self, batch: TensorDictBase) -> TensorDict:
         """Process a batch `[*, T]` with `("next", "reward")` and `("next", "done")`. Memory is that of the batch.
 

@@ -21,6 +21,8 @@ def split_trajectories(
     trajectory_key: Key = TRAJ_IDS,
     done_key: Key = "done",
     layout: TrajectoryLayout = "padded",
+    prefix: str | None = None,
+    as_nested: bool | torch.layout = False,
 ) -> TensorDict:
     """Cut a batch into the pieces of trajectories that it holds.
 
@@ -37,6 +39,9 @@ def split_trajectories(
         trajectory_key: ids, one a frame. Where the batch has none, pieces are numbered by `("next", done_key)`, and
             the numbers are stored under this key.
         done_key: leaf under `next` that tells ends.
+        prefix: TorchRL's: ids are `(prefix, "traj_ids")`, in place of `trajectory_key`.
+        as_nested: TorchRL's: True gives `[N, -1]`, each leaf a strided nested tensor; a torch layout, one of that; in
+            place of `layout`.
         layout: "padded": `[N, longest]`, zeros on the right, and a bool `mask` beside the ids. "nested": `[N]`, each
             leaf a jagged nested tensor. "concatenated": `[M]`, pieces one after another, told apart by their ids.
 
@@ -47,6 +52,8 @@ def split_trajectories(
     Raises:
         PostprocError: no frame, neither ids nor done, a shape that is not the batch's, or a layout that is none.
     """
+    if prefix is not None:
+        trajectory_key = (prefix, "traj_ids")
     if layout not in ("padded", "nested", "concatenated"):
         raise PostprocError(f'layout "{layout}" is not known; use "padded", "nested" or "concatenated"')
     valid = valid_frames(batch)
@@ -65,6 +72,12 @@ def split_trajectories(
     # The one thing that the host must know: how many pieces there are, and how long the longest one is.
     lengths = torch.bincount(number)
     offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+    if as_nested:
+        return _nest_strided(
+            _at(given, torch.unravel_index(frames, shape), len(frames)),
+            lengths.tolist(),
+            torch.strided if as_nested is True else as_nested,
+        )
     if layout == "padded":
         longest = int(lengths.max())
         return _pad(given, shape, frames, offsets, lengths, longest, mask_key=_beside(trajectory_key, "mask"))
@@ -129,6 +142,14 @@ def _nest(batch: TensorDictBase, rows: tuple[Tensor, ...], offsets: Tensor, coun
         return torch.nested.nested_tensor_from_jagged(leaf[rows], offsets)
 
     found: TensorDict = batch.apply(nested, batch_size=[count])
+    return found
+
+
+def _nest_strided(batch: TensorDictBase, lengths: list[int], layout: torch.layout) -> TensorDict:
+    def nested(leaf: Tensor) -> Tensor:
+        return torch.nested.nested_tensor(list(leaf.split(lengths)), layout=layout)
+
+    found: TensorDict = batch.apply(nested, batch_size=[len(lengths), -1])
     return found
 
 

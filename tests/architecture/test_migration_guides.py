@@ -17,6 +17,13 @@ ARGUMENTS = {
         postproc device storing_device init_random_frames split_trajs exploration_type
         reset_at_each_iter set_seed update_policy_weights_ state_dict load_state_dict shutdown iterator
     """,
+    ("torchrl", "`Collector"): """
+        create_env_fn policy frames_per_batch num_collectors backend backend_options create_env_kwargs
+        max_frames_per_traj track_traj_ids interruptor extend_buffer compile_policy cudagraph_policy weight_updater
+        weight_sync_schemes weight_recv_schemes track_policy_version worker_idx trajs_per_batch trajs_per_write
+        traj_format auto_register_policy_transforms compact_obs num_workers cat_results init_fn
+        set_seed state_dict load_state_dict start pause async_shutdown total_frames reset update_policy_weights_
+    """,
     ("torchrl", "`make_collector_onpolicy"): """
         make_env actor_model_explore cfg make_env_kwargs
         collector_device pin_memory frames_per_batch total_frames num_workers env_per_collector seed exploration_type

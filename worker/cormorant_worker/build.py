@@ -68,11 +68,11 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
         warmup = RandomActor(action, seeds.seed("actions"))
         actor: Actor = warmup
         weights = WeightSlot({})
-        if spec.policy.entrypoint is not None or parts.has_policy:
-            # Built under the job's own seed: the policy's first weights are the same in every worker.
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(spec.collection.seed)
-                models = _find_policy(job, parts, observation, action)
+        # Built under the job's own seed: the policy's first weights are the same in every worker.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(spec.collection.seed)
+            models = _find_policy(job, parts, observation, action)
+            if models is not None:
                 num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
                 actor = PolicyActor(
                     models,
@@ -82,6 +82,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
                     num_rows=num_rows,
                     is_shared=parts.shares_policy,
                 )
+        if models is not None:
             weights = WeightSlot(models.modules)
             if spec.policy.initial_weights:
                 weights.load(read_weights(spec.policy.initial_weights))
@@ -104,11 +105,14 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
     return Built(collector=collector, num_threads=num_threads)
 
 
-def _find_policy(job: CollectorJob, parts: Parts, observation: Space, action: Space) -> PolicyModels:
+def _find_policy(job: CollectorJob, parts: Parts, observation: Space, action: Space) -> PolicyModels | None:
+    """The policy; None: actions are random."""
     policy = job.spec.policy
     if parts.has_policy:
-        return wrap_policy(parts.make_policy(observation, action), "the script")
-    assert policy.entrypoint is not None
+        made = parts.make_policy(observation, action)
+        return None if made is None else wrap_policy(made, "the script")
+    if policy.entrypoint is None:
+        return None
     return load_policy(policy.entrypoint, policy.kwargs, observation, action)
 
 

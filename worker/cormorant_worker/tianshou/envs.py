@@ -47,7 +47,7 @@ def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
         return cast(VectorEnv, env)
     if hasattr(env, "_state_keys") and hasattr(env, "_recv"):
         return _around_pool(env)
-    if hasattr(env, "is_async") and hasattr(innermost(env), "env_num") and callable(getattr(env, "step", None)):
+    if hasattr(env, "is_async") and (hasattr(env, "env_num") or innermost(env) is not env):
         return TheirAsyncVectorEnv(env) if env.is_async else TheirVectorEnv(env)
     if isinstance(env, gymnasium.vector.VectorEnv):
         raise EnvError(
@@ -64,8 +64,8 @@ def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
 
 
 def innermost(env: Any) -> Any:
-    """The vector environment of Tianshou's inside its wrappers (`VectorEnvNormObs`), which hand on `step` and `reset`
-    alone.
+    """What is inside Tianshou's wrappers (`VectorEnvNormObs`), which hand on `step` and `reset` alone: a vector
+    environment of Tianshou's, or a pool of EnvPool's.
     """
     while hasattr(env, "venv"):
         env = env.venv
@@ -163,10 +163,12 @@ class TheirVectorEnv:
     def __init__(self, env: Any) -> None:
         self._env = env
         self._inner = innermost(env)
-        self.num_envs = int(self._inner.env_num)
+        self._is_pool = hasattr(self._inner, "_recv")
+        self._is_closed = False
+        self.num_envs = len(env)
         self.min_in_flight = 1
-        self.observation_space: Space = env.observation_space[0]
-        self.action_space: Space = env.action_space[0]
+        self.observation_space: Space = _one_of(env.observation_space)
+        self.action_space: Space = _one_of(env.action_space)
         self._is_array = not isinstance(self.action_space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple)
         self._unflatten = unflattener(self.action_space)
         self._kwargs: dict[str, Any] = {}
@@ -206,7 +208,7 @@ class TheirVectorEnv:
     def recv(self) -> Step:
         """Step what was sent, and reset what ended."""
         rows = self._rows
-        found = self._env.step(self._as_theirs(self._actions, len(rows)), rows)
+        found = self._env.step(self._as_theirs(self._actions, len(rows)), self._ids(rows))
         every = len(rows) == self.num_envs and bool((rows == np.arange(self.num_envs)).all())
         return self._step(EVERY_ROW if every else rows, rows, found)
 
@@ -224,15 +226,24 @@ class TheirVectorEnv:
 
     def close(self) -> None:
         """Close the environments. May be called twice."""
-        if not self._inner.is_closed:
+        if not self._is_closed and not getattr(self._inner, "is_closed", False):
             self._env.close()
+        self._is_closed = True
 
     def _gather(self) -> None:
         pass
 
     def _reset(self, rows: Rows, kwargs: Mapping[str, Any]) -> Arrays:
-        obs, _ = self._env.reset(rows, **kwargs)
+        if kwargs and self._is_pool:
+            raise EnvError(
+                f"{sorted(kwargs)} were given for a reset, and the wrapper holds a pool of EnvPool's, which takes no "
+                "arguments; seed it where it is made: envpool.make(..., seed=...)"
+            )
+        obs, _ = self._env.reset(self._ids(rows), **kwargs)
         return self._obs(obs, len(rows))
+
+    def _ids(self, rows: Rows) -> Rows:
+        return rows.astype(np.int32) if self._is_pool else rows
 
     def _step(self, which: slice | Rows, rows: Rows, found: Any) -> Step:
         theirs, reward, terminated, truncated, _ = found
@@ -256,6 +267,12 @@ class TheirVectorEnv:
         if self._is_array:
             return actions[0]
         return [self._unflatten([a[i] for a in actions]) for i in range(n)]
+
+
+def _one_of(spaces: Any) -> Space:
+    """One environment's, of Tianshou's list of all of them, or of the one that a pool has."""
+    found: Space = spaces[0] if isinstance(spaces, list | tuple) else spaces
+    return found
 
 
 class TheirAsyncVectorEnv(TheirVectorEnv):

@@ -44,6 +44,8 @@ class StepCounts:
             batch: `[R, T]`, its rows go on where those of the same environments' last batch ended.
             envs: by row: which environment it is.
         """
+        if "step_count" in batch.keys():  # noqa: SIM118  # a TensorDict, not a dict
+            return  # the environment counts itself
         ids = batch[_IDS]
         step = torch.arange(ids.shape[1]).expand_as(ids)
         begins = torch.ones_like(ids, dtype=torch.bool)

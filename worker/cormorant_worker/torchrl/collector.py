@@ -335,7 +335,7 @@ class FleetCollector:
                 "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "
                 "alone"
             )
-        if given and isinstance(given[0], Mapping) and given[0] and all(isinstance(name, int) for name in given[0]):
+        if given and isinstance(given[0], dict) and given[0] and all(isinstance(name, int) for name in given[0]):
             if worker_ids is not None:
                 raise ValueError("weights by the numbers of collectors were given, and worker_ids; give one of them")
             self._names_of(list(given[0]))
@@ -434,8 +434,9 @@ class FleetCollector:
         if isinstance(self._given_policy, torch.nn.Module) and "policy_state_dict" in state_dict:
             self._given_policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
 
-    def stats(self) -> dict[str, Any]:
-        """Counts, and what each collector does."""
+    def stats(self, workers: Any = None) -> dict[str, Any]:
+        """Counts, and what each collector does, in one view: `workers` means nothing."""
+        del workers
         found = self.fleet.stats()
         general = {
             "frames": self._frames,

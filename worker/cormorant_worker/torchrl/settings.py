@@ -25,7 +25,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_fn": (None,),
     "interruptor": (None,),
     "track_policy_version": (None, False, True),
-    "track_traj_ids": (True,),
+    "track_traj_ids": (True, False),
     "traj_format": (None,),
     "trajs_per_batch": (None,),
     "trajs_per_write": (None,),

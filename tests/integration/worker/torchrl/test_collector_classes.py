@@ -198,6 +198,21 @@ def test_a_collector_in_this_process_is_one() -> None:
         MultiSyncCollector(envs(), frames_per_batch=10, num_workers=3)
 
 
+def no_policy() -> None:
+    """As TorchRL's RandomPolicy is read."""
+
+
+def test_a_factory_may_make_no_policy() -> None:
+    batch = next(iter(Collector(envs(), policy_factory=no_policy, frames_per_batch=10)))
+    assert batch["collector", "policy_version"].unique().tolist() == [-1]
+
+
+def test_a_tensordict_of_weights_is_no_mapping_of_collectors() -> None:
+    collector = Collector(envs(action="box"), Versioned(), frames_per_batch=4)
+    collector.update_policy_weights_({0: TensorDict(numbered(5))})
+    assert next(iter(collector))["action"][..., 0].unique().tolist() == [5.0]
+
+
 def make() -> CountingEnv:
     return CountingEnv(lengths=9, action="box")
 

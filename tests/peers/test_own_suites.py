@@ -1,0 +1,102 @@
+"""The peers' own tests, with their collectors exchanged for ours: nothing fails but what the guides say.
+
+`PEERS_SOURCES` names checkouts or source distributions of the peers (folders or .tar.gz, separated as in PATH); without
+one each suite is skipped. `differences/` lists the tests that fail, each with its row of the guide.
+"""
+
+import os
+import subprocess
+import sys
+import tarfile
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("tianshou", reason="Tianshou is not installed; `make test-peers` runs these tests")
+pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+
+HERE = Path(__file__).parent
+LIMIT_S = 2300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suite:
+    """One file of a peer's tests."""
+
+    peer: str
+    file: str
+    only: str = ""
+    """`-k`: which of them; empty: all."""
+
+    @property
+    def differences(self) -> dict[str, str]:
+        """By pattern of a test's name: why it fails here."""
+        lines = (HERE / "differences" / f"{self.peer}-{Path(self.file).stem}.txt").read_text().splitlines()
+        pairs = [line.split("  ", 1) for line in lines if line and not line.startswith("#")]
+        return {name: reason.strip() for name, reason in pairs}
+
+
+SUITES = [
+    Suite(peer="tianshou", file="test/base/test_collector.py"),
+    Suite(peer="torchrl", file="test/test_postprocs.py"),
+    Suite(peer="torchrl", file="test/test_collectors.py", only="TestMakePolicyFactory or TestRandomPolicyLazyInit"),
+]
+
+
+def find(suite: Suite, folder: Path) -> Path | None:
+    """The checkout that has a suite, or what a source distribution holds of it."""
+    for given in filter(None, os.environ.get("PEERS_SOURCES", "").split(os.pathsep)):
+        path = Path(given)
+        if path.name.endswith(".tar.gz"):
+            with tarfile.open(path) as archive:
+                archive.extractall(folder, filter="data")
+            path = folder
+        for root in (path, *(child for child in path.iterdir() if child.is_dir())):
+            if (root / suite.file).is_file():
+                return root
+    return None
+
+
+def failures(suite: Suite, root: Path, folder: Path) -> tuple[set[str], int]:
+    """Names of the tests that failed, `TestClass.test_name[case]`, and how many there were."""
+    report = folder / "report.xml"
+    paths = [str(root), str((root / suite.file).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    command = [
+        sys.executable, "-m", "pytest", suite.file, "-p", "cormorant_testing.swapped", "-p", "no:cacheprovider", "-q",
+        "-W", "ignore", "--timeout", "120", "--junitxml", str(report), *(["-k", suite.only] if suite.only else []),
+    ]  # fmt: skip
+    done = subprocess.run(
+        command,
+        cwd=root,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)), "PYTHONDONTWRITEBYTECODE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert report.is_file(), done.stdout + done.stderr
+    failed, count = set(), 0
+    for case in ElementTree.parse(report).iter("testcase"):  # our own run's report
+        count += 1
+        parts = str(case.get("classname")).split(".")
+        group = parts[-1] + "." if parts[-1].startswith("Test") else ""
+        if case.find("failure") is not None or case.find("error") is not None:
+            failed.add(f"{group}{case.get('name')}")
+    return failed, count
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: f"{suite.peer}-{Path(suite.file).stem}")
+def test_a_peers_own_tests_fail_only_where_the_guide_says(suite: Suite, tmp_path: Path) -> None:
+    root = find(suite, tmp_path)
+    if root is None:
+        pytest.skip(f"PEERS_SOURCES names no checkout of {suite.peer} with {suite.file}: its own tests were left out")
+    failed, count = failures(suite, root, tmp_path)
+    assert count > 0
+    known = suite.differences
+    assert sorted(name for name in failed if not any(fnmatch(name, pattern) for pattern in known)) == []
+    assert [pattern for pattern in known if not any(fnmatch(name, pattern) for name in failed)] == []

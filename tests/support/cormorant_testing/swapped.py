@@ -1,0 +1,25 @@
+"""A pytest plugin for the peers' own tests: their collectors are exchanged for ours. `-p cormorant_testing.swapped`
+
+Their tests are theirs to run, unchanged: the names are exchanged where they are looked up, before any test is imported.
+"""
+
+from importlib import import_module
+from importlib.util import find_spec
+
+OURS = {
+    "tianshou.data": ("cormorant_worker.tianshou", ("AsyncCollector", "Collector")),
+    "torchrl.collectors": (
+        "cormorant_worker.torchrl",
+        ("AsyncCollector", "Collector", "MultiAsyncCollector", "MultiSyncCollector"),
+    ),
+    "torchrl.collectors.utils": ("cormorant_postproc", ("split_trajectories",)),
+    "torchrl.data.postprocs.postprocs": ("cormorant_postproc", ("MultiStep",)),
+    "torchrl.envs": ("cormorant_worker.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),
+    "torchrl.envs.libs.envpool": ("cormorant_worker.torchrl", ("MultiThreadedEnv", "MultiThreadedEnvWrapper")),
+}
+"""By module of a peer: the module that has ours, and the names."""
+
+for theirs, (ours, names) in OURS.items():
+    if find_spec(theirs.partition(".")[0]) is not None:
+        for name in names:
+            setattr(import_module(theirs), name, getattr(import_module(ours), name))
