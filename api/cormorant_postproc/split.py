@@ -3,6 +3,7 @@
 # N pieces, M frames, T steps
 """
 
+import warnings
 from typing import Literal
 
 import torch
@@ -149,7 +150,9 @@ def _nest_strided(batch: TensorDictBase, lengths: list[int], layout: torch.layou
     def nested(leaf: Tensor) -> Tensor:
         return torch.nested.nested_tensor(list(leaf.split(lengths)), layout=layout)
 
-    found: TensorDict = batch.apply(nested, batch_size=[len(lengths), -1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns of its prototype, which TorchRL's users ask for
+        found: TensorDict = batch.apply(nested, batch_size=[len(lengths), -1])
     return found
 
 

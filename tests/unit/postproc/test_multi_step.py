@@ -119,3 +119,8 @@ def test_the_gpu_gives_what_the_cpu_gives() -> None:
     here, there = MultiStep(0.9, 5)(batch), MultiStep(0.9, 5)(batch.to("cuda")).cpu()
     for key in here.keys(True, True):
         torch.testing.assert_close(here[key], there[key])
+
+
+def test_it_is_moved_to_a_device_as_torchrls_is() -> None:
+    step = MultiStep(gamma=0.9, n_steps=3)
+    assert step.to("cpu") is step

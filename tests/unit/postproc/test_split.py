@@ -107,6 +107,16 @@ def test_what_cannot_be_split_is_refused_by_a_sentence() -> None:
         split_trajectories(TensorDict({"collector": empty}, batch_size=[2, 2]))
 
 
+def test_torchrls_arguments_mean_what_they_mean_there() -> None:
+    ids = torch.tensor([[0, 0, 1], [2, 2, 2]])
+    batch = TensorDict({"x": torch.arange(6).reshape(2, 3), ("mine", "traj_ids"): ids}, batch_size=[2, 3])
+    padded = split_trajectories(batch, prefix="mine")
+    assert padded["x"].tolist() == [[0, 1, 0], [2, 0, 0], [3, 4, 5]]
+    nested = split_trajectories(batch, prefix="mine", as_nested=True)
+    assert nested.shape == (3, -1)
+    assert torch.equal(nested["x"].to_padded_tensor(0), padded["x"])
+
+
 @pytest.mark.gpu
 def test_the_gpu_gives_what_the_cpu_gives() -> None:
     ids = torch.randint(0, 2, (8, 50)).cumsum(-1)

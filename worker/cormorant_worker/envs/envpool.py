@@ -38,7 +38,7 @@ _OURS = {
 """EnvPool's arguments that the manifest sets elsewhere."""
 
 
-def _envpool() -> Any:
+def envpool_module() -> Any:
     """EnvPool itself. Its import takes a quarter of a worker's start, which workers without it need not spend."""
     import envpool
 
@@ -62,8 +62,8 @@ class EnvPoolTask:
             EnvBuildError: the task's runtime is missing, an argument is unknown or not its to set, or the task has
                 several players.
         """
-        if self.task_id not in _envpool().list_all_envs():
-            near = difflib.get_close_matches(self.task_id, _envpool().list_all_envs(), n=3, cutoff=0.5)
+        if self.task_id not in envpool_module().list_all_envs():
+            near = difflib.get_close_matches(self.task_id, envpool_module().list_all_envs(), n=3, cutoff=0.5)
             hint = f"did you mean {' or '.join(near)}?" if near else "`cormorant envs` lists them"
             raise UnknownEnv(f'EnvPool has no task "{self.task_id}"; {hint}')
         for name in self.kwargs:
@@ -110,7 +110,7 @@ class EnvPoolTask:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # gymnasium warns of EnvPool's float64 bounds at every build
             try:
-                return _envpool().make(
+                return envpool_module().make(
                     self.task_id,
                     env_type="gymnasium",
                     num_envs=num_envs,
@@ -127,7 +127,7 @@ class EnvPoolTask:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                return _envpool().make_spec(self.task_id, **kwargs)
+                return envpool_module().make_spec(self.task_id, **kwargs)
             except (AssertionError, TypeError, ValueError, RuntimeError, ImportError) as error:
                 raise EnvBuildError(f"EnvPool cannot build {self.task_id} with {kwargs}: {error}") from error
 
@@ -137,7 +137,7 @@ _RENDER_OPTIONS = ("from_pixels", "render_mode", "render_env_id", "render_width"
 
 def task_ids() -> list[str]:
     """All tasks that this install of EnvPool names, sorted."""
-    return sorted(_envpool().list_all_envs())
+    return sorted(envpool_module().list_all_envs())
 
 
 def check_pool(pool: object) -> None:

@@ -10,7 +10,7 @@ from torchrl.envs import EnvBase
 
 from cormorant_worker.spaces import put_nested
 from cormorant_worker.torchrl.devices import check_device
-from cormorant_worker.torchrl.pool import Pool, builder_of_pool, builder_of_task
+from cormorant_worker.torchrl.pool import Library, Pool, builder_of_pool, builder_of_task
 from cormorant_worker.torchrl.specs import spec_of
 
 
@@ -29,6 +29,8 @@ class MultiThreadedEnvWrapper(EnvBase):
         EnvBuildError: it is no pool, or one that hands out a part of its environments at a time.
         ValueError: a frame_skip below 1, or a device that does not exist.
     """
+
+    lib = Library()
 
     def __init__(
         self,
@@ -69,6 +71,7 @@ class MultiThreadedEnvWrapper(EnvBase):
         return self.pool.vector_env(seeds)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
+        self.is_closed = False  # a pool that was closed is built again
         begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
         flags = {key: spec.zero() for key, spec in self.full_done_spec.items()}
         return TensorDict({**begun, **flags}, batch_size=self.batch_size, device=self.device)

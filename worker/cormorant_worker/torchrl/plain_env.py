@@ -9,13 +9,15 @@ from tensordict import TensorDict
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
 from cormorant_worker.torchrl.devices import check_device
-from cormorant_worker.torchrl.pool import Pool, builder_of_pool, builder_of_task
+from cormorant_worker.torchrl.pool import Library, Pool, builder_of_pool, builder_of_task
 
 Policy = Callable[[TensorDict], TensorDict]
 
 
 class MultiThreadedEnvWrapper:
     """A pool that `envpool.make` built, as a TorchRL environment; see `torchrl/env.py` for the arguments."""
+
+    lib = Library()
 
     def __init__(
         self,

@@ -15,8 +15,9 @@ import numpy as np
 import torch
 
 from cormorant_worker.action_check import ActionCheck
+from cormorant_worker.actor import cast_to
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask, check_pool, reseed_pool
+from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask, check_pool, envpool_module, reseed_pool
 from cormorant_worker.envs.one_hot import OneHotActions
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
 from cormorant_worker.envs.repeat import RepeatedActions
@@ -27,6 +28,13 @@ from cormorant_worker.spaces import Array, leaf_spaces, leaves, put_nested
 
 _FLAVOURS = ("gym", "gymnasium", "dm")
 _IGNORED = ("gym_reset_return_info",)
+
+
+class Library:
+    """The attribute `lib` of TorchRL's classes: EnvPool itself, imported when it is asked for."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return envpool_module()
 
 
 class Pool:
@@ -60,6 +68,7 @@ class Pool:
         self._open(None)
 
     def _open(self, seeds: Sequence[int] | None) -> None:
+        self._is_closed = False
         env = self.env = self.vector_env(seeds)
         self.num_envs = env.num_envs
         self.is_dict = isinstance(env.observation_space, gymnasium.spaces.Dict)
@@ -89,6 +98,8 @@ class Pool:
         Returns:
             Observations of all environments, nested, [N, ...] a leaf.
         """
+        if self._is_closed:
+            self._open(None)
         every: Array = np.ones(self.num_envs, dtype=np.bool_)
         wanted = every if asked is None else asked.reshape(self.num_envs, -1).any(-1).cpu().numpy()
         if not self._obs:
@@ -115,8 +126,10 @@ class Pool:
         """
         if not self._obs:
             self.begin(None)
-        actions = (self._to_env(action.detach().cpu().numpy()),)
-        self._check.fit(actions, self.num_envs)
+        given = self._to_env(action.detach().cpu().numpy())
+        self._check.fit((given,), self.num_envs)
+        (wanted,) = self._check.leaves
+        actions = (given if given.dtype == wanted.dtype else cast_to(wanted, given),)
         self._check.values(actions)
         self.env.send(actions, EVERY_ROW)
         step = self.env.recv()
@@ -147,7 +160,8 @@ class Pool:
         self._open(SeedPath(job_seed=seed, index=0).env_seeds(self.num_envs))
 
     def close(self) -> None:
-        """Let go of the pool. May be called twice."""
+        """Let go of the pool. May be called twice; `begin` builds it again."""
+        self._is_closed = True
         self.env.close()
 
     @property

@@ -244,3 +244,18 @@ def test_torchrls_own_collector_and_transforms_take_it() -> None:
     begins = torch.cat([torch.ones(2, 1, dtype=torch.bool), done[:, :-1]], dim=1)
     assert torch.equal(batch["step_count"].squeeze(-1) == 0, begins)
     collector.shutdown()
+
+
+def test_a_closed_environment_begins_again_and_takes_whole_floats() -> None:
+    import envpool
+
+    env = MultiThreadedEnv(num_workers=2, env_name="CartPole-v1", categorical_action_encoding=True)
+    assert type(env).lib is envpool
+    env.close()
+    begun = env.reset()
+    begun["action"] = torch.ones(2)
+    assert env.step(begun)["next", "reward"].flatten().tolist() == [1.0, 1.0]
+    begun["action"] = torch.full((2,), 0.5)
+    with pytest.raises(ValueError, match=r"0\.5|whole numbers"):
+        env.step(begun)
+    env.close()
