@@ -1,21 +1,45 @@
 """The states of environments as bytes: JSON, since they may come from a network, and never pickle.
 
 An environment can be saved when it has `get_state() -> Mapping` and `set_state(mapping)`, of plain data and numpy
-arrays, and when each of its wrappers has them too or is known to keep nothing but a step count.
+arrays, and when each of its wrappers has them too or is one of gymnasium's whose attributes are listed here.
 """
 
 import base64
 import json
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import gymnasium
 import numpy as np
-from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker, TimeLimit
+from gymnasium.wrappers import (
+    FrameStackObservation,
+    NormalizeObservation,
+    NormalizeReward,
+    OrderEnforcing,
+    PassiveEnvChecker,
+    RecordEpisodeStatistics,
+    TimeLimit,
+)
 
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.errors import StateError
+
+_KEPT: dict[type, tuple[str, ...]] = {
+    FrameStackObservation: ("obs_queue",),
+    NormalizeObservation: ("obs_rms.mean", "obs_rms.var", "obs_rms.count"),
+    NormalizeReward: ("return_rms.mean", "return_rms.var", "return_rms.count", "discounted_reward"),
+    RecordEpisodeStatistics: (
+        "episode_count",
+        "episode_returns",
+        "episode_lengths",
+        "time_queue",
+        "return_queue",
+        "length_queue",
+    ),
+}
+"""Attributes of gymnasium's wrappers that change as they step, but for times of this process."""
 
 EnvState = list[Any]
 """One entry a layer, from the outermost wrapper to the environment."""
@@ -41,6 +65,8 @@ def save_env(env: Env) -> EnvState | None:
             states.append(layer._elapsed_steps)
         elif isinstance(layer, OrderEnforcing | PassiveEnvChecker):
             states.append(None)
+        elif names := _KEPT.get(type(layer)):
+            states.append(_plain({name: _get(layer, name) for name in names}))
         else:
             return None
     return states
@@ -62,6 +88,10 @@ def load_env(env: Env, states: EnvState) -> None:
             layer._elapsed_steps = state
         elif isinstance(layer, OrderEnforcing):
             layer._has_reset = True
+        elif names := _KEPT.get(type(layer)):
+            kept = _rich(state)
+            for name in names:
+                _set(layer, name, kept[name])
         elif not isinstance(layer, PassiveEnvChecker):
             raise StateError(f"{type(layer).__name__} has no set_state: the state was saved by another environment")
 
@@ -85,6 +115,25 @@ def unpack(state: bytes, *, num_envs: int) -> Vectors:
     if len(vectors.envs) != num_envs:
         raise StateError(f"the state is of {len(vectors.envs)} environments, here are {num_envs}")
     return vectors
+
+
+def _get(layer: Any, name: str) -> Any:
+    *path, last = name.split(".")
+    for step in path:
+        layer = getattr(layer, step)
+    value = getattr(layer, last)
+    return list(value) if isinstance(value, deque) else value
+
+
+def _set(layer: Any, name: str, value: Any) -> None:
+    *path, last = name.split(".")
+    for step in path:
+        layer = getattr(layer, step)
+    if isinstance(found := getattr(layer, last), deque):
+        found.clear()
+        found.extend(value)
+    else:
+        setattr(layer, last, value)
 
 
 def _layers(env: Env) -> list[Any]:

@@ -1,3 +1,4 @@
+import gymnasium
 import numpy as np
 import pytest
 
@@ -51,6 +52,34 @@ def test_plain_values_come_back_as_they_were(value: object) -> None:
         assert other.kept.shape == value.shape
     else:
         assert other.kept == value
+
+
+def make_wrapped() -> gymnasium.Env:
+    wrappers = gymnasium.wrappers
+    env = wrappers.RecordEpisodeStatistics(wrappers.TimeLimit(CountingEnv(lengths=(5, 9)), 7))
+    return wrappers.NormalizeReward(wrappers.NormalizeObservation(wrappers.FrameStackObservation(env, 3)))
+
+
+def play(env: gymnasium.Env, steps: int) -> list:
+    found = []
+    for i in range(steps):
+        obs, reward, terminated, truncated, info = env.step(i % 2)
+        episode = info.get("episode", {})
+        found.append((obs.tolist(), float(reward), terminated, truncated, episode.get("r"), episode.get("l")))
+        if terminated or truncated:
+            found.append(env.reset()[0].tolist())
+    return found
+
+
+def test_gymnasiums_own_wrappers_are_saved() -> None:
+    one, other = make_wrapped(), make_wrapped()
+    for env in (one, other):
+        env.reset(seed=5)
+    play(one, 17)
+    states = unpack(pack(Vectors(envs=[save_env(one)], restarts={})), num_envs=1).envs
+    play(other, 30)
+    load_env(other, states[0])
+    assert play(one, 25) == play(other, 25)
 
 
 def test_other_values_are_refused_by_name() -> None:
