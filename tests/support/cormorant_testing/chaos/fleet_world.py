@@ -20,8 +20,8 @@ from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError
 
-CALM_S = {"local": 90.0, "ray": 300.0}
-"""By engine: killed workers start again first."""
+CALM_S = {"local": 150.0, "ray": 300.0}
+"""By engine: a worker that was frozen while it was built is found out after STARTUP_S."""
 CONTROL_S = 4.0
 HANG_S = 6.0
 STARTUP_S = {"local": 90.0, "ray": 240.0}

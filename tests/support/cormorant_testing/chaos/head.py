@@ -1,5 +1,6 @@
 """`python -m cormorant_testing.chaos.head JOB DIRECTORY PORT DATA_PORT ENGINE WORKERS`: a head with short limits."""
 
+import faulthandler
 import signal
 import sys
 import threading
@@ -19,6 +20,7 @@ ACK_WITHIN_S = 2.0
 def main() -> None:
     job, directory, port, data_port, engine, workers = sys.argv[1:]
     configure_logs(LogContext())
+    faulthandler.register(signal.SIGUSR1)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     settings = Settings(

@@ -170,8 +170,14 @@ class HeadWorld:
             raise Finding(f"the head ended with {self.process.returncode}\n{self.log_tail()}")
 
     def log_tail(self) -> str:
-        """The last lines of the head's log."""
-        return "\n".join(self._log.read_text(errors="replace").splitlines()[-15:])
+        """The last lines of the head's log, and where its threads stand."""
+        told = self._log.read_text(errors="replace").splitlines()[-15:]
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGUSR1)
+            time.sleep(1.0)
+            lines = [line.strip() for line in self._log.read_text(errors="replace").splitlines()]
+            told += [line for line in lines if line.startswith(("Thread 0x", "Current thread", 'File "'))]
+        return "\n".join(told)
 
     def run(self) -> None:
         """Everything that the schedule says, and the calm after it.
