@@ -229,9 +229,9 @@ class Head:
         self.refuse_while_closing()
         return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
 
-    async def stats(self) -> FleetStats:
-        """The fleet's counters."""
-        return await self.quick(self.running.fleet.stats)
+    async def stats(self, *, workers: bool = True) -> FleetStats:
+        """The fleet's counters; `workers=False` leaves out the workers, who cost time each."""
+        return await self.quick(self.running.fleet.stats, workers=workers)
 
     def refuse_changes_while_draining(self) -> None:
         """Raise 503 when nothing new may begin. Weights may be published nevertheless: a learner that waited for the

@@ -84,7 +84,7 @@ def make_job(workers: int, *, entrypoint: str = "") -> Any:
             "spec": {
                 "env": {"gymnasium": env},
                 "policy": {"entrypoint": "benchmarks.head.null_env:make_policy"},
-                "collection": {"framesPerBatch": 1 if not entrypoint else 2000},
+                "collection": {"framesPerBatch": 1 if not entrypoint else 10},
                 "output": {"queue": {"capacityBatches": 64}},
                 "replicas": workers,
             },

@@ -10,7 +10,7 @@ from torch import nn
 
 
 class NullEnv(gymnasium.Env[Any, Any]):
-    """Takes a millisecond a step, so that hundreds of them share a few processors."""
+    """Takes a tenth of a second a step, so that hundreds of them share a few processors."""
 
     observation_space = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
     action_space = gymnasium.spaces.Discrete(2)
@@ -20,7 +20,7 @@ class NullEnv(gymnasium.Env[Any, Any]):
         return np.zeros(4, np.float32), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        time.sleep(0.001)
+        time.sleep(0.1)
         return np.zeros(4, np.float32), 0.0, False, False, {}
 
 

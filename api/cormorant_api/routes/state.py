@@ -101,7 +101,7 @@ async def put_state(request: Request) -> Status:
 
         await _paused(head, "cormorant/put-state", restore)
     log.info("state_restored", digest=received.digest, bytes=len(state), who=author_of(request))
-    return describe(head, running, await head.stats())
+    return describe(head, running, await head.stats(workers=False))
 
 
 async def _paused(head: Head, owner: str, call: Any) -> Any:

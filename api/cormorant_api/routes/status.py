@@ -27,7 +27,7 @@ health = APIRouter(route_class=GuardedRoute, tags=["health"])
 async def get_status(request: Request) -> Status:
     """The whole job at this moment."""
     head = head_of(request)
-    return describe(head, head.running, await head.stats())
+    return describe(head, head.running, await head.stats(workers=False))
 
 
 @router.get("/v1/workers", operation_id="list_workers", responses=answers(), openapi_extra=needs(Role.READ))

@@ -51,7 +51,7 @@ log = structlog.get_logger()
 _POLL_S = 0.2
 _TURN_S = 0.001
 """What has come is dealt with for so long at once; then callers may have the condition."""
-_MOST_OFFERS = 24
+_MOST_OFFERS = 48
 """In one turn."""
 _BREATH_S = 0.0002
 _CLOSE_S = 20.0
