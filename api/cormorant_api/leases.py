@@ -149,7 +149,7 @@ class PauseKeeper:
         self._is_closed = True
         self._nudge.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=5)
+            self._thread.join(timeout=1)  # it may be in the middle of a pause that a worker does not answer
 
     def nudge(self) -> None:
         """The leases changed."""

@@ -20,7 +20,7 @@ _BACKLOG = 1024
 class Listener:
     """Serves an application on one port, from `start` to `stop`."""
 
-    def __init__(self, app: Any, settings: Settings, *, port: int, name: str, grace_s: float = 5.0) -> None:
+    def __init__(self, app: Any, settings: Settings, *, port: int, name: str) -> None:
         """Bind the port.
 
         Args:
@@ -28,7 +28,6 @@ class Listener:
             settings: address and TLS files.
             port: 0 = any that is free.
             name: of the thread.
-            grace_s: for requests under way when it stops; then they are cut off.
 
         Raises:
             HeadError: the port cannot be had.
@@ -46,12 +45,12 @@ class Listener:
             server_header=False,
             date_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
-            timeout_graceful_shutdown=max(1, round(grace_s)),
+            timeout_graceful_shutdown=max(1, round(settings.grace_s)),
             backlog=_BACKLOG,
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
-        self._grace_s = grace_s
+        self._grace_s = settings.grace_s
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 

@@ -144,15 +144,18 @@ class HeadServer:
         return "interrupted"
 
     def close(self) -> None:
-        """End requests, then listeners, then workers. May be called twice."""
+        """End what waits; then listeners and workers at once, each within its own limit. May be called twice."""
         self.head.close()
-        for listener in self._listeners:
-            threading.Thread(target=listener.stop, daemon=True).start()
-        for listener in self._listeners:
-            listener.stop()
-        if self.fleet is not None:
-            self.fleet.close()
-        self._unlock()
+        stops = [threading.Thread(target=listener.stop, daemon=True) for listener in self._listeners]
+        for stop in stops:
+            stop.start()
+        try:
+            if self.fleet is not None:
+                self.fleet.close()
+        finally:
+            for stop in stops:
+                stop.join()
+            self._unlock()
 
     def __enter__(self) -> "HeadServer":
         """Use as a context manager to close it."""

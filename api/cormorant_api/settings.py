@@ -43,6 +43,8 @@ class Settings:
     """For one chunk of a body, either way."""
     drain_s: float = 30.0
     """At SIGTERM: for batches under way to land and to be acknowledged."""
+    grace_s: float = 5.0
+    """At the end: for requests under way; then they are cut off."""
     linger_s: float = 3.0
     """After the end of the job: for consumers to hear of it."""
 

@@ -59,6 +59,7 @@ _PARTS_OF_WORKER = (
 _POLL_S = 0.2
 _SERVE_DRAIN_S = 1.5
 _LINGER_S = 2.0
+_GRACE_S = 1.0
 _DRAIN_S = 3.0
 """Workers get so long to finish; with the rest of closing it stays within five seconds."""
 
@@ -324,7 +325,11 @@ class _Session:
         from cormorant_api.settings import Settings
 
         settings = Settings(
-            port=self._serving.port, directory=self._serving.directory, drain_s=_SERVE_DRAIN_S, linger_s=_LINGER_S
+            port=self._serving.port,
+            directory=self._serving.directory,
+            drain_s=_SERVE_DRAIN_S,
+            grace_s=_GRACE_S,
+            linger_s=_LINGER_S,
         )
         try:
             server = HeadServer(self._job, settings)

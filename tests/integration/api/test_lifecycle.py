@@ -20,6 +20,9 @@ from cormorant_client.batch import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
+from cormorant_worker.engine.local import LocalFleet
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.errors import FleetClosed
 
 
 def stepped(served: Served) -> int:
@@ -530,3 +533,32 @@ def test_housekeeping_outlives_a_disk_that_is_full(tmp_path: Path) -> None:
         head.watchers.append(full)
         until(lambda: told[1:] == ["again"] or len(told) > 2, seconds=30)
         assert head.failure == ""
+
+
+class Blocked(LocalFleet):
+    """A fleet that answers one request only once it is being closed."""
+
+    asked, closing = threading.Event(), threading.Event()
+
+    def seed(self, seed: int) -> tuple[str, ...]:
+        self.asked.set()
+        self.closing.wait(60)
+        raise FleetClosed("the fleet was closed")
+
+    def close(self) -> None:
+        self.closing.set()
+        super().close()
+
+
+def test_a_request_that_waits_for_the_fleet_does_not_hold_up_the_end(folder: Path) -> None:
+    job = make_job(num_envs=1, lengths=4)
+    with HeadServer(job, Settings(port=0, directory=folder, grace_s=45)) as server:
+        server.start_fleet(Blocked, FleetOptions(workers=1))
+        served, replies = Served(server), []
+        asking = threading.Thread(target=lambda: replies.append(served.writer.post("/v1/seed", {"seed": 1})))
+        asking.start()
+        assert Blocked.asked.wait(30)
+        began = time.monotonic()
+    assert time.monotonic() - began < 40, "workers end while requests under way do"
+    asking.join(30)
+    assert not asking.is_alive()
