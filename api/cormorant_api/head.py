@@ -28,7 +28,7 @@ from cormorant_api.pulse import Pulse
 from cormorant_api.pump import Pump
 from cormorant_api.roster import Roster
 from cormorant_api.settings import Settings
-from cormorant_api.tokens import Tokens
+from cormorant_api.tokens import TokenKeeper, Tokens
 from cormorant_api.updates import UpdateTracker
 from cormorant_api.uploads import UploadRoom
 from cormorant_api.weight_store import WeightStore
@@ -74,13 +74,13 @@ class Running:
 class Head:
     """One job's control plane. Made before the fleet, which `attach` brings. Methods may be called from any thread."""
 
-    def __init__(self, job: CollectorJob, settings: Settings, tokens: Tokens) -> None:
+    def __init__(self, job: CollectorJob, settings: Settings, tokens: TokenKeeper) -> None:
         """Open what earlier heads left.
 
         Raises:
             StoreError: the directory cannot be used.
         """
-        self.job, self.settings, self.tokens = job, settings, tokens
+        self.job, self.settings, self.keeper = job, settings, tokens
         self.epoch = secrets.token_hex(4)
         """First part of every id that this head gives."""
         self.started_at = datetime.now(UTC)
@@ -166,6 +166,11 @@ class Head:
         self.journal.close()
 
     # -- asking ------------------------------------------------------------------------------------------------
+
+    @property
+    def tokens(self) -> Tokens:
+        """The job's tokens as they are now."""
+        return self.keeper.tokens
 
     @property
     def running(self) -> Running:

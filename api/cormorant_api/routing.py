@@ -123,7 +123,7 @@ class GuardedRoute(APIRoute):
                 refuse_other_names(request.headers, listens_on=head.settings.host, what=what)
                 if request.method not in _READING or self.path.startswith(_ACTING):
                     refuse_other_sites(request.headers, what=what)
-            request.state.role = head.tokens.demand(needed, request.headers.get("authorization"), what=what)
+            request.state.role = head.keeper.demand(needed, request.headers.get("authorization"), what=what)
             if self.body_field is None:
                 return await handle(request)
             # FastAPI reads the JSON of this route: no more of it than a request can need.

@@ -23,7 +23,7 @@ from cormorant_api.listener import Listener
 from cormorant_api.settings import Settings
 from cormorant_api.status import wait_for_learner
 from cormorant_api.tls import check_tls
-from cormorant_api.tokens import Role, Tokens
+from cormorant_api.tokens import Role, TokenKeeper, Tokens
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
@@ -62,7 +62,7 @@ class HeadServer:
         self.token_file = _token_path(job, settings)
         self._lock = _lock(settings.directory)
         try:
-            self.head = Head(job, settings, _tokens(self.token_file))
+            self.head = Head(job, settings, TokenKeeper(_tokens(self.token_file), self.token_file))
         except BaseException:
             self._unlock()
             raise

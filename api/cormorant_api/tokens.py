@@ -13,9 +13,12 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
 
+import structlog
+
 from cormorant_api.errors import ApiError, TokenError
 from cormorant_contract.rest.problems import ProblemType
 
+log = structlog.get_logger()
 _SHORTEST = 16
 
 
@@ -114,3 +117,46 @@ class Tokens:
                 role=needed.name.lower(),
             )
         return role
+
+
+class TokenKeeper:
+    """The job's tokens, read again when their file has changed: a Secret that is put right needs no new head."""
+
+    def __init__(self, tokens: Tokens, path: Path | None) -> None:
+        """Begin with what was read.
+
+        Args:
+            tokens: as they are now.
+            path: their file; None: they never change.
+        """
+        self.tokens = tokens
+        self._path = path
+        self._seen = self._stamp()
+
+    def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
+        """The caller's role, when it suffices; see `Tokens.demand`."""
+        try:
+            return self.tokens.demand(needed, authorization, what=what)
+        except ApiError as error:
+            if error.status != 401 or not self._read_again():
+                raise
+        return self.tokens.demand(needed, authorization, what=what)
+
+    def _read_again(self) -> bool:
+        if self._path is None or (stamp := self._stamp()) == self._seen:
+            return False
+        self._seen = stamp
+        try:
+            self.tokens = Tokens.read(self._path)
+        except TokenError as error:
+            log.warning("tokens_not_read", reason=str(error))
+            return False
+        log.info("tokens_read_again", token_file=str(self._path))
+        return True
+
+    def _stamp(self) -> tuple[int, int]:
+        try:
+            found = self._path.stat() if self._path is not None else None
+        except OSError:
+            return 0, 0
+        return (found.st_ino, found.st_mtime_ns) if found is not None else (0, 0)

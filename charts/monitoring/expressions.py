@@ -243,6 +243,16 @@ ALERTS = (
         description="Jobs go on, and nobody replaces pods or answers changes of jobs.",
     ),
     Alert(
+        alert="CormorantHeadsSilent",
+        expr='sum by (namespace) (cormorant_operator_heads{state="silent"}) >= 3 and '
+        'sum by (namespace) (cormorant_operator_heads{state="silent"}) '
+        "> 0.5 * sum by (namespace) (cormorant_operator_heads)",
+        for_="5m",
+        severity="warning",
+        summary="most heads do not answer the operator",
+        description="{{ $value }} heads are silent together: rather the operator's network than they. Jobs go on.",
+    ),
+    Alert(
         alert="CormorantJobFailed",
         expr='max by (job_namespace, collectorjob) (cormorant_operator_job_phase{phase="Failed"}) == 1',
         for_="0m",

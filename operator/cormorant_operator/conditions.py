@@ -212,7 +212,8 @@ def _unheard(view: View, head: Pod) -> Fact:
         secret = names.tokens_secret(view.job.name)
         message = (
             f"{head.name} answers and does not take the operator's token: the Secret {secret} was changed, or the "
-            "operator's key; the operator puts the Secret right"
+            f"operator's key. Run kubectl delete secret {secret} -n {view.job.identity.namespace}: the operator makes "
+            "it again within a minute, and the head takes it up without a restart"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
     message = f"{head.name} is ready and does not answer GET /v1/status; nothing is done about it"

@@ -376,6 +376,9 @@ class Controller:
             if not memory.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
             memory.is_silent, memory.is_refused = True, isinstance(error, TokenRefused)
+            if memory.is_refused and memory.may_remake_tokens(asyncio.get_running_loop().time()):
+                # Whoever changed the Secret may have deleted it by now: it is made again, and the head takes it up.
+                memory.has_tokens, memory.is_answer_due = False, True
         self._note_state(uid, memory)
         memory.polled_at, memory.polled_pod = asyncio.get_running_loop().time(), head.uid
         if memory.is_answer_due or memory.heard != before:

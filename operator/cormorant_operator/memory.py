@@ -1,5 +1,6 @@
 """What the operator knows of a job beside what the cluster shows; all of it may be forgotten at any time."""
 
+import math
 from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -12,6 +13,8 @@ from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKi
 from cormorant_operator.plan import POD_OWNER, DrainHead, TellHead
 
 _MOST_VERDICTS = 64
+_REMAKE_S = 30.0
+"""Between two looks to a Secret whose tokens a head does not take."""
 
 
 @dataclass(slots=True)
@@ -27,6 +30,8 @@ class Memory:
     is_silent: bool = False
     is_refused: bool = False
     """The head does not take the operator's token."""
+    remade_at: float = -math.inf
+    """When the Secret was looked to because the head does not take the operator's token, by the event loop's clock."""
     polled_at: float | None = None
     """When its head was asked last, by the event loop's clock."""
     polled_pod: str = ""
@@ -48,6 +53,12 @@ class Memory:
     def heard(self) -> tuple[HeadAnswer | None, bool, bool]:
         """What its head said last; when it changes, there is something new to decide."""
         return self.answer, self.is_silent, self.is_refused
+
+    def may_remake_tokens(self, now: float) -> bool:
+        """Whether it is time to see to the Secret again; then it counts as done."""
+        is_time = now - self.remade_at >= _REMAKE_S
+        self.remade_at = now if is_time else self.remade_at
+        return is_time
 
     def hear(self, answer: HeadAnswer, *, at: datetime, gap_s: float) -> None:
         """The head answered. After a longer gap, or of another head, nothing before it is known first-hand."""
@@ -82,6 +93,7 @@ class Memory:
 
 
 HeadState = Literal["answering", "silent", "refusing"]
+HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
 _FEWEST_SILENT = 3
 
 

@@ -11,6 +11,7 @@ from cormorant_contract.metrics import operator as declared
 from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
 from cormorant_operator.job import Job
+from cormorant_operator.memory import HEAD_STATES
 from cormorant_operator.metrics import Values
 
 
@@ -62,6 +63,7 @@ class Probes:
                 who: sum(group.restarts for group in status.groups) for who, status in jobs.items()
             },
             declared.JOB_HEAD_RESTARTS: {who: status.head_restarts for who, status in jobs.items()},
+            declared.HEADS: {(state,): controller.census.counts[state] for state in HEAD_STATES},
             declared.QUEUE_DEPTH: {
                 ("jobs",): controller.jobs_due.num_late,
                 ("heads",): controller.heads_due.num_late,

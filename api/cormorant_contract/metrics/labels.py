@@ -62,6 +62,11 @@ WORKER_STATE = Label(
     values=("desired", "ready", "starting"),
 )
 HEAD_STATE = Label(name="state", help="What the head does; one is 1, the others 0.", values=HEAD_STATES)
+HEARD = Label(
+    name="state",
+    help="answering. silent: no answer that can be read. refusing: it does not take the operator's token.",
+    values=("answering", "silent", "refusing"),
+)
 METHOD = Label(name="method", help="HTTP method.", values=("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "other"))
 ROUTE = Label(name="route", help="Template of the path, or `unknown`; never the path itself.", at_most=40)
 STATUS_CLASS = Label(name="status_class", help="First digit of the status.", values=("2xx", "3xx", "4xx", "5xx"))

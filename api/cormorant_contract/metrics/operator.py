@@ -4,6 +4,7 @@ from cormorant_contract.metrics.labels import (
     API_METHOD,
     CODE,
     HANDLER,
+    HEARD,
     JOB,
     JOB_NAMESPACE,
     JOB_PHASE,
@@ -29,6 +30,7 @@ JOB_WORKER_RESTARTS = _of_operator(
 JOB_HEAD_RESTARTS = _of_operator(
     "job_head_restarts", "gauge", "Heads replaced so far, as the status says.", JOB_NAMESPACE, JOB
 )
+HEADS = _of_operator("heads", "gauge", "Heads by how they answered the operator last.", HEARD)
 RECONCILE = _of_operator(
     "reconcile_duration_seconds", "histogram", "One look at a job.", HANDLER, buckets=_RECONCILES_S
 )
@@ -45,6 +47,6 @@ LOST_NAMESPACES = _of_operator(
 API_REQUESTS = _of_operator("api_requests_total", "counter", "Answers of the API server.", API_METHOD, CODE)
 
 OPERATOR_METRICS = (
-    LEADER, JOBS, JOB_PHASE_METRIC, JOB_WORKER_RESTARTS, JOB_HEAD_RESTARTS, RECONCILE, RECONCILE_ERRORS, QUEUE_DEPTH,
-    QUEUE_WAIT, LOST_NAMESPACES, API_REQUESTS,
+    LEADER, JOBS, JOB_PHASE_METRIC, JOB_WORKER_RESTARTS, JOB_HEAD_RESTARTS, HEADS, RECONCILE, RECONCILE_ERRORS,
+    QUEUE_DEPTH, QUEUE_WAIT, LOST_NAMESPACES, API_REQUESTS,
 )  # fmt: skip

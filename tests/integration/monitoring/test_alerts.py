@@ -136,6 +136,10 @@ FIRES: dict[str, World] = {
         'cormorant_operator_reconcile_errors_total{namespace="ops",handler="reconcile"}': grows(30)
     },
     "CormorantNoLeader": {'cormorant_operator_leader{namespace="ops",pod="a"}': always(0)},
+    "CormorantHeadsSilent": {
+        'cormorant_operator_heads{namespace="ops",state="silent"}': always(30),
+        'cormorant_operator_heads{namespace="ops",state="answering"}': always(20),
+    },
     "CormorantJobFailed": {
         'cormorant_operator_job_phase{namespace="ops",job_namespace="team-a",collectorjob="old",phase="Failed"}': (
             always(1)

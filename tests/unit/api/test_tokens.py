@@ -8,7 +8,7 @@ import pytest
 
 from cormorant_api.errors import ApiError, HeadError, TokenError
 from cormorant_api.settings import Settings
-from cormorant_api.tokens import Role, Tokens
+from cormorant_api.tokens import Role, TokenKeeper, Tokens
 
 TOKENS = Tokens(by_role={Role.READ: "r" * 20, Role.WRITE: "w" * 20, Role.OPERATOR: "o" * 20})
 
@@ -94,3 +94,23 @@ def test_without_tokens_a_head_listens_on_loopback_only(host: str, is_fine: bool
     else:
         with pytest.raises(HeadError, match="loopback only"):
             settings.check()
+
+
+def test_tokens_are_read_again_when_their_file_has_changed(tmp_path: Path) -> None:
+    path = tmp_path / "tokens.json"
+    TOKENS.write(path)
+    keeper = TokenKeeper(Tokens.read(path), path)
+    fresh = Tokens(by_role={role: token + "2" for role, token in TOKENS.by_role.items()})
+    mine = "Bearer " + "o" * 20 + "2"
+    with pytest.raises(ApiError):
+        keeper.demand(Role.OPERATOR, mine, what="it")
+    path.unlink()
+    path.write_text("not JSON")  # half of a change: what was read before holds
+    with pytest.raises(ApiError):
+        keeper.demand(Role.OPERATOR, mine, what="it")
+    assert keeper.demand(Role.OPERATOR, "Bearer " + "o" * 20, what="it") is Role.OPERATOR
+    path.unlink()
+    fresh.write(path)
+    assert keeper.demand(Role.OPERATOR, mine, what="it") is Role.OPERATOR
+    with pytest.raises(ApiError):
+        keeper.demand(Role.OPERATOR, "Bearer " + "o" * 20, what="it")

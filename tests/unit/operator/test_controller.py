@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
-from cormorant_operator.errors import Conflict, HeadSilent, NotFound, Refused, Unreachable
+from cormorant_operator.errors import Conflict, HeadSilent, NotFound, Refused, TokenRefused, Unreachable
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.site import Site
@@ -97,13 +97,15 @@ class Head:
 
     def __init__(self) -> None:
         self.answer = HeadAnswer(pod_uid="Pod-pong-head-1", phase="Running", frames=10, sizes={"cpu": 2})
-        self.is_silent = self.is_deaf = False
+        self.is_silent = self.is_deaf = self.is_refusing = False
         self.asked = self.told = 0
 
     async def ask(self, job: Job, head: Pod) -> HeadAnswer:
         self.asked += 1
         if self.is_silent:
             raise HeadSilent("it does not answer")
+        if self.is_refusing:
+            raise TokenRefused("401")
         return self.answer
 
     async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
@@ -203,6 +205,20 @@ def test_silence_is_said_once_and_so_is_its_end() -> None:
         assert scene.decided <= decided + 1
         scene.head.is_silent = False
         await scene.until(lambda: progressing() != "ControlPlaneUnreachable")
+
+    play(acts)
+
+
+def test_head_that_refuses_the_token_is_counted_and_a_deleted_secret_made_again() -> None:
+    async def acts(scene: Scene) -> None:
+        del scene.api.stored["Secret", "pong-tokens"]  # nothing tells the operator: it may not look
+        scene.head.is_refusing = True
+        await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
+        (found,) = [c for c in scene.status["conditions"] if c["type"] == "Progressing"]
+        assert (found["status"], found["reason"]) == ("Unknown", "TokenRefused")
+        assert dict(scene.controller.census.counts) == {"answering": 0, "refusing": 1}
+        scene.head.is_refusing = False
+        await scene.until(lambda: scene.controller.census.counts["answering"] == 1)
 
     play(acts)
 
