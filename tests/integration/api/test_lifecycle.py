@@ -373,7 +373,13 @@ def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served)
     text = page.body.decode()
     assert "<script" not in text
     assert "src=" not in text
-    assert set(re.findall(r"href=([^ >]+)", text)) == {"/openapi.json"}
+    links = set(re.findall(r"href=([^ >]+)", text))
+    anchors = {f"#{name}" for name in re.findall(r" id=([^ >]+)", text)}
+    assert links - anchors == {"/openapi.json"}
+    assert "#schema-PauseLease" in links
+    assert "color-scheme:light dark" in text
+    assert html.escape("""-d '{"groups": {"name": 7}, "paused": true}' "$URL/v1/desired\"""") in text
+    assert html.escape('curl -H "Authorization: Bearer $TOKEN" "$URL/v1/workers/WORKER"') in text
     for path, operations in document["paths"].items():
         for method in operations:
             assert f"<code>{method.upper()} {html.escape(path)}</code>" in text
