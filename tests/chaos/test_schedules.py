@@ -19,7 +19,7 @@ from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 
 FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
-SCHEDULES = int(os.environ.get("CORMORANT_CHAOS_SCHEDULES", "8"))
+SCHEDULES = int(os.environ.get("CORMORANT_CHAOS_SCHEDULES", "6"))
 STORE_BYTES = 200 << 20
 
 pytestmark = [
