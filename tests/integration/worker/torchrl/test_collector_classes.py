@@ -242,5 +242,6 @@ def test_async_collectors_give_batches_as_they_come() -> None:
     with AsyncCollector(make, frames_per_batch=5, total_frames=20) as collector:
         collector.set_seed(3)
         assert [batch.shape for batch in collector] == [(5,)] * 4
+        assert collector.state_dict()["frames"] == 20
     with MultiAsyncCollector(make, num_workers=2, frames_per_batch=5, total_frames=20) as several:
         assert sorted(batch.shape for batch in several) == [(5,)] * 4
