@@ -128,13 +128,12 @@ def test_get_prints_the_columns_of_the_crd_and_every_format(running) -> None:
     running.head.frames = 1234
     running.namespace.until(lambda: "1234" in running.good("get"), what="frames are shown")
     header, row = running.good("get").splitlines()
-    assert header.split() == ["NAME", "PHASE", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
+    assert header.split() == ["NAME", "PHASE", "REASON", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
     assert row.split()[:7] == ["pong", "Running", "1234", "100000", "10", "0", "2/2"]
-    assert running.good("get", "-o", "wide").splitlines()[0].split()[-4:] == [
+    assert running.good("get", "-o", "wide").splitlines()[0].split()[-3:] == [
         "ENVPOOL",
         "GYMNASIUM",
         "RESTARTS",
-        "REASON",
     ]
     assert running.good("get", "-o", "name") == "collectorjob.cormorant.dev/pong\n"
     one = yaml.safe_load(running.good("get", "pong", "-o", "yaml"))
