@@ -73,7 +73,12 @@ def failures(suite: Suite, root: Path, folder: Path) -> tuple[set[str], int]:
     done = subprocess.run(
         command,
         cwd=root,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)), "PYTHONDONTWRITEBYTECODE": "1"},
+        env={
+            **os.environ,
+            "SWAPPED_PEER": suite.peer,
+            "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths)),
+            "PYTHONDONTWRITEBYTECODE": "1",
+        },
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
