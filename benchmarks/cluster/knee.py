@@ -129,10 +129,14 @@ class Knee:
         try:
             await self._settle(running, within_s=within_s)
             self.objects.pace = Pace(rate=self._qps, burst=round(self._qps * BURST / REQUESTS_PER_S))
+            await asyncio.sleep(15)  # what is left of the beginning
+            began, used_s = time.monotonic(), time.process_time()
+            await asyncio.sleep(window_s)
+            still = (time.process_time() - used_s) / (time.monotonic() - began)
             move_heads(self._port, rate=FRAMES_PER_SECOND)
             # Every count was written once, and the next time as its turn comes.
             await asyncio.sleep(15 + 2 * self._jobs / (COUNTERS_SHARE * self._qps))
-            return await self._watch(running, window_s)
+            return {"percent_of_a_core_still": round(100 * still, 1), **await self._watch(running, window_s)}
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
