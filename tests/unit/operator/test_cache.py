@@ -130,3 +130,17 @@ def test_epochs_are_remembered_of_heads_that_left_no_record() -> None:
     cache.see(head)
     cache.see(head, is_deleted=True)
     assert (cache.epoch("j1"), cache.is_past(head), cache.attempts("j1")) == (2, True, {})
+
+
+def test_job_that_left_a_shard_and_comes_back_still_has_its_pods() -> None:
+    cache = Cache()
+    cache.see(job(version=3))
+    cache.see(pod(version=4, attempt=2))
+    # To a watch with a selector, a job whose labels no longer match is deleted.
+    assert cache.see(job(version=5), is_deleted=True) == "j1"
+    assert cache.jobs() == []
+    assert cache.see(pod(version=6, uid="p2", attempt=3)) == "j1"
+    assert cache.see(job(version=4)) == ""
+    assert cache.see(job(version=8)) == "j1"
+    assert [p.attempt for p in cache.pods("j1")] == [2, 3]
+    assert cache.attempts("j1") == {("cpu", 3): 3}
