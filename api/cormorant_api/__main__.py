@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         settings.check()
         job = load_job(given.job, name=given.name)
         context.job = job.metadata.name
-        refuse_unknown_names(job)
+        refuse_unknown_names(job, is_this_machine=given.fleet == "local")
         # What is slow to import comes after wrong arguments and manifests.
         from cormorant_api.server import HeadServer
 

@@ -296,7 +296,7 @@ class _Session:
 
         workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
         try:
-            refuse_unknown_names(self._job)
+            refuse_unknown_names(self._job, is_this_machine=self._site.is_this_machine)
         except EnvError as error:
             raise BadInput(str(error)) from error
         self._display.begin(self._plan(workers))
@@ -458,6 +458,8 @@ def _translated_errors() -> Iterator[None]:
         if error.name in _PARTS_OF_WORKER:
             raise CommandFailed(_not_installed(error)) from error
         raise
+    except worker.DeviceUnavailable as error:
+        raise BadInput(f"{error}; or use --device cpu to go on here") from error
     except worker.ManifestError as error:
         raise BadInput(str(error)) from error
     except worker.CormorantError as error:

@@ -132,7 +132,7 @@ def open_fleet(
         collection=collection or {},
     )  # fmt: skip
     if parts is NO_PARTS:
-        refuse_unknown_names(job)
+        refuse_unknown_names(job, is_this_machine=engine == "local")
     options = FleetOptions(
         workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
         parts=() if parts is NO_PARTS else (parts.to_bytes(),),
@@ -273,9 +273,14 @@ def add_import_folder(folder: Path) -> None:
         sys.path.insert(0, str(folder))
 
 
-def refuse_unknown_names(job: CollectorJob) -> None:
+def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> None:
     """Refuse an EnvPool task that cannot be built and entrypoints that nobody wrote, before any process is started: the
     answer comes in a blink.
+
+    Args:
+        job: the manifest.
+        is_this_machine: workers import from the same folders as this process. Those of other machines may have modules
+            that are not here.
 
     Raises:
         UnknownEnv: no such task, with near matches.
@@ -287,5 +292,5 @@ def refuse_unknown_names(job: CollectorJob) -> None:
         from cormorant_worker.envs.envpool import EnvPoolTask
 
         EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs)).check()
-    if problems := missing_entrypoints(job):
+    if is_this_machine and (problems := missing_entrypoints(job)):
         raise ManifestError("\n".join(map(str, problems)))

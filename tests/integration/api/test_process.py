@@ -1,6 +1,7 @@
 """The head as a process: killed and started again, ended by signals, and what it refuses to start with."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+
 
 from cormorant_client.batch import decode
 from cormorant_testing.collecting import make_checker, make_job
@@ -143,9 +145,11 @@ def test_a_signal_ends_a_head_in_order_though_requests_wait(
 
 
 def run_head(*arguments: str) -> subprocess.CompletedProcess[str]:
+    support = str(Path(__file__).resolve().parents[2] / "support")  # where the manifest's environment is
     return subprocess.run(
-        [sys.executable, "-m", "cormorant_api", *arguments], capture_output=True, text=True, timeout=60
-    )
+        [sys.executable, "-m", "cormorant_api", *arguments], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": support},
+    )  # fmt: skip
 
 
 def test_what_cannot_be_used_is_refused_with_a_sentence(manifest: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def main() -> None:
     dataset = open_dataset(folder, DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout))
     writer = dataset.writer(part_name("cpu", 0, attempt), layout, limits=ShardLimits(size_bytes=shard_bytes))
     block = Block(layout)
-    block.traj_ids[:] = np.arange(B)
+    block.traj_ids[:] = attempt * B + np.arange(B)
     try:
         for batch in range(1_000_000):
             block.begin(T)
