@@ -23,12 +23,12 @@ def run(block: str) -> None:
 
 
 def test_every_block_is_somebodys() -> None:
-    assert (len(OURS), len(THEIRS), len(BLOCKS)) == (3, 3, 6)
+    assert (len(OURS), len(THEIRS), len(BLOCKS)) == (4, 4, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_our_half_runs_as_it_stands(number: int) -> None:
     run(OURS[number])
 
@@ -36,6 +36,6 @@ def test_our_half_runs_as_it_stands(number: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed; install it to run its half")
-@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize("number", range(4))
 def test_torchrls_half_runs_as_it_stands(number: int) -> None:
     run(THEIRS[number])
