@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-
 from cormorant_client.batch import decode
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.heads import HeadProcess

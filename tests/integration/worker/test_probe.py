@@ -20,8 +20,8 @@ def job(kwargs: dict[str, object]) -> dict[str, object]:
 
 
 def test_an_argument_that_segfaults_is_refused_with_a_sentence_and_this_process_lives() -> None:
-    with pytest.raises(EnvBuildError, match=r"Catch-v0 with kwargs \{'height': 0\} was killed by SIGSEGV; check"):
-        make_collector(job({"height": 0}))
+    with pytest.raises(EnvBuildError, match=r"Catch-v0 with kwargs \{'height': -1\} was killed by SIGSEGV; check"):
+        make_collector(job({"height": -1}))
 
 
 def test_arguments_that_work_pass() -> None:
