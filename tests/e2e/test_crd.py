@@ -107,7 +107,7 @@ def test_scale_subresource_reads_and_writes_replicas(kubectl: Kubectl) -> None:
         table = kubectl("get", "cjob").text
     finally:
         kubectl("delete", "collectorjob", "pong")
-    assert table.split()[:8] == ["NAME", "PHASE", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
+    assert table.split()[:9] == ["NAME", "PHASE", "REASON", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
 
 
 def test_verdicts_agree_on_manifests_with_one_value_changed(kubectl: Kubectl) -> None:

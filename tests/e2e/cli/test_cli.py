@@ -129,7 +129,7 @@ def test_get_prints_the_columns_of_the_crd_and_every_format(running) -> None:
     running.namespace.until(lambda: "1234" in running.good("get"), what="frames are shown")
     header, row = running.good("get").splitlines()
     assert header.split() == ["NAME", "PHASE", "REASON", "FRAMES", "TARGET", "FPS", "VERSION", "WORKERS", "AGE"]
-    assert row.split()[:7] == ["pong", "Running", "1234", "100000", "10", "0", "2/2"]
+    assert row.split()[:8] == ["pong", "Running", "-", "1234", "100000", "10", "0", "2/2"]
     assert running.good("get", "-o", "wide").splitlines()[0].split()[-3:] == [
         "ENVPOOL",
         "GYMNASIUM",

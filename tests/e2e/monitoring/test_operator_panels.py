@@ -11,7 +11,7 @@ import pytest
 from cormorant_testing.kubectl import Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.pods import free_port
-from cormorant_testing.prometheus import Prometheus
+from cormorant_testing.prometheus import Prometheus, skip_without_prometheus
 from cormorant_testing.promql import substitute
 from cormorant_testing.stub_heads import StubHeads
 
@@ -21,6 +21,7 @@ FILES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files"
 
 def test_every_panel_of_the_operators_dashboard_has_data(tmp_path: Path) -> None:
     skip_without_cluster()
+    skip_without_prometheus()
     apply_crd()
     port, key = free_port(), tmp_path / "key"
     key.write_text("0123456789abcdef" * 4)

@@ -103,8 +103,8 @@ QUIET: dict[str, World] = {
         series("queue_wait_seconds_total", side="producer"): f"0+10x60 600+45x{MINUTES - 60}",
     },
     "finished": {**standing("completed"), series("workers", group="cpu", state="ready"): always(0)},
-    "suspended: nothing is scraped any more": {
-        name: "0+60000x30 _x270" for name in healthy() if "operator" not in name
+    "suspended: nothing of the job is scraped any more": {
+        name: values if "operator" in name else "0+60000x30 _x270" for name, values in healthy().items()
     },
     "just resumed": {
         **healthy(),

@@ -20,6 +20,12 @@ from cormorant_testing.pods import free_port
 START_S = 60
 
 
+def skip_without_prometheus() -> None:
+    """Skip the test where there is no Prometheus to start."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("no prometheus on the PATH: nothing is scraped (Debian: apt-get install prometheus)")
+
+
 class Prometheus:
     """One Prometheus; skips the test where there is none."""
 
@@ -41,8 +47,7 @@ class Prometheus:
             interval: between two scrapes.
             rules: a rule file.
         """
-        if shutil.which("prometheus") is None:
-            pytest.skip("no prometheus on the PATH: nothing is scraped (Debian: apt-get install prometheus)")
+        skip_without_prometheus()
         scraped = [{"targets": [target], "labels": dict(labels)} for target, labels in targets.items()]
         config: dict[str, Any] = {
             "global": {"scrape_interval": interval, "scrape_timeout": interval, "evaluation_interval": "1s"},

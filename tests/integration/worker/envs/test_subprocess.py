@@ -393,7 +393,7 @@ def test_close_leaves_no_process_and_no_descriptor() -> None:
     pids = [process.pid for process in env._processes]
     env.close()
     env.close()
-    assert _descriptors() == before
+    assert _descriptors() <= before  # what an earlier test left may be collected meanwhile
     assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
     with pytest.raises(RuntimeError, match="closed"):
         env.start()
