@@ -69,9 +69,9 @@ def push(
     ) as client:
         # Paused workers would take the whole wait to do nothing.
         is_paused = client.status().pause_state != "running"
-        update = client.publish(path, model=model, version=version or None, wait=0 if is_paused else wait)
+        update = client.publish(path, model=model, version=version or None)
         if wait and not is_paused:
-            update.wait(0.001)
+            update.wait(wait)
     if as_json:
         typer.echo(update.answer.model_dump_json(indent=2))
         return

@@ -141,7 +141,7 @@ def test_a_factory_that_raises_fails_with_its_words(start: Started, write: Writt
     assert (failed["event"], failed["exit_code"]) == ("failed", 1)
     assert "the policy factory mine:make raised RuntimeError: no such net" in failed["message"]
     assert err.splitlines()[-1] == failed["message"]
-    assert "Traceback" not in err
+    assert "Traceback" not in failed["message"]  # the log has it
 
 
 def test_an_unknown_task_is_refused_with_near_matches(write: Written, capsys: pytest.CaptureFixture[str]) -> None:

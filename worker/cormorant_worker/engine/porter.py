@@ -71,6 +71,10 @@ class Porter:
         """No more jobs come. Threads end with what they are at; one that never ends dies with the process."""
         for _ in self._threads:
             self._jobs.put(None)
+        # What they did last holds descriptors of workers until they have ended.
+        deadline = time.monotonic() + _ENDING_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
     def _run(self) -> None:
         while (found := self._jobs.get()) is not None:
