@@ -73,8 +73,7 @@ class Restarts:
         row = crash.row
         self.has_stepped |= has_stepped or crash.steps > 0
         if self._limits.raises and crash.details:
-            # The script that gave the environment reads this error, not a worker's log.
-            raise EnvRaised(f"{crash.sentence()}\n{crash.details}".rstrip())
+            raise EnvRaised(crash.sentence(), details=crash.details)
         self._barren[row] = 1 if crash.steps else self._barren[row] + 1
         if self._barren[row] > self._limits.barren:
             raise self._give_up(crash, f"it was restarted {self._limits.barren} times without completing a step")

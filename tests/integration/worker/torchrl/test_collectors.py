@@ -154,6 +154,9 @@ def test_a_state_goes_on_bit_by_bit() -> None:
         again = list(collector)
     assert len(again) == len(rest) == 3
     for ours, theirs in zip(again, rest, strict=True):
+        # A trajectory id never comes twice, also not for the same frames.
+        known, fresh = (batch["collector"].pop("traj_ids") for batch in (theirs, ours))
+        assert not torch.isin(fresh, known).any()
         assert (ours == theirs).all()
 
 
@@ -411,7 +414,7 @@ def test_environments_of_one_instance_are_several_and_a_seed_begins_them_anew() 
 
 @pytest.mark.slow
 def test_collectors_are_replaced_as_often_as_asked() -> None:
-    dies: dict[str, Any] = {"lengths": 9, "failures": [{"step": 1}]}
+    dies: dict[str, Any] = {"lengths": 9, "failures": [{"how": "kill", "step": 3}]}
     with (
         sync_async_collector(make, dies, 1, 1, frames_per_batch=8, max_restarts=1, **INLINE) as collector,
         pytest.raises(WorkerFailed, match=r"restarted 1 times already \(max_restarts\)"),
@@ -426,7 +429,8 @@ def test_what_an_environment_raises_ends_the_collecting_at_once(how: Any) -> Non
         with pytest.raises(RuntimeError, match="environment 0 raised ValueError: told to fail") as raised:
             next(iter(collector))
         assert isinstance(raised.value, WorkerFailed)
-        assert "Traceback (most recent call last)" in str(raised.value)
+        notes = getattr(raised.value, "__notes__", [])  # Python prints them with an error that nobody catches
+        assert "Traceback (most recent call last)" in "\n".join([str(raised.value), *notes])
         assert collector.stats()["restarts"] == 0
 
 
