@@ -42,7 +42,10 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
             watched.page.get_by_role("button", name="Pause", exact=True).click()
             watched.wait_for_text("#trouble", "Could not pause: the head does not answer.")
             with start(tmp_path, port) as second:
-                watched.wait_for_text("#phase", "Starting")  # it listens before its first worker is there
+                # It listens before its first worker is there: the page, if it tries again by then, says "Starting".
+                watched.page.wait_for_function(
+                    "() => ['Starting', 'Running'].includes(document.querySelector('#phase').textContent)"
+                )
                 second.api()
                 watched.wait_for_text("#link-text", "Live")
                 watched.wait_for_text("#phase", "Running")
