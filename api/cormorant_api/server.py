@@ -100,7 +100,7 @@ class HeadServer:
         """Why nothing is collected, in a sentence; empty while frames come."""
         if not self.head.is_running or self.head.is_draining:
             return ""
-        return wait_for_learner(self.head.running, stats)
+        return wait_for_learner(self.head, self.head.running, stats)
 
     def start_fleet(self, make_fleet: Callable[[CollectorJob, FleetOptions], F], options: FleetOptions) -> F:
         """Start the workers, paused until the weights of an earlier head are with them.

@@ -133,22 +133,21 @@ def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condit
 
 def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
     """Whether frames come, and what they wait for otherwise."""
-    if (sentence := wait_for_learner(running, stats)) and not head.is_draining:
+    if (sentence := wait_for_learner(head, running, stats)) and not head.is_draining:
         return Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence)
-    starting = [worker for worker in stats.workers if worker.phase in _NOT_READY]
-    if starting and len(starting) == len(stats.workers):
-        word = "importing code" if starting[0].phase == "importing" else "building environments and the policy"
-        sentence = f"waiting for workers: {len(starting)} still {word}"
+    starting = sum(group.starting for group in stats.groups.values())
+    if starting and not any(group.ready for group in stats.groups.values()):
+        sentence = f"waiting for workers: {starting} still importing code or building environments and the policy"
         return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
     rate = head.pulse.rate()
     return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
 
 
-def wait_for_learner(running: Running, stats: FleetStats) -> str:
-    """The sentence for a fleet that stands still because nobody takes its batches; empty while it does not."""
-    if stats.paused or not stats.queued_batches or running.pump.num_waiting:
-        return ""
-    if any(worker.phase != "waiting" for worker in stats.workers if worker.phase not in _NOT_READY):
+def wait_for_learner(head: Head, running: Running, stats: FleetStats) -> str:
+    """The sentence for a fleet that collects nothing because its queue is full and nobody takes batches; empty while it
+    collects. Needs no `stats.workers`: the rate says whether they step.
+    """
+    if stats.paused or not stats.queued_batches or running.pump.num_waiting or head.pulse.rate() > 0:
         return ""
     consumers = running.ledger.consumers()
     if not consumers:

@@ -1,0 +1,48 @@
+"""When `/v1/status` and the command line say that a job waits for a learner."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cormorant_api.ledger import Ledger
+from cormorant_api.pulse import Pulse
+from cormorant_api.status import wait_for_learner
+from cormorant_testing.stats import make_stats
+
+
+@dataclass
+class Pump:
+    num_waiting: int = 0
+
+
+@dataclass
+class Running:
+    pump: Pump = field(default_factory=Pump)
+    ledger: Ledger[Any] = field(default_factory=lambda: Ledger(epoch="e", ack_within_s=60))
+
+
+@dataclass
+class Head:
+    pulse: Pulse
+
+
+def sentence(*, frames_then_now: tuple[int, int], num_waiting: int = 0, queued: int = 1) -> str:
+    seconds = iter((0.0, 5.0))
+    pulse = Pulse(clock=lambda: next(seconds))
+    for frames in frames_then_now:
+        pulse.sample(make_stats(stepped_frames=frames))
+    # As `/v1/status` asks for them: without workers.
+    stats = make_stats(queued_batches=queued, workers=())
+    return wait_for_learner(Head(pulse), Running(Pump(num_waiting)), stats)  # type: ignore[arg-type]  # what it reads
+
+
+def test_fleet_that_stands_still_with_a_full_queue_waits_for_a_learner() -> None:
+    assert sentence(frames_then_now=(100, 100)) == "waiting for a learner: no consumer has asked for batches yet"
+
+
+def test_fleet_that_steps_waits_for_nobody() -> None:
+    assert sentence(frames_then_now=(100, 200)) == ""
+
+
+def test_fleet_without_batches_or_with_a_consumer_that_asks_waits_for_nobody() -> None:
+    assert sentence(frames_then_now=(100, 100), queued=0) == ""
+    assert sentence(frames_then_now=(100, 100), num_waiting=1) == ""
