@@ -48,7 +48,6 @@ class Signals:
             signal.signal(number, self._handle)
 
     def has_come(self) -> bool:
-        """Whether there was one."""
         return bool(self.number)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -26,7 +26,6 @@ class EventRing:
         self._next = 0
 
     def add(self, kind: str, **fields: Any) -> None:
-        """Something happened."""
         with self._lock:
             self._events.append(Event(id=f"{self._epoch}-{self._next}", kind=kind, time=datetime.now(UTC), **fields))
             self._next += 1
@@ -62,7 +61,6 @@ class EventRing:
             return True
 
     def leave(self, *, was_slow: bool = False) -> None:
-        """A listener goes."""
         with self._lock:
             self.listeners -= 1
             self.dropped_listeners += was_slow

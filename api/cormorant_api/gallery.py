@@ -22,8 +22,6 @@ _MOST_KEPT = 64
 
 
 class Gallery:
-    """The last pictures. Thread-safe."""
-
     def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._head = head
         self._clock = clock

@@ -77,7 +77,6 @@ class Past:
         self._open: list[Sample] = []
 
     def add(self, sample: Sample) -> None:
-        """The newest sample."""
         self._fine.append(sample)
         self._open.append(sample)
         if len(self._open) < self._stride:

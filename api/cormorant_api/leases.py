@@ -26,8 +26,6 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """One owner's pause."""
-
     id: str
     owner: str
     reason: str
@@ -85,7 +83,6 @@ class LeaseBook:
             return self._drop_expired(self._clock())
 
     def held(self) -> tuple[Lease, ...]:
-        """Every lease, oldest first."""
         now = self._clock()
         with self._lock:
             return tuple(lease for lease in self._leases.values() if lease.deadline > now)
@@ -141,7 +138,6 @@ class PauseKeeper:
         self._thread = threading.Thread(target=self._run, name="pauses", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def close(self) -> None:
@@ -152,7 +148,6 @@ class PauseKeeper:
             self._thread.join(timeout=1)  # it may be in the middle of a pause that a worker does not answer
 
     def nudge(self) -> None:
-        """The leases changed."""
         self._nudge.set()
 
     def overrule(self) -> None:

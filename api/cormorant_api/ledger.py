@@ -73,8 +73,6 @@ class Lent(Generic[L]):
 
 @dataclass(slots=True)
 class ConsumerRecord:
-    """One that takes batches."""
-
     taken: int = 0
     acked: int = 0
     last_seen: datetime = field(default_factory=lambda: datetime.now(UTC))

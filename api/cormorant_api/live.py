@@ -100,7 +100,6 @@ class Live:
             return True
 
     def leave(self) -> None:
-        """A listener goes."""
         with self._lock:
             self.listeners -= 1
 
@@ -187,5 +186,4 @@ def manifest_text(job: CollectorJob) -> str:
 
 
 def as_frame(kind: str, data: Answer) -> bytes:
-    """One server-sent event."""
     return f"event: {kind}\ndata: {data.model_dump_json()}\n\n".encode()

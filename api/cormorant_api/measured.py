@@ -17,7 +17,6 @@ class Measured:
         self._app, self._head = app, head
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer, and note how."""
         if scope["type"] != "http" or scope["path"] in _QUIET:
             await self._app(scope, receive, send)
             return

@@ -31,9 +31,7 @@ class Encoded(Protocol):
         ...
 
     @property
-    def size_bytes(self) -> int:
-        """Of the whole file."""
-        ...
+    def size_bytes(self) -> int: ...
 
 
 def describe_memory(

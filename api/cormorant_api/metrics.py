@@ -50,7 +50,6 @@ class HeadMetrics:
         self.batch_bytes[path].inc(size_bytes)
 
     def update_received(self, update: Update) -> None:
-        """A publish was accepted."""
         self._update_bytes.inc(update.bytes)
 
     def update_ended(self, update: Update) -> None:
@@ -71,7 +70,6 @@ class HeadMetrics:
         self._stages["total"].observe(sum(stages.values()) / 1000)
 
     def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """A request was answered."""
         self.exposition.counter(
             declared.HTTP_REQUESTS,
             method=method if method in METHOD.values else "other",

@@ -62,7 +62,6 @@ class ProblemResponse(Response):
 
 
 def problem_bytes(problem: Problem) -> bytes:
-    """An error's body."""
     return json.dumps(problem.document(), ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 

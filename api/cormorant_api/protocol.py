@@ -19,8 +19,6 @@ _REST_WITHIN_S = 10.0
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """One connection."""
-
     _head_bytes = 0
     _fields_bytes = 0
     _is_in_head = True
@@ -38,7 +36,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
         self._forget_timer()
         self._forget_rest()
         super().connection_lost(exc)
@@ -53,7 +50,6 @@ class BoundedProtocol(HttpToolsProtocol):
             self.send_400_response("The request's head is longer than 65536 bytes.")
 
     def on_message_begin(self) -> None:
-        """A request begins."""
         super().on_message_begin()
         self._is_in_head = self._is_in_message = True
         self.scope["state"][ABORT_KEY] = self.transport.abort

@@ -66,9 +66,7 @@ class Publishes(Protocol):
         ...
 
     @property
-    def version(self) -> PolicyVersion:
-        """The newest published version."""
-        ...
+    def version(self) -> PolicyVersion: ...
 
 
 class Offers(Protocol):

@@ -45,7 +45,6 @@ class Pump(Generic[L]):
         self._timer = threading.Thread(target=self._keep_time, name="batch-leases", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._borrower.start()
         self._timer.start()
 

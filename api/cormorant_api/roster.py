@@ -22,9 +22,7 @@ class Resizes(Protocol):
 
     job: CollectorJob
 
-    def resize(self, workers: int | Mapping[str, int]) -> None:
-        """Start or retire workers."""
-        ...
+    def resize(self, workers: int | Mapping[str, int]) -> None: ...
 
 
 class Roster:
@@ -69,11 +67,9 @@ class Roster:
 
     @property
     def groups(self) -> Mapping[str, int]:
-        """Wanted workers by group."""
         return self._groups
 
     def close(self) -> None:
-        """Begin no more changes."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _resize(self, change: int) -> None:

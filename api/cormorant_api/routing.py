@@ -154,7 +154,6 @@ def _bounded(receive: Receive) -> Receive:
 
 
 def head_of(request: Request) -> Head:
-    """The head that answers."""
     head: Head = request.app.state.head
     return head
 

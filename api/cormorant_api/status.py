@@ -84,7 +84,6 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
 
 
 def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worker:
-    """One worker."""
     return Worker(
         id=worker.name,
         group=group_of(worker),
@@ -101,7 +100,6 @@ def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worke
 
 
 def group_of(worker: WorkerStats) -> str:
-    """The worker group."""
     return worker.name.rpartition("-")[0]
 
 

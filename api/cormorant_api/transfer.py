@@ -54,12 +54,10 @@ class Hangup:
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Hangup":
-        """Begin to listen."""
         self._task = asyncio.create_task(self._listen())
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Stop listening."""
         assert self._task is not None
         self._task.cancel()
         with suppress(asyncio.CancelledError):
@@ -105,7 +103,6 @@ class BufferResponse(Response):
         self.headers["Content-Length"] = str(self._span[1] - self._span[0])
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it."""
         is_whole = False
         try:
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})

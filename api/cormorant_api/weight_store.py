@@ -48,7 +48,6 @@ class StoredModel:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the file."""
         return sum(len(buffer) for buffer in self.buffers)
 
     @property

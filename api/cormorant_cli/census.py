@@ -40,9 +40,7 @@ class HeadClient(Protocol):
         """The whole job at one moment."""
         ...
 
-    def workers(self) -> "Workers":
-        """Every worker."""
-        ...
+    def workers(self) -> "Workers": ...
 
 
 OpenHead = Callable[["Raw"], AbstractContextManager[HeadClient]]
@@ -51,22 +49,17 @@ OpenHead = Callable[["Raw"], AbstractContextManager[HeadClient]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scope:
-    """Which jobs."""
-
     namespace: str
     """Empty: of all namespaces."""
     names: tuple[str, ...] = ()
     """Empty: all jobs."""
 
     def words(self) -> str:
-        """For sentences."""
         return f"namespace {self.namespace}" if self.namespace else "the cluster"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asking:
-    """How heads are asked."""
-
     open_head: OpenHead
     workers: bool
     """For every worker, too."""
@@ -145,7 +138,6 @@ class Census:
             return tuple(self._entries(late=f"its head has not answered within {timeout_s:g} s"))
 
     def entries(self) -> tuple[Entry, ...]:
-        """What is known now."""
         with self._changed:
             return tuple(self._entries(late=""))
 

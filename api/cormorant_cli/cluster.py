@@ -77,17 +77,13 @@ class Stream(Protocol):
         """At most so many bytes; none at the end."""
         ...
 
-    def sendall(self, data: bytes, /) -> None:
-        """Send all of it."""
-        ...
+    def sendall(self, data: bytes, /) -> None: ...
 
     def shutdown(self, how: int, /) -> None:
         """End it, from another thread too."""
         ...
 
-    def close(self) -> None:
-        """End it."""
-        ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +138,6 @@ class Cluster:
         return self._ask("GET", _path(kind, namespace, name))
 
     def find(self, kind: Kind, name: str, *, namespace: str = "") -> Raw | None:
-        """One object, or None."""
         try:
             return self.get(kind, name, namespace=namespace)
         except ObjectMissing:
@@ -179,7 +174,6 @@ class Cluster:
         return _read_json(reply.data), reply.status == 201
 
     def create(self, manifest: Raw) -> Raw:
-        """Create an object."""
         path = _path(manifest["kind"], manifest["metadata"].get("namespace", ""))
         return self._ask("POST", path, body=manifest)
 
@@ -214,7 +208,6 @@ class Cluster:
             return
 
     def version(self) -> str:
-        """Of the API server."""
         return str(self._ask("GET", "version").get("gitVersion", ""))
 
     # -- pods --------------------------------------------------------------------------------------------------

@@ -44,7 +44,6 @@ class CodeMap:
         return base64.b32encode(found.digest()).decode().lower()[:8]
 
     def name(self, job: str) -> str:
-        """Name of the ConfigMap."""
         return code_config_map(job, self.digest)
 
     def manifest(self, job: str, *, namespace: str, owner: Raw | None = None) -> Raw:

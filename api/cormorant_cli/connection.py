@@ -63,8 +63,6 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Connection:
-    """What the options say."""
-
     url: str
     token: str
     token_file: str
@@ -73,7 +71,6 @@ class Connection:
     context: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what contradicts itself."""
         if self.job and _given(self.url, _URL):
             raise BadInput(
                 f'"{self.job}" is a job of a cluster and {self.url} is a head: give one of them; a head of --url '

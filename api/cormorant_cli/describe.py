@@ -77,7 +77,6 @@ def _events(cluster: Cluster, namespace: str, kind: str) -> list[Raw]:
 
 
 def lines_of(picture: Picture) -> Iterator[str]:
-    """A job as text."""
     job, now = picture.job, picture.now
     status, spec = job.get("status") or {}, job["spec"]
     born = read_time(job["metadata"]["creationTimestamp"])

@@ -16,8 +16,6 @@ Engine = Literal["envpool", "gymnasium"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One environment."""
-
     engine: Engine
     """The block of `spec.env` that it goes in."""
     id: str

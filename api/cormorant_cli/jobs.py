@@ -112,7 +112,6 @@ def why(fact: Raw) -> str:
 
 
 def read_time(text: str) -> datetime:
-    """A time of Kubernetes."""
     return datetime.fromisoformat(text.replace("Z", "+00:00"))
 
 

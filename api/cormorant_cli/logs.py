@@ -26,8 +26,6 @@ _AWAY_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Whose logs are wanted."""
-
     slot: str = ""
     """One worker's; empty: the head's, or everybody's."""
     is_all: bool = False

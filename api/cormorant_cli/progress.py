@@ -92,8 +92,6 @@ class Serving:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """How a run ended."""
-
     reason: Literal["done", "already_complete", "interrupted"]
     frames: int
     """All frames that count, as in Snapshot."""
@@ -122,17 +120,13 @@ class Display(Protocol):
     interval_s: float
     """Seconds between two calls of `progress` that are worth making."""
 
-    def begin(self, plan: Plan) -> None:
-        """Workers are being started."""
-        ...
+    def begin(self, plan: Plan) -> None: ...
 
     def serving(self, serving: Serving) -> None:
         """The head answers requests. Called once, and only with `--serve`."""
         ...
 
-    def progress(self, snapshot: Snapshot) -> None:
-        """The fleet runs."""
-        ...
+    def progress(self, snapshot: Snapshot) -> None: ...
 
     def log(self, event: Event) -> None:
         """Something happened that is worth a line: `event`, `level` and fields."""
@@ -207,8 +201,7 @@ class JsonDisplay:
         """`{"event": "failed", ...}`: machines read the reason where they read the rest."""
         _echo_json("failed", {"message": message, "exit_code": exit_code})
 
-    def close(self) -> None:
-        """Nothing to leave."""
+    def close(self) -> None: ...
 
 
 class PlainDisplay:
@@ -220,12 +213,10 @@ class PlainDisplay:
         self._last_wait = ""
 
     def begin(self, plan: Plan) -> None:
-        """Two lines."""
         typer.echo(_opening(plan))
         typer.echo(f"{_starting(plan)} ...")
 
     def serving(self, serving: Serving) -> None:
-        """Two lines."""
         for line in _serving_lines(serving):
             typer.echo(line)
 
@@ -242,19 +233,15 @@ class PlainDisplay:
         typer.echo(", ".join(parts))
 
     def log(self, event: Event) -> None:
-        """One line."""
         _to_stderr(_log_line(event))
 
     def end(self, summary: Summary) -> None:
-        """A few lines."""
         for line in summary_lines(summary):
             typer.echo(line)
 
-    def fail(self, message: str, exit_code: int) -> None:
-        """Stderr has the sentence."""
+    def fail(self, message: str, exit_code: int) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to leave."""
+    def close(self) -> None: ...
 
 
 class LiveDisplay:
@@ -282,7 +269,6 @@ class LiveDisplay:
             self._console.print(Text(line), soft_wrap=True)
 
     def progress(self, snapshot: Snapshot) -> None:
-        """Redraw."""
         self._live.update(self._render(snapshot))
 
     def log(self, event: Event) -> None:
@@ -301,7 +287,6 @@ class LiveDisplay:
             typer.echo(line)
 
     def fail(self, message: str, exit_code: int) -> None:
-        """Stderr has the sentence."""
         self.close()
 
     def close(self) -> None:

@@ -179,8 +179,6 @@ class ServeOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Site:
-    """Where workers run."""
-
     fleet: FleetKind
     ray_address: str
 

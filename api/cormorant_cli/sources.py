@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """What a job said."""
-
     status: "Status"
     workers: "tuple[Worker, ...]" = ()
     """Empty where nobody asked for them."""
@@ -147,12 +145,10 @@ class Board:
             )
 
     def entries(self) -> tuple[Entry, ...]:
-        """What is known now."""
         with self._changed:
             return tuple(self._entries)
 
     def close(self) -> None:
-        """Ask no more."""
         self._closed.set()
 
     def _ask(self, place: int, source: Source) -> None:

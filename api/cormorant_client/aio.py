@@ -122,11 +122,9 @@ class AsyncClient:
         self._pool.shutdown(wait=False)
 
     async def __aenter__(self) -> "AsyncClient":
-        """Close at the end."""
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        """Close."""
         await self.close()
 
     async def _call(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
@@ -171,7 +169,6 @@ class AsyncBatches:
         self._is_awaited = False
 
     def __aiter__(self) -> "AsyncBatches":
-        """Itself."""
         return self
 
     async def __anext__(self) -> Batch:
@@ -198,7 +195,6 @@ class AsyncBatches:
         return batch
 
     async def __aenter__(self) -> "AsyncBatches":
-        """Close at the end."""
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
@@ -220,11 +216,9 @@ class AsyncPause:
         self._pause: Pause | None = None
 
     async def __aenter__(self) -> Pause:
-        """Pause."""
         self._pause = await self._call(self._begin)
         return await self._call(self._pause.__enter__)  # type: ignore[no-any-return]  # what it returns itself
 
     async def __aexit__(self, *_: object) -> None:
-        """Resume."""
         if self._pause is not None:
             await self._call(self._pause.resume)

@@ -162,7 +162,6 @@ class Batch:
         return self._is_gone
 
     def __len__(self) -> int:
-        """Frames."""
         return self.num_frames
 
     def __repr__(self) -> str:

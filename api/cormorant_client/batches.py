@@ -71,7 +71,6 @@ class Batches:
         """Handed out so far."""
 
     def __iter__(self) -> "Batches":
-        """Itself."""
         return self
 
     def __next__(self) -> Batch:
@@ -94,7 +93,6 @@ class Batches:
         self._end()
 
     def __enter__(self) -> "Batches":
-        """Close at the end."""
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:

@@ -307,11 +307,9 @@ class Client:
         self._head.close()
 
     def __enter__(self) -> "Client":
-        """Close at the end."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:

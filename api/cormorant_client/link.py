@@ -111,11 +111,9 @@ class LearnerLink:
             self._publisher.close()
 
     def __enter__(self) -> "LearnerLink":
-        """Close at the end."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Send what waits."""
         self.close()
 
     def _measure(self, batch: Batch) -> None:

@@ -62,7 +62,6 @@ class Pause:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give it back."""
         self.resume()
 
     def _keep(self) -> None:

@@ -85,7 +85,6 @@ class Publisher:
             self._thread.join(timeout_s)
 
     def __enter__(self) -> "Publisher":
-        """Close at the end."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -57,7 +57,6 @@ class ReplayFeed:
         self._batches.close()
 
     def __enter__(self) -> "ReplayFeed":
-        """Close at the end."""
         self._batches.__enter__()
         return self
 

@@ -161,7 +161,6 @@ class _Open:
         return self._at(order[self.ids[order].argsort()])
 
     def and_those_of(self, other: "_Open") -> "_Open":
-        """All of both."""
         both = _Open(
             ids=torch.cat([self.ids, other.ids]),
             known=torch.cat([self.known, other.known]),

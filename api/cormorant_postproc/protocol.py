@@ -10,8 +10,6 @@ class PostprocError(ValueError):
 
 
 class Postproc(Protocol):
-    """A step of post-processing."""
-
     def __call__(self, batch: TensorDictBase) -> TensorDict:
         """Take a batch `[*, T]` and return another one; the batch itself stays as it is."""
         ...

@@ -30,7 +30,6 @@ _ROOMS: dict[Exporter, tuple[str, str]] = {
 
 
 def page_text() -> str:
-    """The page."""
     return "\n".join(_lines()) + "\n"
 
 

@@ -49,8 +49,6 @@ class _Family:
 
 
 class Cache:
-    """Jobs and their children."""
-
     def __init__(self) -> None:
         self._families: dict[str, _Family] = {}
         self._owners: dict[str, str] = {}
@@ -111,7 +109,6 @@ class Cache:
         ]
 
     def pods(self, uid: str) -> tuple[Pod, ...]:
-        """Pods of a job."""
         family = self._families.get(uid)
         return tuple(family.roster.pods.values()) if family is not None else ()
 

@@ -76,7 +76,6 @@ class Cluster:
     # -- verbs -------------------------------------------------------------------------------------------------
 
     async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
-        """One object."""
         return await self._ask("GET", f"{_path(kind, namespace)}/{name}")
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:

@@ -46,7 +46,6 @@ class Asks(Heads, Protocol):
 
 
 def now_utc() -> datetime:
-    """The time."""
     return datetime.now(UTC)
 
 
@@ -96,7 +95,6 @@ class Controller:
         """Everything was listed once: until then nothing is decided."""
 
     async def run(self) -> None:
-        """Work until cancelled."""
         await self.resync()
         self.is_filled = True
         async with asyncio.TaskGroup() as tasks:

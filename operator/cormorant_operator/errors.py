@@ -18,7 +18,7 @@ from typing import Any
 
 
 class OperatorError(Exception):
-    """Anything this package raises."""
+    pass
 
 
 class SettingsError(OperatorError):
@@ -50,7 +50,7 @@ class Conflict(ApiError):
 
 
 class NotFound(ApiError):
-    """404."""
+    pass
 
 
 class Refused(ApiError):
@@ -92,4 +92,4 @@ class TokenRefused(HeadSilent):
 
 
 class LeaseLost(OperatorError):
-    """Another operator leads."""
+    pass

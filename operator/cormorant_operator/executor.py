@@ -46,41 +46,29 @@ _LEAVING_LOOKS = 10
 class Api(Protocol):
     """What the executor asks of the API server: `cluster.Cluster`."""
 
-    async def get(self, kind: str, *, namespace: str, name: str) -> Raw:
-        """One object."""
-        ...
+    async def get(self, kind: str, *, namespace: str, name: str) -> Raw: ...
 
     async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
         """Create an object, or only try to."""
         ...
 
-    async def apply(self, manifest: Mapping[str, Any]) -> Raw:
-        """Server-side apply."""
-        ...
+    async def apply(self, manifest: Mapping[str, Any]) -> Raw: ...
 
     async def apply_status(self, manifest: Mapping[str, Any]) -> Raw:
         """Server-side apply of the status."""
         ...
 
-    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
-        """Merge a patch."""
-        ...
+    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw: ...
 
-    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
-        """Delete one object."""
-        ...
+    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw: ...
 
 
 class Heads(Protocol):
     """What it asks of heads: `head_client.HeadClient`."""
 
-    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
-        """Say sizes and pause."""
-        ...
+    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None: ...
 
-    async def drain(self, job: Job, head: Pod) -> None:
-        """Let nothing new begin."""
-        ...
+    async def drain(self, job: Job, head: Pod) -> None: ...
 
 
 class Executor:

@@ -44,12 +44,10 @@ class Job:
 
     @property
     def spec(self) -> CollectorJobSpec:
-        """What the user wants."""
         return self.templates.spec
 
     @property
     def name(self) -> str:
-        """Its name."""
         return self.identity.name
 
     @property

@@ -22,9 +22,7 @@ log = structlog.get_logger()
 class Leases(Protocol):
     """What it asks of the API server: `cluster.Cluster`."""
 
-    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]:
-        """One object."""
-        ...
+    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]: ...
 
     async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
         """Create an object, or only try to."""
@@ -37,8 +35,6 @@ class Leases(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """Times of an election."""
-
     lasts_s: float = 15.0
     """A lease that nobody renewed for so long is free."""
     renew_within_s: float = 10.0
@@ -47,8 +43,6 @@ class Terms:
 
 
 class Leader:
-    """One candidate."""
-
     def __init__(
         self, leases: Leases, *, namespace: str, name: str, identity: str, terms: Terms, clock: Callable[[], float]
     ) -> None:

@@ -19,8 +19,6 @@ _REMAKE_S = 30.0
 
 @dataclass(slots=True)
 class Memory:
-    """One job's."""
-
     has_tokens: bool = False
     answer: HeadAnswer | None = None
     heard_since: datetime | None = None

@@ -24,10 +24,7 @@ Family = CounterMetricFamily | GaugeMetricFamily
 
 
 class Metrics:
-    """What one operator exports."""
-
     def __init__(self) -> None:
-        """Begin at zero."""
         self._registry = CollectorRegistry(auto_describe=False)
         durations = Histogram(
             declared.RECONCILE.name,

@@ -102,7 +102,6 @@ class Pod:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it works."""
         return self.is_live and self.ready_since is not None
 
     @property

@@ -15,8 +15,6 @@ from cormorant_operator.view import View
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How a job ended."""
-
     kind: Literal["Completed", "Failed"]
     reason: str
     message: str

@@ -7,7 +7,6 @@ from cormorant_operator.view import View
 
 
 def phase_of(view: View, course: Course) -> Phase:
-    """The one word."""
     if course.outcome is not None:
         return course.outcome.kind
     if course.suspension != "no":

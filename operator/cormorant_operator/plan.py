@@ -73,8 +73,6 @@ class DeleteChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TellHead:
-    """PUT /v1/desired."""
-
     pod: Pod
     sizes: Mapping[str, int]
     paused: bool
@@ -82,8 +80,6 @@ class TellHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainHead:
-    """POST /v1/drain."""
-
     pod: Pod
 
 

@@ -19,7 +19,6 @@ class Probes:
     """The HTTP server of one operator, leading or not."""
 
     def __init__(self, cluster: Cluster, controller: Controller, *, is_leading: Callable[[], bool]) -> None:
-        """Listen to nothing yet."""
         self._cluster, self._controller, self._is_leading = cluster, controller, is_leading
         controller.metrics.follow(self._read)
         app = web.Application()
@@ -29,12 +28,10 @@ class Probes:
         self._runner = web.AppRunner(app, access_log=None)
 
     async def start(self, *, port: int) -> None:
-        """Listen."""
         await self._runner.setup()
         await web.TCPSite(self._runner, port=port).start()
 
     async def close(self) -> None:
-        """Listen no more."""
         await self._runner.cleanup()
 
     async def _live(self, _: web.Request) -> web.Response:

@@ -27,7 +27,6 @@ class Roster:
     """The pods of one job. Changed by the cache only, between two reconciles."""
 
     def __init__(self) -> None:
-        """Know no pod."""
         self.pods: dict[str, Pod] = {}
         """Every pod by uid."""
         self.restless: dict[str, Pod] = {}
@@ -60,7 +59,6 @@ class Roster:
         self._sort_in(place)
 
     def drop(self, uid: str) -> None:
-        """A pod is gone."""
         pod = self.pods.pop(uid, None)
         if pod is None:
             return

@@ -21,8 +21,6 @@ COUNTERS_SHARE = 0.7
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """One operator's."""
-
     key: bytes = field(repr=False)
     """Every job's tokens are derived from it: the same in all operators of an installation, for all time."""
     site: Site

@@ -19,8 +19,6 @@ State = Literal["no", "draining", "deleting", "suspended"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspension:
-    """How far it is."""
-
     state: State
     actions: tuple[Action, ...] = ()
     due: datetime | None = None

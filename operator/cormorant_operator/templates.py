@@ -50,12 +50,10 @@ class Templates:
 
     @cached_property
     def head(self) -> str:
-        """Of a head."""
         spec = self.spec
         return names.digest(REVISION, names.HEAD, spec.image, self._code, spec.head.to_document(), self.config)
 
     def worker(self, group: WorkerGroup) -> str:
-        """Of a group's workers."""
         return self._workers[group.name]
 
     @cached_property

@@ -36,7 +36,6 @@ class View:
 
     @property
     def policy(self) -> RunPolicy:
-        """Deadlines and limits."""
         return self.job.spec.run_policy
 
     @property

@@ -109,11 +109,9 @@ class Watch:
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch."""
         self._thread.start()
 
     def ask_to_stop(self) -> None:
-        """Begin to end."""
         self._stop.set()
 
     def stop(self) -> None:

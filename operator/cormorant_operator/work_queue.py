@@ -87,7 +87,6 @@ class WorkQueue:
             raise
 
     def done(self, key: str) -> None:
-        """It worked."""
         self._failures.pop(key, None)
         self._give_back(key)
 

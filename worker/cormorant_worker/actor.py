@@ -44,8 +44,6 @@ class Acted(NamedTuple):
 
 
 class Actor(Protocol):
-    """Decides actions."""
-
     outputs: tuple[Leaf, ...]
     """What it computes beside the action."""
     states: tuple[Leaf, ...]

@@ -370,7 +370,6 @@ class Collector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the environments."""
         self.close()
 
 

@@ -101,7 +101,7 @@ class PolicyMismatch(PolicyError, ValueError):
 
 
 class WeightsError(CormorantError):
-    """Published weights were refused."""
+    pass
 
 
 class MalformedWeights(WeightsError):

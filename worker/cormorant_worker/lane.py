@@ -44,9 +44,7 @@ class Lane(Protocol):
     laps: Laps | None
     """What `act` and `land` are measured with, if they are."""
 
-    def start(self, initial_states: Arrays, layout: Layout) -> None:
-        """Begin the first episodes."""
-        ...
+    def start(self, initial_states: Arrays, layout: Layout) -> None: ...
 
     def restart(self) -> None:
         """Begin a new trajectory everywhere, between batches."""
@@ -159,7 +157,6 @@ class LockstepLane:
         """The block, and not `obs`, has what comes next."""
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        """Begin the first episodes."""
         self._initial_states = initial_states
         self.obs = tuple(a.copy() for a in self.env.start())
         self._reset_states()

@@ -40,7 +40,6 @@ class Parts:
 
     @property
     def has_policy(self) -> bool:
-        """False: the manifest's acts."""
         return self.policy is not None or self.policy_factory is not None
 
     def make_policy(self, observation: Any, action: Any) -> Any:

@@ -71,7 +71,6 @@ class Scripted:
             raise ManifestError(str(error)) from error
 
     def parts(self) -> Parts:
-        """The objects among it."""
         makes = callable(self.env)
         return Parts(
             envs=(self.env,) * self.num_envs if makes else (),  # type: ignore[arg-type]  # callable, as just asked

@@ -25,8 +25,6 @@ _WEIGHT = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchTiming:
-    """How one batch went."""
-
     seconds: float
     """Stepping; pauses are not in it."""
     env_step_s: float

@@ -9,7 +9,6 @@ _WHO = "{{namespace}}/{{collectorjob}}"
 
 
 def build() -> Dashboard:
-    """The dashboard."""
     return sheet(
         uid="cormorant-fleet",
         title="Cormorant / Fleet",

@@ -8,7 +8,6 @@ _GROUP = f'{_JOB}, group=~"$group"'
 
 
 def build() -> Dashboard:
-    """The dashboard."""
     return sheet(
         uid="cormorant-job",
         title="Cormorant / Job",

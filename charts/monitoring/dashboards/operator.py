@@ -9,7 +9,6 @@ _WHO = "{{job_namespace}}/{{collectorjob}}"
 
 
 def build() -> Dashboard:
-    """The dashboard."""
     return sheet(
         uid="cormorant-operator",
         title="Cormorant / Operator",

@@ -37,7 +37,6 @@ class Channel:
         """Bytes, and the descriptor that goes with them; -1: none."""
 
     def fileno(self) -> int:
-        """What to wait on."""
         return self._socket.fileno()
 
     @property

@@ -85,7 +85,6 @@ class Events:
         staleness: int = 0,
         sealed: "Sealed | None" = None,
     ) -> None:
-        """Something happened."""
         if self._listeners:
             event = FleetEvent(
                 kind=kind, worker=worker, version=version, frames=frames, reason=reason, staleness=staleness,

@@ -22,9 +22,7 @@ class LinkClosed(OSError):
 class Source(Protocol):
     """What the fleet's thread waits on."""
 
-    def fileno(self) -> int:
-        """The descriptor."""
-        ...
+    def fileno(self) -> int: ...
 
 
 class Payload(Protocol):
@@ -168,9 +166,7 @@ class BlockStore(Protocol):
         """The block's batch is not needed any more."""
         ...
 
-    def forget(self, pid: int) -> None:
-        """A worker is gone."""
-        ...
+    def forget(self, pid: int) -> None: ...
 
     def block(self, slot: int) -> Block:
         """The arrays of a batch that has landed."""

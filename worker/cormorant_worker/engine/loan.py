@@ -26,8 +26,6 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoanPart:
-    """One worker's share."""
-
     worker: str
     """`<group>-<index>`."""
     attempt: int
@@ -109,5 +107,4 @@ class Loan:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Give the batch back."""
         self.release()

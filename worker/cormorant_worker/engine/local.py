@@ -181,7 +181,6 @@ class LocalFleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the fleet."""
         self.close()
 
     # -- batches -----------------------------------------------------------------------------------------------

@@ -142,7 +142,6 @@ class Member:
         return self.link.phase is Phase.STORING or not _LONG_REQUESTS.isdisjoint(self.unanswered.values())
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
-        """What to tell others."""
         phase = self.link.phase
         is_held = is_paused and phase in (Phase.STEPPING, Phase.WAITING)
         return WorkerStats(

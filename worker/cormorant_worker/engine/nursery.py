@@ -104,7 +104,6 @@ class Nursery:
 
     @property
     def pid(self) -> int:
-        """The process id."""
         return self._process.pid
 
     @property

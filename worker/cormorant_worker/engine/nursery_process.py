@@ -30,7 +30,6 @@ class Children:
         self._forgotten: set[int] = set()
 
     def add(self, number: int, pid: int) -> None:
-        """A worker was born."""
         self._pids[number] = pid
 
     def return_code(self, number: int) -> int | None:

@@ -64,7 +64,6 @@ class WorkerProcess:
 
     @property
     def phase(self) -> Phase:
-        """What the worker does."""
         return self.pulse.phase
 
     @property
@@ -82,7 +81,6 @@ class WorkerProcess:
         return self.phase.name.lower()
 
     def sources(self) -> Sequence[Channel]:
-        """Both sockets."""
         return (self.control, self.data)
 
     def receive(self, source: object) -> Sequence[object]:

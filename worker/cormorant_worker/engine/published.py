@@ -15,8 +15,6 @@ from cormorant_worker.weights_file import to_bytes
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Published:
-    """One publish."""
-
     version: PolicyVersion
     blob: WeightsBlob
     payload: Payload
@@ -24,7 +22,6 @@ class Published:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Whose weights these are."""
         return tuple(self.blob.tensors)
 
 
@@ -80,7 +77,6 @@ class Shelf:
         return to_bytes(newest) if newest else b""
 
     def clear(self) -> None:
-        """Let go of everything."""
         for one in self._kept():
             one.payload.close()
         self._common.clear()

@@ -60,12 +60,10 @@ class Pulse:
         return int(self._numbers[PID])
 
     def enter(self, phase: Phase) -> None:
-        """Say what begins."""
         self._numbers[PHASE] = phase
 
     @property
     def phase(self) -> Phase:
-        """What the worker does."""
         return Phase(int(self._numbers[PHASE]))
 
     @property

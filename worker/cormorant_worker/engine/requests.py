@@ -24,7 +24,6 @@ class Requests:
         self._numbers = 0
 
     def serving(self) -> list[Member]:
-        """Workers that take weights."""
         return [member for member in self.members.values() if member.is_ready and not member.is_leaving]
 
     def describe(self) -> str:

@@ -33,7 +33,6 @@ class SlotPool:
 
     @property
     def num_made(self) -> int:
-        """Blocks that exist."""
         return len(self._blocks)
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:

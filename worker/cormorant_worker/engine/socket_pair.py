@@ -5,6 +5,5 @@ from multiprocessing.connection import Connection
 
 
 def socket_pair() -> tuple[Connection, Connection]:
-    """Ours and theirs."""
     ours, theirs = socket.socketpair()
     return Connection(ours.detach()), Connection(theirs.detach())

@@ -26,7 +26,6 @@ class Tally:
     """Numbers that only grow, and the last episodes."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin at zero."""
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=_RECENT)
         self.lengths: deque[int] = deque(maxlen=_RECENT)
@@ -38,7 +37,6 @@ class Tally:
         self._waiting = 0
 
     def joined(self, group: str) -> None:
-        """A worker was started."""
         self._group(group).alive += 1
 
     def synced(self, group: str, version: PolicyVersion) -> None:
@@ -52,7 +50,6 @@ class Tally:
         books.versions[version] += 1
 
     def parted(self, group: str, version: PolicyVersion, *, is_synced: bool) -> None:
-        """A worker is gone."""
         books = self._group(group)
         books.alive -= 1
         if is_synced:

@@ -51,7 +51,6 @@ class Watch:
         self._watched_at = 0.0
 
     def add(self, slot: Slot) -> None:
-        """There is a member."""
         self._round.append(slot)
 
     def remove(self, slot: Slot) -> None:

@@ -8,7 +8,6 @@ class EnvAround:
     """Hands everything on to other environments. Implements VectorEnv."""
 
     def __init__(self, env: VectorEnv) -> None:
-        """Take the environments underneath."""
         self._env = env
         self.num_envs, self.lockstep, self.min_in_flight = env.num_envs, env.lockstep, env.min_in_flight
         self.observation_space, self.action_space = env.observation_space, env.action_space
@@ -23,7 +22,6 @@ class EnvAround:
         return self._env.start()
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Begin to step."""
         self._env.send(actions, rows)
 
     def recv(self) -> Step:
@@ -31,11 +29,9 @@ class EnvAround:
         return self._env.recv()
 
     def restart(self, rows: Rows) -> Arrays:
-        """Begin new episodes."""
         return self._env.restart(rows)
 
     def state(self) -> bytes | None:
-        """Of the environments underneath."""
         return self._env.state()
 
     def restore(self, state: bytes) -> None:
@@ -43,5 +39,4 @@ class EnvAround:
         self._env.restore(state)
 
     def close(self) -> None:
-        """Close the environments underneath."""
         self._env.close()

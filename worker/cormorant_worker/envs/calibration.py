@@ -24,8 +24,6 @@ _WORTH = 0.93
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """What was found."""
-
     num_threads: int
     step_seconds: dict[int, float]
     """Seconds of one vector step by number of threads, where it was timed."""

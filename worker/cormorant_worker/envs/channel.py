@@ -48,8 +48,6 @@ class Build:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """The environment stands."""
-
     observation_space: Space
     action_space: Space
 

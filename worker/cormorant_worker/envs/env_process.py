@@ -54,7 +54,6 @@ class EnvProcess:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
         return self._process.pid
 
     def wake(self, command: bytes) -> None:

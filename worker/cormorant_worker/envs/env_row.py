@@ -185,7 +185,6 @@ class EnvRow:
         return write
 
     def close(self) -> None:
-        """Close the environment."""
         self.env.close()
 
 

@@ -97,7 +97,6 @@ def load_env(env: Env, states: EnvState) -> None:
 
 
 def pack(vectors: Vectors) -> bytes:
-    """Encode as JSON."""
     return json.dumps({"envs": vectors.envs, "restarts": vectors.restarts}).encode()
 
 

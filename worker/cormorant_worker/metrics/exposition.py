@@ -16,9 +16,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of
 class Growing(Protocol):
     """What `Rising` needs of a counter's child."""
 
-    def inc(self, amount: float = 1) -> None:
-        """Add."""
-        ...
+    def inc(self, amount: float = 1) -> None: ...
 
 
 class Rising:
@@ -27,13 +25,11 @@ class Rising:
     __slots__ = ("_child", "_highest")
 
     def __init__(self, child: Growing, *, floor: float = 0.0) -> None:
-        """Begin at a floor."""
         self._child, self._highest = child, floor
         child.inc(floor)
 
     @property
     def value(self) -> float:
-        """What it stands at."""
         return self._highest
 
     def follow(self, number: float) -> None:

@@ -50,7 +50,6 @@ class FleetMetrics:
         self._describe_what_stays()
 
     def hear(self, event: FleetEvent) -> None:
-        """Something happened."""
         if event.sealed is not None:
             self._groups[event.worker.rpartition("-")[0]].seal(event.sealed)
             self._note_episodes(event.sealed)
@@ -58,7 +57,6 @@ class FleetMetrics:
             self._staleness.observe(event.staleness)
 
     def sample(self, stats: FleetStats) -> None:
-        """Take the books over."""
         with self._sampling:
             now = time.monotonic()
             if self._was_paused:
@@ -117,8 +115,6 @@ class FleetMetrics:
 
 
 class _Group:
-    """One worker group's children."""
-
     def __init__(self, name: str, env: str, exposition: Exposition) -> None:
         self._stepped = exposition.rising(declared.STEPPED_FRAMES, group=name, env=env)
         self._spent = {a: exposition.rising(declared.PHASE_SECONDS, group=name, phase=a) for a in ACTIVITIES}
@@ -148,7 +144,6 @@ class _Group:
             self._inference.observe(timing.inference_s)
 
     def sample(self, stats: GroupStats, *, is_paused: bool) -> None:
-        """Take the books over."""
         self._stepped.follow(stats.stepped_frames)
         self._follow_time(stats, is_paused=is_paused)
         self._version.set(stats.min_version)

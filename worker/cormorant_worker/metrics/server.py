@@ -64,5 +64,4 @@ class MetricsServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close it."""
         self.close()

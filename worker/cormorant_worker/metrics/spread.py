@@ -24,7 +24,6 @@ class Spread:
         self._sum = 0.0
 
     def observe(self, values: Sequence[float]) -> None:
-        """Count values."""
         found = np.asarray(values, dtype=np.float64)
         places = np.searchsorted(self._bounds, found, side="left")
         counts = np.bincount(places, minlength=len(self._counts))
@@ -42,7 +41,6 @@ class Spreads(Collector):
     """A histogram's series, by the values of its labels."""
 
     def __init__(self, metric: Metric) -> None:
-        """Begin without any."""
         self._metric = metric
         self._spreads: dict[tuple[str, ...], Spread] = {}
 

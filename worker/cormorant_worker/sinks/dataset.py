@@ -36,7 +36,6 @@ class Part:
 
     @property
     def frames(self) -> int:
-        """Frames in sealed shards."""
         return sum(record.frames for record in self.records)
 
 
@@ -50,7 +49,6 @@ class Dataset:
 
     @property
     def uri(self) -> str:
-        """Where it lies."""
         return self.store.uri
 
     def parts(self) -> tuple[Part, ...]:

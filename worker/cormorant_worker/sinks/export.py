@@ -13,8 +13,6 @@ ExportFormat = Literal["minari", "parquet"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export wrote."""
-
     path: Path
     """The folder to open."""
     frames: int

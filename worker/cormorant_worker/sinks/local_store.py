@@ -83,7 +83,6 @@ class LocalStore:
         sync_path(self.root)
 
     def create_shard(self, part: str, name: str) -> "LocalShardFile":
-        """Begin a shard."""
         return LocalShardFile(self.root / part / name)
 
     def note(self, part: str, number: int, line: str) -> None:

@@ -106,18 +106,15 @@ class ObjectStore:
         return {name: size for name, size in sorted(sizes.items()) if not name.startswith(f"{_MANIFEST}/")}
 
     def open(self, part: str, name: str) -> Any:
-        """A shard, fetched whole."""
         data = self._read(f"{self._root}/{part}/{name}")
         if data is None:
             raise FileNotFoundError(f"{self.uri}/{part}/{name}")
         return pa.BufferReader(data)
 
     def free_bytes(self) -> int | None:
-        """Unknown."""
         return None
 
     def put(self, path: str, data: bytes) -> None:
-        """Put one object whole."""
         self._put(path, data)
 
     def _put(self, path: str, data: bytes) -> None:
@@ -148,16 +145,13 @@ class ObjectShardFile:
         self._buffer = io.BytesIO()
 
     def write(self, data: Any) -> int:
-        """Append any contiguous buffer."""
         count = self._buffer.write(memoryview(data).cast("B"))
         self.size_bytes += count
         return count
 
-    def flush(self) -> None:
-        """Nothing is held back."""
+    def flush(self) -> None: ...
 
     def publish(self) -> str:
-        """Put the object."""
         data = self._buffer.getvalue()
         self._store.put(self._path, data)
         self.discard()

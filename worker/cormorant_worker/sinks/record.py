@@ -8,8 +8,6 @@ from cormorant_worker.errors import DatasetCorrupt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
-    """A sealed shard."""
-
     shard: str
     """File name within the part."""
     frames: int

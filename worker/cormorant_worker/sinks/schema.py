@@ -170,12 +170,10 @@ def to_numpy(leaf: Leaf, column: Any) -> Array:
 
 
 def leaf_bytes(leaf: Leaf) -> int:
-    """Bytes of one value."""
     return int(np.prod(leaf.shape, dtype=np.int64)) * leaf.dtype.itemsize
 
 
 def names(leaves: Sequence[Leaf]) -> Iterator[str]:
-    """Column names of leaves."""
     return (column_name(leaf) for leaf in leaves)
 
 

@@ -173,7 +173,6 @@ class ShardWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close."""
         self.close()
 
     def _begin(self) -> _Open:

@@ -70,17 +70,13 @@ class Store(Protocol):
         """
         ...
 
-    def create_shard(self, part: str, name: str) -> ShardFile:
-        """Begin a shard."""
-        ...
+    def create_shard(self, part: str, name: str) -> ShardFile: ...
 
     def note(self, part: str, number: int, line: str) -> None:
         """Add the `number`-th line to a part's manifest, durably."""
         ...
 
-    def notes(self, part: str) -> Notes:
-        """A part's manifest."""
-        ...
+    def notes(self, part: str) -> Notes: ...
 
     def files(self, part: str) -> dict[str, int]:
         """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""

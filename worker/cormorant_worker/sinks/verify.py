@@ -40,7 +40,6 @@ class Report:
 
     @property
     def is_good(self) -> bool:
-        """True without problems."""
         return not self.problems
 
 
@@ -134,7 +133,6 @@ def _check_part(dataset: Dataset, part: Part, continuity: "_Continuity") -> Iter
 
 
 def _check_bytes(dataset: Dataset, part: Part, record: ShardRecord) -> str:
-    """A sentence, or nothing."""
     sha = hashlib.sha256()
     size = 0
     try:

@@ -56,7 +56,6 @@ class PodMetrics(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Family]:
-        """Every family."""
         standing = self._standing
         joined, joins = int(standing.is_joined), standing.joins
         yield self._family("joined", "Whether the pod's Ray is a member of the head's cluster.", {(): joined})

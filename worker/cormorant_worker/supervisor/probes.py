@@ -54,7 +54,6 @@ class Probes:
         threading.Thread(target=self._server.serve_forever, name="probes", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more."""
         self._server.shutdown()
         self._server.server_close()
 

@@ -46,7 +46,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
         return self._process.pid
 
     def poll(self) -> int | None:

@@ -29,8 +29,6 @@ class RaySettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSettings:
-    """Of a worker's pod."""
-
     ray: RaySettings
     head: tuple[str, int]
     """CORMORANT_HEAD: host and port of the Service that leads to the head's Ray."""

@@ -20,7 +20,6 @@ class Standing:
     """When the supervisor looked around last."""
 
     def tick(self) -> None:
-        """The supervisor is alive."""
         self.ticked = time.monotonic()
 
     @property

@@ -30,9 +30,7 @@ class Store(Protocol):
         """Store a batch `[B, T]`, of which column b has `lengths[b]` frames."""
         ...
 
-    def reset(self, *, keep_statistics: bool) -> None:
-        """Empty the buffer."""
-        ...
+    def reset(self, *, keep_statistics: bool) -> None: ...
 
 
 def as_store(buffer: Any) -> Store:
@@ -86,13 +84,11 @@ class Extended:
             )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
-        """Store a batch."""
         from cormorant_worker.batch import frames_of
 
         self._buffer.extend(batch if self._keeps_time or self._room.is_wide else frames_of(batch))
 
     def reset(self, *, keep_statistics: bool) -> None:
-        """Empty the buffer."""
         self._buffer.empty()
 
 
@@ -134,7 +130,6 @@ class TianshouStore:
             )
 
     def take(self, batch: "TensorDict", lengths: Array) -> None:
-        """Store a batch."""
         values, extra = _as_theirs(batch)
         columns = np.flatnonzero(lengths > 0)
         if not len(columns):
@@ -153,7 +148,6 @@ class TianshouStore:
             self._write_extra(extra, lengths, rows, before)
 
     def reset(self, *, keep_statistics: bool) -> None:
-        """Empty the buffer."""
         self._buffer.reset(keep_statistics=keep_statistics)
 
     def _add_row(self, values: dict[str, Any], columns: Array, row: int) -> None:

@@ -137,12 +137,10 @@ class Collector(Generic[Stats]):
 
     @property
     def env_num(self) -> int:
-        """Environments."""
         return self._envs.num_envs
 
     @property
     def action_space(self) -> Any:
-        """Of one environment."""
         return self._envs.action_space
 
     def collect(
@@ -259,11 +257,9 @@ class Collector(Generic[Stats]):
         self._hooks.forget()
 
     def set_on_step_hook(self, hook: StepHook | None) -> None:
-        """Exchange the hook."""
         self._hooks.on_step = hook
 
     def get_on_step_hook(self) -> StepHook | None:
-        """The hook in force."""
         return self._hooks.on_step
 
     def set_on_episode_done_hook(self, hook: EpisodeHook | None) -> None:
@@ -271,7 +267,6 @@ class Collector(Generic[Stats]):
         self._hooks.on_episode = hook
 
     def get_on_episode_done_hook(self) -> EpisodeHook | None:
-        """The hook in force."""
         return self._hooks.on_episode
 
     def close(self) -> None:
@@ -284,7 +279,6 @@ class Collector(Generic[Stats]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the environments."""
         self.close()
 
     # -- collecting --------------------------------------------------------------------------------------------

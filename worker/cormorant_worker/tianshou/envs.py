@@ -138,7 +138,6 @@ class GivenEnvs(InlineVectorEnv):
             env.reset_kwargs = dict(kwargs)
 
     def render(self) -> None:
-        """Render each environment."""
         for row in self._envs:
             row.env.render()
 
@@ -213,11 +212,9 @@ class TheirVectorEnv:
         return self._step(EVERY_ROW if every else rows, rows, found)
 
     def render(self) -> None:
-        """Render each environment."""
         self._env.render()
 
     def state(self) -> bytes | None:
-        """They cannot be saved."""
         return None
 
     def restore(self, state: bytes) -> None:

@@ -37,7 +37,6 @@ class Hooks:
         return self.on_step is None and self.on_episode is None
 
     def forget(self) -> None:
-        """Every environment begins anew."""
         self._begun.clear()
 
     def see(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> "TensorDict":

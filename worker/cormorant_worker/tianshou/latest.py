@@ -20,11 +20,9 @@ class LatestBatch:
         self.tensordict = batch.clone()
 
     def empty(self) -> None:
-        """Keep nothing."""
         self.tensordict = None
 
     def __len__(self) -> int:
-        """Frames."""
         if self.tensordict is None:
             return 0
         if ("collector", "mask") in self.tensordict.keys(True):

@@ -61,7 +61,6 @@ class FrontActor:
         self._nest = unflattener(observation)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Decide for n rows."""
         if self.keeps_grad:
             with torch.inference_mode(False), torch.enable_grad():
                 acted = self._inner.act(obs, states, is_init)
@@ -163,7 +162,6 @@ class TianshouActor:
         self._dry_run(observation, num_rows)
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Decide for n rows."""
         keeps_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         with torch.inference_mode(False), torch.set_grad_enabled(keeps_grad):
             decided, sent, result = self._ask(obs, self._state_of(states))

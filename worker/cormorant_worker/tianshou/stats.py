@@ -144,7 +144,6 @@ class Tally:
         self._lengths = np.zeros(num_envs, dtype=np.int64)
 
     def forget(self) -> None:
-        """Every environment begins anew."""
         self._returns[:] = 0.0
         self._lengths[:] = 0
 

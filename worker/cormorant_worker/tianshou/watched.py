@@ -26,7 +26,6 @@ class LaneAround:
         self.inner.laps = laps
 
     def start(self, initial_states: Arrays, layout: Layout) -> None:
-        """Begin the first episodes."""
         self.inner.start(initial_states, layout)
 
     def restart(self) -> None:
@@ -34,7 +33,6 @@ class LaneAround:
         self.inner.restart()
 
     def begin(self, block: Block, quota: Array) -> None:
-        """Aim at a block."""
         self.inner.begin(block, quota)
 
     @property

@@ -85,7 +85,6 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return _read(self.observation_space, self._now), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        """Step once."""
         spec = self._env.action_spec
         given = torch.as_tensor(np.asarray(action)).to(dtype=spec.dtype, device=spec.device).reshape(spec.shape)
         # What steps carry beside observations (counters, states) stays in the TensorDict.
@@ -97,7 +96,6 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         return _read(self.observation_space, following), reward, bool(terminated.any()), bool(truncated.any()), {}
 
     def close(self) -> None:
-        """Close the environment."""
         self._env.close(raise_if_closed=False)
 
 
@@ -163,7 +161,6 @@ class BatchedVectorEnv:
         return Step(slice(None), self._obs(self._now), reward, terminated, truncated, ended, final, NO_ROWS)
 
     def restart(self, rows: Rows) -> Arrays:
-        """Begin new episodes."""
         mask = torch.zeros(self.num_envs, dtype=torch.bool)
         mask[torch.from_numpy(np.asarray(rows))] = True
         shape = self._now["done"].shape

@@ -64,7 +64,6 @@ class StepCounts:
 
 
 def split(batch: TensorDictBase) -> TensorDictBase:
-    """Trajectories as padded rows."""
     found: TensorDictBase = split_trajectories(batch)
     return found
 

@@ -56,7 +56,6 @@ class Plan:
 
     @property
     def num_collectors(self) -> int:
-        """W."""
         return len(self.makers)
 
 
@@ -534,7 +533,6 @@ class FleetCollector:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the collectors."""
         self.shutdown()
 
     def __repr__(self) -> str:

@@ -95,7 +95,6 @@ class Collector(FleetCollector):
         return InProcessFleet(job, parts)
 
     def reset(self) -> None:
-        """Begin new episodes everywhere."""
         self.fleet.restart()
 
 

@@ -106,14 +106,12 @@ class InProcessFleet:
         return (_NAME,)
 
     def restart(self) -> None:
-        """Begin new episodes everywhere."""
         self._collector.restart()
 
     def pause(self) -> None:
         """Nothing is stepped between two batches."""
 
-    def resume(self) -> None:
-        """Nothing stood still."""
+    def resume(self) -> None: ...
 
     def state(self) -> bytes:
         """What going on from the last batch needs, the policy's weights among it."""

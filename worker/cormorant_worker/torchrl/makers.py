@@ -52,7 +52,6 @@ class Calls:
         self._is_trusted = is_trusted
 
     def __call__(self) -> Any:
-        """The policy."""
         from cormorant_worker.torchrl.policy import as_policy
 
         return as_policy(self._factory(), is_trusted=self._is_trusted)

@@ -45,7 +45,6 @@ class MultiThreadedEnvWrapper:
 
     @property
     def action_space(self) -> Space:
-        """Of one environment."""
         return self.pool.env.action_space
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:

@@ -26,7 +26,6 @@ class OnTensorDicts(TensorDictModuleBase):
         self.module = module
 
     def forward(self, tensordict: Any) -> Any:
-        """Call it."""
         return self.module(tensordict)
 
 

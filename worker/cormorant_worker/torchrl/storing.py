@@ -19,7 +19,6 @@ class StoreInBuffer:
         self._counts = StepCounts() if limit(settings.max_frames_per_traj) else None
 
     def __call__(self, block: Block) -> None:
-        """Store the batch."""
         batch: TensorDictBase = to_tensordict(block, copy=True)
         add_root_flags(batch)
         if self._counts is not None:

@@ -13,14 +13,11 @@ _GPU = "nvidia.com/gpu"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Resources in Ray's words."""
-
     num_cpus: float
     num_gpus: float
     resources: Mapping[str, float] = field(default_factory=dict)
 
     def describe(self) -> str:
-        """As text, for messages."""
         return describe_resources({"CPU": self.num_cpus, "GPU": self.num_gpus, **self.resources})
 
 

@@ -59,8 +59,6 @@ class _Batch:
 
 
 class RayLink:
-    """A worker actor."""
-
     def __init__(
         self,
         place: WorkerPlace,

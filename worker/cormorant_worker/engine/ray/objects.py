@@ -54,7 +54,6 @@ class ObjectBlocks:
 
     @property
     def num_made(self) -> int:
-        """Blocks that are lent."""
         return len(self._lent)
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
