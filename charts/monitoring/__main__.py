@@ -18,7 +18,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing; 1 when a file is out of date")
     given = parser.parse_args()
     texts = {
-        ROOT / "docs" / "metrics.md": page_text(),
+        ROOT / "docs" / "reference" / "metrics.md": page_text(),
         FILES / "rules" / "cormorant.yaml": rules_text(),
         **{FILES / "dashboards" / f"{name}.json": text for name, text in dashboards().items()},
     }

@@ -1,4 +1,4 @@
-"""Recording rules and alerts as data. `rule_file.py` writes them for Prometheus; `docs/runbooks.md` says what to do."""
+"""Recording rules and alerts as data. `rule_file.py` writes them for Prometheus."""
 
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,4 +1,4 @@
-"""`docs/metrics.md`: every metric there is, from the contract."""
+"""`docs/reference/metrics.md`: every metric there is, from the contract."""
 
 from collections.abc import Iterator
 

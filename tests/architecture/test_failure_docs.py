@@ -1,4 +1,4 @@
-"""What is said to happen is kept by tests that exist: `docs/failures.md`, and the table of `docs/pods.md`."""
+"""The tests that `docs/explanation/failures.md` and the table of `docs/reference/pods.md` name exist."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BOTH = pytest.mark.parametrize("page", ["failures.md", "pods.md"])
+BOTH = pytest.mark.parametrize("page", ["explanation/failures.md", "reference/pods.md"])
 
 
 def read(page: str) -> str:

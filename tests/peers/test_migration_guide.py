@@ -1,4 +1,4 @@
-"""The snippets of docs/migrating-from-tianshou.md, as they stand."""
+"""The snippets of docs/how-to/migrating-from-tianshou.md, as they stand."""
 
 import re
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-GUIDE = (ROOT / "docs" / "migrating-from-tianshou.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "migrating-from-tianshou.md").read_text()
 SNIPPETS = dict(re.findall(r"^```python\n# (\w+: \w+)\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL))
 
 

@@ -240,7 +240,7 @@ class Values(Contract):
 
     job_selector: Annotated[str, Field(strict=True, max_length=1024, pattern=SELECTOR_PATTERN)] = ""
     """Label selector of the jobs that are looked after, like `team=a` or `team notin (a, b)`; empty: all. Several
-    releases with selectors that exclude each other share the work: docs/scale.md."""
+    releases with selectors that exclude each other share the work: docs/explanation/scale.md."""
 
     jobs: Jobs = Jobs()
     """What the operator gives all its jobs."""

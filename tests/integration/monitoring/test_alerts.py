@@ -198,7 +198,7 @@ def test_an_alert_says_which_job_and_where_to_read_on(tmp_path: Path) -> None:
         "exp_annotations": {
             "summary": "team-a/pong collects nothing",
             "description": "The job runs, is not paused, has room in its queue, and no worker has stepped for minutes.",
-            "runbook_url": "https://github.com/example/cormorant/blob/main/docs/runbooks.md#cormorantstalled",
+            "runbook_url": "https://github.com/example/cormorant/blob/main/docs/how-to/runbooks.md#cormorantstalled",
         },
     }
     world = healthy() | FIRES["CormorantStalled"]

@@ -44,7 +44,7 @@ def test_alerts_name_labels_that_their_expression_keeps(alert: Alert) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_alert_has_a_runbook(name: str) -> None:
-    text = (ROOT / "docs" / "runbooks.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
     (section,) = re.findall(rf"^## {name}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
     assert "**Means.**" in section
     assert "**Look.**" in section
@@ -52,7 +52,7 @@ def test_every_alert_has_a_runbook(name: str) -> None:
 
 
 def test_runbooks_are_of_alerts_that_exist() -> None:
-    text = (ROOT / "docs" / "runbooks.md").read_text()
+    text = (ROOT / "docs" / "how-to" / "runbooks.md").read_text()
     assert set(re.findall(r"^## (Cormorant\w+)", text, re.MULTILINE)) == set(NAMES)
 
 

@@ -49,7 +49,7 @@ class AnyOrder(RuleBasedStateMachine):
     def operator_dies_after_some_writes(self, writes: int) -> None:
         self.world.step(crash_after=writes)
         self.world.restart_operator()
-        # One that begins without a memory beside one that has a plan is what a lease is for: docs/failures.md.
+        # Only a lease keeps an operator without memory from acting beside one that has a plan.
         self.old_plan = ()
 
     @rule()

@@ -153,7 +153,7 @@ def test_a_recurrent_policy_without_initial_state_is_told_so() -> None:
 
 
 def test_the_recurrent_policy_of_the_documentation_carries_its_state() -> None:
-    text = (Path(__file__).parents[3] / "docs/policies.md").read_text()
+    text = (Path(__file__).parents[3] / "docs/how-to/own-policy.md").read_text()
     found: dict = {}
     exec(text.split("```python\n")[1].split("```")[0], found)  # our own page
     space = spaces.Box(-1.0, 1.0, (2,), np.float32)

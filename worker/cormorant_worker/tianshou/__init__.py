@@ -6,7 +6,7 @@
     stats = collector.collect(n_step=4096)                      # exactly 4096 frames
 
 Tianshou need not be installed, and is never imported from here: its policies, buffers and vector environments are
-known by what they can do. `docs/migrating-from-tianshou.md` has the table of all arguments.
+known by what they can do. `docs/how-to/migrating-from-tianshou.md` has the table of all arguments.
 """
 
 from cormorant_worker.tianshou.collector import AsyncCollector, Collector

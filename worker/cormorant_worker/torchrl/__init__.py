@@ -3,7 +3,7 @@
     from cormorant_worker.torchrl import MultiThreadedEnv, RayCollector, sync_async_collector
 
 Scripts import from here what they imported from `torchrl.collectors`, `torchrl.collectors.distributed` and
-`torchrl.envs`. `docs/migrating-from-torchrl.md` says what is the same, renamed, put right or left out.
+`torchrl.envs`. `docs/how-to/migrating-from-torchrl.md` says what is the same, renamed, put right or left out.
 """
 
 from importlib import import_module

@@ -41,7 +41,7 @@ Hook = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How to collect. Names and defaults are TorchRL's; `docs/migrating-from-torchrl.md` has them all."""
+    """How to collect. Names and defaults are TorchRL's; `docs/how-to/migrating-from-torchrl.md` has them all."""
 
     frames_per_batch: int = 200
     """Frames of a batch: of all collectors together in sync mode, of each in async mode; rounded up to whole steps."""

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[4]
-GUIDE = (ROOT / "docs" / "migrating-from-torchrl.md").read_text()
+GUIDE = (ROOT / "docs" / "how-to" / "migrating-from-torchrl.md").read_text()
 BLOCKS = re.findall(r"^```python\n(.*?)^```$", GUIDE, re.MULTILINE | re.DOTALL)
 OURS = [block for block in BLOCKS if block.startswith("# Cormorant")]
 THEIRS = [block for block in BLOCKS if block.startswith("# TorchRL")]
