@@ -49,7 +49,8 @@ class Entry(Generic[L]):
     deliveries: int = 0
     consumer: str = ""
     """Who has it; empty while it is ready."""
-    deadline: float = 0.0
+    lent_at: float = 0.0
+    """When its consumer got it, by the ledger's clock."""
     senders: int = 0
     """Responses that read its memory at this moment."""
     is_acked: bool = False
@@ -91,6 +92,8 @@ class LedgerCounts:
     """Thrown away because a consumer asked for fresher ones."""
     held: int
     """Acknowledged by one consumer while another still reads their memory."""
+    oldest_lent_s: float | None
+    """Seconds since the oldest batch that is not acknowledged was handed out; None when there is none."""
 
 
 class Ledger(Generic[L]):
@@ -153,10 +156,11 @@ class Ledger(Generic[L]):
         """
         now = self._clock()
         with self._lock:
-            late = [e for e in self._entries.values() if e.consumer and not e.is_acked and e.deadline <= now]
+            entries = tuple(self._entries.values())
+            late = [e for e in entries if e.consumer and not e.is_acked and e.lent_at + self.ack_within_s <= now]
             for entry in late:
                 self._take_back(entry)
-            over = [self._forget_if_over(entry) for entry in tuple(self._entries.values())]
+            over = [self._forget_if_over(entry) for entry in entries]
         for loan in over:
             if loan is not None:
                 loan.release()
@@ -200,7 +204,7 @@ class Ledger(Generic[L]):
                     self._settled()
                     continue
                 now = self._clock()
-                entry.consumer, entry.deadline = consumer, now + self.ack_within_s
+                entry.consumer, entry.lent_at = consumer, now
                 entry.deliveries += 1
                 entry.senders += 1
                 self._redelivered += entry.deliveries > 1
@@ -297,14 +301,16 @@ class Ledger(Generic[L]):
     def counts(self) -> LedgerCounts:
         """The ledger at this moment."""
         with self._lock:
+            lent = [e.lent_at for e in self._entries.values() if e.consumer]
             return LedgerCounts(
                 ready=len(self._ready),
-                lent=sum(1 for e in self._entries.values() if e.consumer),
+                lent=len(lent),
                 acked=self._acked,
                 acked_frames=self._acked_frames,
                 redelivered=self._redelivered,
                 stale_frames=self._stale_frames,
                 held=sum(1 for e in self._entries.values() if e.is_acked and not e.senders),
+                oldest_lent_s=max(0.0, self._clock() - min(lent)) if lent else None,
             )
 
     def consumers(self) -> dict[str, tuple[ConsumerRecord, int]]:

@@ -66,6 +66,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             waiting=stats.queued_batches,
             ready=counts.ready,
             lent=counts.lent,
+            oldest_lent_seconds=None if counts.oldest_lent_s is None else round(counts.oldest_lent_s, 1),
             acked=counts.acked,
             redelivered=counts.redelivered,
             held=counts.held,

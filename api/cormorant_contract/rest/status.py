@@ -1,6 +1,8 @@
 """`/v1/status` and `/v1/workers`: what goes on."""
 
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from cormorant_contract.rest.base import Answer, Count, Time, Version
 from cormorant_contract.rest.control import DesiredReport
@@ -57,6 +59,8 @@ class QueueReport(Answer):
     """Given back by a consumer, or not taken by the one that asked."""
     lent: Count
     """With consumers, not acknowledged."""
+    oldest_lent_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Since the oldest of those was handed out."""
     acked: Count
     redelivered: Count
     held: Count = 0

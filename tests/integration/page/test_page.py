@@ -186,6 +186,8 @@ def test_served_run_prints_a_link_that_lets_you_in_and_says_that_it_waits(browse
             assert taken.status == 200
             watched.wait_for_text("#learners", "ppo")
             watched.wait_for_text("#waiting", "the last one asked for batches")
+            assert api.get("/v1/batches/next?wait=30&consumer=slow").status == 200
+            watched.wait_for_text("#learners-note", "1 not acknowledged yet, the oldest for")
             assert "capacityBatches: 2" in watched.evaluate("document.querySelector('#manifest').textContent")
             watched.wait_for_text("#log", "head_ready")
             watched.assert_clean()

@@ -129,6 +129,19 @@ def test_memory_that_a_consumer_maps_goes_back_when_it_lets_go() -> None:
     assert (loan.releases, books.ledger.counts().held) == (1, 0)
 
 
+def test_age_of_the_oldest_unacknowledged_batch() -> None:
+    books = Books()
+    books.add(FakeLoan(), FakeLoan())
+    assert books.ledger.counts().oldest_lent_s is None
+    first = books.lend("a")
+    books.clock.now = 7
+    books.lend("b")
+    books.clock.now = 9
+    assert books.ledger.counts().oldest_lent_s == 9
+    books.ledger.ack(first)
+    assert books.ledger.counts().oldest_lent_s == 2
+
+
 def test_what_is_too_old_for_others_stays_with_who_reads_it() -> None:
     books, loan = Books(), FakeLoan(min_version=3)
     books.add(loan)
