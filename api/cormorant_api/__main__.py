@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_of
-from cormorant_api.settings import DEFAULT_PORT, Settings
+from cormorant_api.settings import DEFAULT_PORT, HeadSettings
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.front import load_job, refuse_unknown_names
@@ -105,8 +105,8 @@ def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions]
     return partial(RayFleet, ray_options=ray_options)
 
 
-def _settings(given: argparse.Namespace) -> Settings:
-    return Settings(
+def _settings(given: argparse.Namespace) -> HeadSettings:
+    return HeadSettings(
         host=listen_host(given.host, pod_ip=os.environ.get("POD_IP", "")),
         port=given.port,
         data_port=given.data_port,

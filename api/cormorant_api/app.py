@@ -7,13 +7,14 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.responses import HTMLResponse
 
-from cormorant_api import live_page, problems
-from cormorant_api.docs_page import render
-from cormorant_api.gallery import Gallery
 from cormorant_api.head import Head
-from cormorant_api.live import Live
-from cormorant_api.measured import Measured
+from cormorant_api.http import problems
+from cormorant_api.http.docs_page import render
+from cormorant_api.live import page_files
+from cormorant_api.live.moments import Moments
+from cormorant_api.live.previews import Previews
 from cormorant_api.routes import batches, control, live, pauses, seed, state, status, weights
+from cormorant_api.routes.request_metrics import RequestMetrics
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import Bye, Hello, Moment, Opening
@@ -47,15 +48,15 @@ def make_app(head: Head | None = None) -> FastAPI:
     )
     app.state.head = head
     if head is not None:
-        app.state.live, app.state.gallery = Live(head), Gallery(head)
+        app.state.live, app.state.previews = Moments(head), Previews(head)
         head.watchers.append(app.state.live.observe)
     for module in (weights, batches, pauses, state, seed, status, live, control):
         app.include_router(module.router)
     app.include_router(status.health)
     problems.install(app)
-    app.include_router(live_page.make_router())
+    app.include_router(page_files.make_router())
     if head is not None:
-        app.add_middleware(Measured, head=head)
+        app.add_middleware(RequestMetrics, head=head)
     app.add_api_route("/docs", lambda: HTMLResponse(render(app.openapi())), include_in_schema=False)
     app.openapi = _documented(app)  # type: ignore[method-assign]  # FastAPI's own way of extending the document
     return app

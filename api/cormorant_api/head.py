@@ -16,22 +16,22 @@ from typing import ParamSpec, TypeVar
 
 import structlog
 
-from cormorant_api.bell import Bell
+from cormorant_api.batches.feeder import BatchFeeder
+from cormorant_api.batches.ledger import Ledger
+from cormorant_api.control.event_ring import EventRing
+from cormorant_api.control.group_sizes import GroupSizes
+from cormorant_api.control.journal import Journal
+from cormorant_api.control.leases import LeaseBook, PauseKeeper
+from cormorant_api.control.metrics import HeadMetrics
+from cormorant_api.control.rates import RateWindow
 from cormorant_api.errors import ApiError
-from cormorant_api.event_ring import EventRing
-from cormorant_api.journal import Journal
-from cormorant_api.leases import LeaseBook, PauseKeeper
-from cormorant_api.ledger import Ledger
-from cormorant_api.metrics import HeadMetrics
-from cormorant_api.publisher import Publisher
-from cormorant_api.pulse import Pulse
-from cormorant_api.pump import Pump
-from cormorant_api.roster import Roster
-from cormorant_api.settings import Settings
-from cormorant_api.tokens import TokenKeeper, Tokens
-from cormorant_api.updates import UpdateTracker
-from cormorant_api.uploads import UploadRoom
-from cormorant_api.weight_store import WeightStore
+from cormorant_api.http.tokens import TokenKeeper, Tokens
+from cormorant_api.http.uploads import UploadRoom
+from cormorant_api.notifier import AsyncNotifier
+from cormorant_api.settings import HeadSettings
+from cormorant_api.weights.publisher import Publisher
+from cormorant_api.weights.store import WeightStore
+from cormorant_api.weights.updates import UpdateTracker
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
@@ -60,21 +60,21 @@ class Running:
         self.ledger: Ledger[Loan] = Ledger(
             epoch=head.epoch, ack_within_s=settings.ack_within_s, on_settled=head.journal.settle
         )
-        self.pump = Pump(fleet, self.ledger)
+        self.feeder = BatchFeeder(fleet, self.ledger)
         self.updates = UpdateTracker(
-            apply_within_s=settings.apply_within_s, bell=Bell(), on_result=head.metrics.update_ended
+            apply_within_s=settings.apply_within_s, notifier=AsyncNotifier(), on_result=head.metrics.update_ended
         )
         self.publisher = Publisher(fleet, head.store, self.updates, head.events)
         self.pauses = PauseKeeper(
-            head.leases, pause=fleet.pause, resume=fleet.resume, bell=Bell(), starts_paused=is_paused
+            head.leases, pause=fleet.pause, resume=fleet.resume, notifier=AsyncNotifier(), starts_paused=is_paused
         )
-        self.roster = Roster(fleet, head.events)
+        self.group_sizes = GroupSizes(fleet, head.events)
 
 
 class Head:
     """One job's control plane. Made before the fleet, which `attach` brings. Methods may be called from any thread."""
 
-    def __init__(self, job: CollectorJob, settings: Settings, tokens: TokenKeeper) -> None:
+    def __init__(self, job: CollectorJob, settings: HeadSettings, tokens: TokenKeeper) -> None:
         """Open what earlier heads left.
 
         Raises:
@@ -94,7 +94,7 @@ class Head:
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
         self.events = EventRing(epoch=self.epoch)
         self.leases = LeaseBook(spec_paused=job.spec.paused)
-        self.pulse = Pulse()
+        self.rates = RateWindow()
         self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)
         self.log_context = LogContext()
         """What this process says of itself on each line of its log."""
@@ -130,7 +130,7 @@ class Head:
         if not running.publisher.inherit(fleet.inheritance):
             running.publisher.restore()
         self._running = running
-        running.pump.start()
+        running.feeder.start()
         running.pauses.start()
         self._housekeeper.start()
 
@@ -155,12 +155,12 @@ class Head:
             self._housekeeper.join(timeout=5)
         if self._running is not None:
             self._running.pauses.close()
-            self._running.pump.close()
+            self._running.feeder.close()
             self._running.ledger.close()
-            self._running.roster.close()
-            self._running.updates.bell.ring()
-            self._running.pauses.bell.ring()
-        self.events.bell.ring()
+            self._running.group_sizes.close()
+            self._running.updates.notifier.notify()
+            self._running.pauses.notifier.notify()
+        self.events.notifier.notify()
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._bulk.shutdown(wait=False, cancel_futures=True)
         self.journal.close()
@@ -218,8 +218,8 @@ class Head:
         running = self._running
         if running is None:
             return False
-        if running.pump.error is not None:
-            raise running.pump.error
+        if running.feeder.error is not None:
+            raise running.feeder.error
         return running.fleet.is_done and (not self.has_queue or running.ledger.has_ended)
 
     async def quick(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -309,14 +309,14 @@ class Head:
         while not self._ended.wait(_TICK_S):
             try:
                 stats = running.fleet.stats()
-                self.pulse.sample(stats)
+                self.rates.sample(stats)
                 self.sample(stats)
                 self.settled_frames(stats)
                 if not self.is_draining:
                     running.publisher.inherit(running.fleet.inheritance)  # workers join one after the other
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
-                    running.pump.probe()
+                    running.feeder.probe()
                 if not has_told_end and self.is_complete:
                     has_told_end = True
                     self.events.add("ended", frames=stats.frames)

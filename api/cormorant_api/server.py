@@ -19,11 +19,11 @@ import structlog
 from cormorant_api.app import make_app
 from cormorant_api.errors import HeadError, StoreError
 from cormorant_api.head import Head
-from cormorant_api.listener import Listener
-from cormorant_api.settings import Settings
+from cormorant_api.http.listener import Listener
+from cormorant_api.http.tls import check_tls
+from cormorant_api.http.tokens import Role, TokenKeeper, Tokens
+from cormorant_api.settings import HeadSettings
 from cormorant_api.status import wait_for_learner
-from cormorant_api.tls import check_tls
-from cormorant_api.tokens import Role, TokenKeeper, Tokens
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.protocol import Fleet, FleetStats
@@ -44,7 +44,7 @@ _TOKEN_FILE = "tokens.json"
 class HeadServer:
     """One head with its listeners and its fleet. Use as a context manager."""
 
-    def __init__(self, job: CollectorJob, settings: Settings, context: LogContext | None = None) -> None:
+    def __init__(self, job: CollectorJob, settings: HeadSettings, context: LogContext | None = None) -> None:
         """Read tokens and what an earlier head left, and listen.
 
         Args:
@@ -188,11 +188,11 @@ class HeadServer:
 
     def _has_consumers(self) -> bool:
         running = self.head.running
-        return running.pump.num_waiting > 0 or running.ledger.counts().lent > 0
+        return running.feeder.num_waiting > 0 or running.ledger.counts().lent > 0
 
     def _linger(self) -> None:
         """Consumers that ask again hear that all is done, instead of finding nobody."""
-        self.head.events.bell.ring()
+        self.head.events.notifier.notify()
         time.sleep(self.settings.linger_s if self.head.has_queue else 0.0)
 
 
@@ -212,7 +212,7 @@ def _lock(directory: Path | None) -> FolderLock | None:
         raise StoreError(f"cannot use {directory}: {error}") from error
 
 
-def _token_path(job: CollectorJob, settings: Settings) -> Path | None:
+def _token_path(job: CollectorJob, settings: HeadSettings) -> Path | None:
     if not settings.has_tokens:
         return None
     if settings.token_file is not None:

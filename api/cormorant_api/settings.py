@@ -10,7 +10,7 @@ DEFAULT_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class HeadSettings:
     """Every wait of a head has its limit here."""
 
     host: str = "127.0.0.1"

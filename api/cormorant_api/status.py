@@ -40,7 +40,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             collected=stats.frames,
             settled=head.settled_frames(stats),
             target=stats.total_frames,
-            per_second=round(head.pulse.rate(), 1),
+            per_second=round(head.rates.rate(), 1),
             stepped=stats.stepped_frames,
             delivered=counts.acked_frames,
             dropped=dropped,
@@ -56,7 +56,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         ),
         groups=tuple(
             GroupReport(name=name, desired=size, ready=stats.groups[name].ready)
-            for name, size in running.roster.groups.items()
+            for name, size in running.group_sizes.groups.items()
         ),
         restarts=stats.restarts,
         pause_state=running.pauses.state,
@@ -80,7 +80,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         listeners=head.events.listeners,
         listeners_dropped=head.events.dropped_listeners,
         started_at=head.started_at,
-        desired=running.roster.describe(paused=head.leases.spec_paused),
+        desired=running.group_sizes.describe(paused=head.leases.spec_paused),
     )
 
 
@@ -94,7 +94,7 @@ def describe_worker(head: Head, worker: WorkerStats, *, published: int) -> Worke
         version=worker.version,
         lag=max(0, published - max(0, worker.version)),
         frames=worker.frames,
-        per_second=round(head.pulse.rate_of(worker.name, worker.attempt), 1),
+        per_second=round(head.rates.rate_of(worker.name, worker.attempt), 1),
         env_restarts=worker.env_restarts,
         pid=worker.pid,
     )
@@ -106,7 +106,7 @@ def group_of(worker: WorkerStats) -> str:
 
 def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
     """The whole job in one word."""
-    if head.failure or running.pump.error is not None:
+    if head.failure or running.feeder.error is not None:
         return "Failed"
     is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames
     if running.ledger.has_ended or (is_collected and not head.has_queue):
@@ -119,7 +119,7 @@ def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
 
 
 def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condition, ...]:
-    wanted = sum(running.roster.groups.values())
+    wanted = sum(running.group_sizes.groups.values())
     ready = sum(group.ready for group in stats.groups.values())
     state = running.pauses.state
     return (
@@ -138,7 +138,7 @@ def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
     if starting and not any(group.ready for group in stats.groups.values()):
         sentence = f"waiting for workers: {starting} still importing code or building environments and the policy"
         return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
-    rate = head.pulse.rate()
+    rate = head.rates.rate()
     return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
 
 
@@ -146,7 +146,7 @@ def wait_for_learner(head: Head, running: Running, stats: FleetStats) -> str:
     """The sentence for a fleet that collects nothing because its queue is full and nobody takes batches; empty while it
     collects. Needs no `stats.workers`: the rate says whether they step.
     """
-    if stats.paused or not stats.queued_batches or running.pump.num_waiting or head.pulse.rate() > 0:
+    if stats.paused or not stats.queued_batches or running.feeder.num_waiting or head.rates.rate() > 0:
         return ""
     consumers = running.ledger.consumers()
     if not consumers:

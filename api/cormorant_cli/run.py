@@ -320,9 +320,9 @@ class _Session:
             return
         from cormorant_api.errors import HeadError
         from cormorant_api.server import HeadServer
-        from cormorant_api.settings import Settings
+        from cormorant_api.settings import HeadSettings
 
-        settings = Settings(
+        settings = HeadSettings(
             port=self._serving.port,
             directory=self._serving.directory,
             drain_s=_SERVE_DRAIN_S,

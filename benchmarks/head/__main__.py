@@ -25,9 +25,9 @@ import structlog
 import torch
 
 from benchmarks.head.instant import InstantEngine
+from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import Settings
-from cormorant_api.tokens import Role
+from cormorant_api.settings import HeadSettings
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError
@@ -96,7 +96,7 @@ def make_job(workers: int, *, entrypoint: str = "") -> Any:
 def serving(kind: str, workers: int) -> Iterator[tuple[HeadServer, TimedFleet, float]]:
     job = make_job(workers, entrypoint=_NULL if kind == "processes" else "")
     with tempfile.TemporaryDirectory() as folder:
-        settings = Settings(port=0, directory=Path(folder), linger_s=0.2)
+        settings = HeadSettings(port=0, directory=Path(folder), linger_s=0.2)
         with HeadServer(job, settings) as server:
             began = time.monotonic()
             engine = InstantEngine() if kind == "instant" else None

@@ -5,14 +5,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
-from cormorant_api.batch_stream import BatchStream
+from cormorant_api.batches.memory_batch import describe_memory, reading_of
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.lending import find_batch, lend_next, oldest_wanted, stream_ended
-from cormorant_api.memory_batch import describe_memory, reading_of
-from cormorant_api.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
-from cormorant_api.tokens import Role
-from cormorant_api.transfer import BufferResponse, Hangup
+from cormorant_api.http.tokens import Role
+from cormorant_api.http.transfer import BufferResponse, Hangup
+from cormorant_api.routes.batch_stream import BatchStream
+from cormorant_api.routes.lending import find_batch, lend_next, oldest_wanted, stream_ended
+from cormorant_api.routes.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
     ACK_WITHIN,
@@ -86,7 +86,7 @@ async def next_batch(
     head = _with_queue(request)
     running = head.running
     oldest = await oldest_wanted(head, max_staleness)
-    async with Hangup(request.receive, bell=running.ledger.bell) as hangup:
+    async with Hangup(request.receive, notifier=running.ledger.notifier) as hangup:
         lent = await lend_next(head, consumer, wait_s=wait, oldest_version=oldest, hangup=hangup)
     if lent is None:
         return Response(status_code=204)

@@ -3,8 +3,8 @@
 from fastapi import APIRouter, Request
 
 from cormorant_api.head import Head
-from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
-from cormorant_api.tokens import Role
+from cormorant_api.http.tokens import Role
+from cormorant_api.routes.routing import GuardedRoute, answers, author_of, head_of, log, needs
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport, Retirement
 from cormorant_contract.rest.problems import ProblemType
 
@@ -28,7 +28,7 @@ async def put_desired(request: Request, body: Desired) -> DesiredReport:
     head = head_of(request)
     running = head.running
     if body.groups:
-        running.roster.want(body.groups)
+        running.group_sizes.want(body.groups)
     if body.paused is not None:
         head.leases.spec_paused = body.paused
         running.pauses.nudge()
@@ -71,4 +71,4 @@ async def retire_worker(request: Request, worker: str) -> Retirement:
 
 
 def _describe(head: Head) -> DesiredReport:
-    return head.running.roster.describe(paused=head.leases.spec_paused)
+    return head.running.group_sizes.describe(paused=head.leases.spec_paused)

@@ -6,11 +6,11 @@ from fastapi import APIRouter, Query, Request
 from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
-from cormorant_api.gallery import Gallery
-from cormorant_api.live import Live
-from cormorant_api.live_stream import LiveStream
-from cormorant_api.routing import BINARY, Answers, GuardedRoute, answers, head_of, needs, running_of
-from cormorant_api.tokens import Role
+from cormorant_api.http.tokens import Role
+from cormorant_api.live.moments import Moments
+from cormorant_api.live.previews import Previews
+from cormorant_api.live.stream import LiveStream
+from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, answers, head_of, needs, running_of
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.problems import ProblemType
 
@@ -38,7 +38,7 @@ async def stream_live(request: Request) -> Response:
     get the same bytes, and events that come with every batch are left out (`/v1/events` has them).
     """
     running_of(request)
-    live: Live = request.app.state.live
+    live: Moments = request.app.state.live
     if not live.enter():
         raise ApiError(429, ProblemType.BUSY, "too many pages watch this job; close some", retry_after_s=10)
     return LiveStream(head_of(request), live, role=request.state.role)
@@ -57,6 +57,6 @@ async def get_picture(
     env: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Which environment of the worker.")] = 0,
 ) -> Response:
     """What one environment shows now, where observations are pictures. Asked of its worker, which does not stop."""
-    gallery: Gallery = request.app.state.gallery
-    png = await gallery.look(worker, env)
+    previews: Previews = request.app.state.previews
+    png = await previews.look(worker, env)
     return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})

@@ -4,11 +4,11 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
+from cormorant_api.control.leases import Lease
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.leases import Lease
-from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
-from cormorant_api.tokens import Role
+from cormorant_api.http.tokens import Role
+from cormorant_api.routes.routing import GuardedRoute, answers, author_of, head_of, log, needs
 from cormorant_contract.rest.pauses import PauseLease, PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
 
@@ -104,4 +104,4 @@ async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
 
 async def _settled(head: Head, wait_s: float) -> None:
     pauses = head.running.pauses
-    await pauses.bell.wait_for(lambda: head.is_closing or pauses.is_settled, timeout_s=wait_s)
+    await pauses.notifier.wait_for(lambda: head.is_closing or pauses.is_settled, timeout_s=wait_s)

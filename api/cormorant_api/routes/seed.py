@@ -5,8 +5,8 @@ import asyncio
 from fastapi import APIRouter, Request
 
 from cormorant_api.errors import ApiError
-from cormorant_api.routing import GuardedRoute, answers, author_of, head_of, log, needs
-from cormorant_api.tokens import Role
+from cormorant_api.http.tokens import Role
+from cormorant_api.routes.routing import GuardedRoute, answers, author_of, head_of, log, needs
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.seed import Reseed, Seeded
 

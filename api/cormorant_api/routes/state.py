@@ -8,15 +8,15 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from cormorant_api.conditions import check_preconditions
+from cormorant_api.control.fleet_state import read_state, weights_in
 from cormorant_api.errors import ApiError
-from cormorant_api.fleet_bytes import read_state, weights_in
 from cormorant_api.head import Head
-from cormorant_api.routing import BINARY, GuardedRoute, answers, author_of, head_of, log, needs, take_upload
+from cormorant_api.http.conditions import check_preconditions
+from cormorant_api.http.tokens import Role
+from cormorant_api.http.transfer import BufferResponse
+from cormorant_api.routes.routing import BINARY, GuardedRoute, answers, author_of, head_of, log, needs, take_upload
 from cormorant_api.status import describe
-from cormorant_api.tokens import Role
-from cormorant_api.transfer import BufferResponse
-from cormorant_api.weight_store import digest_of
+from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.headers import SAFETENSORS
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Status
@@ -111,7 +111,7 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
     running.pauses.nudge()
     try:
         began = time.monotonic()
-        is_paused = await running.pauses.bell.wait_for(
+        is_paused = await running.pauses.notifier.wait_for(
             lambda: head.is_closing or running.pauses.state == "paused", timeout_s=_PAUSE_WITHIN_S
         )
         if not is_paused:

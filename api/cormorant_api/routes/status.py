@@ -9,11 +9,11 @@ from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
 from cormorant_api.errors import ApiError
-from cormorant_api.event_stream import EventStream
-from cormorant_api.routing import GuardedRoute, answers, head_of, needs
-from cormorant_api.scrape import scrape
+from cormorant_api.http.tokens import Role
+from cormorant_api.routes.event_stream import EventStream
+from cormorant_api.routes.routing import GuardedRoute, answers, head_of, needs
+from cormorant_api.routes.scrape import scrape
 from cormorant_api.status import describe, describe_worker
-from cormorant_api.tokens import Role
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.status import Build, Check, Readiness, Status, Worker, Workers
 

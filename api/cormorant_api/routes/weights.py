@@ -6,11 +6,12 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from cormorant_api.conditions import demand_if_match, is_unchanged, preferred_wait_s, wanted_range
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
-from cormorant_api.publisher import ALL_MODELS, Upload, Wanted
-from cormorant_api.routing import (
+from cormorant_api.http.conditions import demand_if_match, is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.http.tokens import Role
+from cormorant_api.http.transfer import BufferResponse
+from cormorant_api.routes.routing import (
     BINARY,
     LONGEST_WAIT_S,
     Answers,
@@ -22,10 +23,9 @@ from cormorant_api.routing import (
     running_of,
     take_upload,
 )
-from cormorant_api.specs import limit_bytes, shapes_of
-from cormorant_api.tokens import Role
-from cormorant_api.transfer import BufferResponse
-from cormorant_api.updates import update_id, version_of
+from cormorant_api.weights.publisher import ALL_MODELS, Upload, Wanted
+from cormorant_api.weights.specs import limit_bytes, shapes_of
+from cormorant_api.weights.updates import update_id, version_of
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
 from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
@@ -321,7 +321,7 @@ async def _publish(
 async def _after_wait(head: Head, update: Update, wait_s: float) -> Update:
     running = head.running
     if wait_s > 0:
-        await running.updates.bell.wait_for(
+        await running.updates.notifier.wait_for(
             lambda: head.is_draining or head.is_closing or running.updates.is_over(update.version), timeout_s=wait_s
         )
     return running.publisher.update(update.version) or update

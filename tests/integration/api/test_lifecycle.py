@@ -15,7 +15,7 @@ import safetensors.numpy
 
 from cormorant_api.errors import StoreError
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import Settings
+from cormorant_api.settings import HeadSettings
 from cormorant_client.batch import decode
 from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
@@ -98,7 +98,7 @@ def test_leases_that_cannot_be_meant_are_refused(endless: Served, body: object) 
 
 
 def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
-    job, settings = make_job(), Settings(port=0, directory=folder)
+    job, settings = make_job(), HeadSettings(port=0, directory=folder)
     words = rf"directory .* is in use by process {os.getpid()} on .* stop that head"
     with HeadServer(job, settings), pytest.raises(StoreError, match=words):
         HeadServer(job, settings)
@@ -316,7 +316,7 @@ def test_heads_of_requests_are_bounded(endless: Served) -> None:
 
 
 def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cormorant_api.routing._JSON_WITHIN_S", 0.2)
+    monkeypatch.setattr("cormorant_api.routes.routing._JSON_WITHIN_S", 0.2)
     connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
     connection.putrequest("POST", "/v1/pause")
     for name, value in (
@@ -336,7 +336,7 @@ def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monke
 def test_a_body_that_was_refused_early_does_not_keep_its_connection(
     endless: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cormorant_api.protocol._REST_WITHIN_S", 0.2)
+    monkeypatch.setattr("cormorant_api.http.protocol._REST_WITHIN_S", 0.2)
     connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
     connection.putrequest("PUT", "/v1/models/policy/weights")
     connection.putheader("Content-Length", str(1 << 20))
@@ -481,7 +481,7 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
 
 
 def test_weights_that_come_before_the_first_worker_are_to_be_sent_again(folder: Path) -> None:
-    with HeadServer(make_job(num_envs=2, policy="versioned"), Settings(port=0, directory=folder)) as server:
+    with HeadServer(make_job(num_envs=2, policy="versioned"), HeadSettings(port=0, directory=folder)) as server:
         early = Served(server)
         reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
         assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "no-workers", "2")
@@ -560,7 +560,7 @@ class Blocked(LocalFleet):
 
 def test_a_request_that_waits_for_the_fleet_does_not_hold_up_the_end(folder: Path) -> None:
     job = make_job(num_envs=1, lengths=4)
-    with HeadServer(job, Settings(port=0, directory=folder, grace_s=45)) as server:
+    with HeadServer(job, HeadSettings(port=0, directory=folder, grace_s=45)) as server:
         server.start_fleet(Blocked, FleetOptions(workers=1))
         served, replies = Served(server), []
         asking = threading.Thread(target=lambda: replies.append(served.writer.post("/v1/seed", {"seed": 1})))

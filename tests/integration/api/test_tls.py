@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from cormorant_api.errors import TlsError
+from cormorant_api.http.tls import check_tls
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import Settings
-from cormorant_api.tls import check_tls
+from cormorant_api.settings import HeadSettings
 from cormorant_client import BadAddress, ClientError, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import serve
@@ -45,7 +45,7 @@ def test_a_certificate_that_is_over_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TlsError, match=r"cert-1\.pem has expired; renew it"):
         check_tls(cert, key)
     with pytest.raises(TlsError, match="has expired"):
-        HeadServer(make_job(), Settings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key))
+        HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key))
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
@@ -59,7 +59,9 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
 
 def test_probes_are_answered_over_tls_before_there_is_a_fleet(tmp_path: Path) -> None:
     cert, key = make_certificate(tmp_path, days=2)
-    with HeadServer(make_job(), Settings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)) as server:
+    with HeadServer(
+        make_job(), HeadSettings(port=0, directory=tmp_path / "head", tls_cert=cert, tls_key=key)
+    ) as server:
         scheme, _, port = server.url.rpartition(":")
         context = ssl.create_default_context(cafile=str(cert))
         answers = []

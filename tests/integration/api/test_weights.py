@@ -17,7 +17,7 @@ import pytest
 import safetensors.numpy
 
 from cormorant_api.errors import ApiError
-from cormorant_api.uploads import UploadRoom
+from cormorant_api.http.uploads import UploadRoom
 from cormorant_cli import __main__ as command_line
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import SAFETENSORS, Api, Reply, Served, weights_file

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import safetensors.numpy
 
+from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import Settings
-from cormorant_api.tokens import Role
+from cormorant_api.settings import HeadSettings
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 
@@ -95,7 +95,7 @@ class Served:
 @contextlib.contextmanager
 def serve(job: Any, *, directory: Path, workers: int = 1, **settings: Any) -> Iterator[Served]:
     """A head over a real fleet, on ports of its own."""
-    chosen = Settings(**{"port": 0, "directory": directory, "linger_s": 0.2, **settings})
+    chosen = HeadSettings(**{"port": 0, "directory": directory, "linger_s": 0.2, **settings})
     before = set(threading.enumerate())
     with HeadServer(job, chosen) as server:
         server.start_fleet(LocalFleet, FleetOptions(workers=workers))

@@ -2,9 +2,9 @@
 
 import pytest
 
-from cormorant_api.conditions import check_preconditions, is_unchanged, preferred_wait_s, wanted_range
+from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
-from cormorant_api.event_ring import EventRing
+from cormorant_api.http.conditions import check_preconditions, is_unchanged, preferred_wait_s, wanted_range
 
 ETAG = '"7:xxh3:ab"'
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from cormorant_api.history import Past, Recorder
+from cormorant_api.live.history import Past, Recorder
 from cormorant_contract.rest.live import Sample
 from cormorant_testing.stats import group_stats, make_stats
 from cormorant_worker.logs import LogTail

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cormorant_api.control.journal import Journal
 from cormorant_api.errors import StoreError
-from cormorant_api.journal import Journal
 
 
 def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from cormorant_api.ledger import Ledger
+from cormorant_api.batches.ledger import Ledger
 
 
 @dataclass(eq=False)

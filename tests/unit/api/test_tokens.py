@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cormorant_api.errors import ApiError, HeadError, TokenError
-from cormorant_api.settings import Settings
-from cormorant_api.tokens import Role, TokenKeeper, Tokens
+from cormorant_api.http.tokens import Role, TokenKeeper, Tokens
+from cormorant_api.settings import HeadSettings
 
 TOKENS = Tokens(by_role={Role.READ: "r" * 20, Role.WRITE: "w" * 20, Role.OPERATOR: "o" * 20})
 
@@ -87,8 +87,8 @@ def test_a_token_file_that_others_can_read_is_refused(tmp_path: Path) -> None:
     [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("10.0.0.1", False), ("head", False)],
 )
 def test_without_tokens_a_head_listens_on_loopback_only(host: str, is_fine: bool) -> None:
-    Settings(host=host).check()
-    settings = Settings(host=host, has_tokens=False)
+    HeadSettings(host=host).check()
+    settings = HeadSettings(host=host, has_tokens=False)
     if is_fine:
         settings.check()
     else:

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from cormorant_api.bell import Bell
-from cormorant_api.updates import Published, UpdateTracker, update_id, version_of
+from cormorant_api.notifier import AsyncNotifier
+from cormorant_api.weights.updates import PublishRecord, UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import ModelUpdate, Update
 
 
@@ -21,7 +21,7 @@ class Board:
         self.results: list[tuple[int, str]] = []
         self.tracker = UpdateTracker(
             apply_within_s=10,
-            bell=Bell(),
+            notifier=AsyncNotifier(),
             clock=self.clock,
             on_result=lambda update: self.results.append((update.version, update.state)),
         )
@@ -29,7 +29,7 @@ class Board:
     def stage(self, version: int, *models: str) -> None:
         described = ModelUpdate(digest="xxh3:1", etag='"1"', bytes=10, tensors=2)
         self.tracker.stage(
-            Published(
+            PublishRecord(
                 version=version,
                 model=(models or ("policy",))[0],
                 digest="xxh3:1",

@@ -3,36 +3,36 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from cormorant_api.ledger import Ledger
-from cormorant_api.pulse import Pulse
+from cormorant_api.batches.ledger import Ledger
+from cormorant_api.control.rates import RateWindow
 from cormorant_api.status import wait_for_learner
 from cormorant_testing.stats import make_stats
 
 
 @dataclass
-class Pump:
+class BatchFeeder:
     num_waiting: int = 0
 
 
 @dataclass
 class Running:
-    pump: Pump = field(default_factory=Pump)
+    feeder: BatchFeeder = field(default_factory=BatchFeeder)
     ledger: Ledger[Any] = field(default_factory=lambda: Ledger(epoch="e", ack_within_s=60))
 
 
 @dataclass
 class Head:
-    pulse: Pulse
+    rates: RateWindow
 
 
 def sentence(*, frames_then_now: tuple[int, int], num_waiting: int = 0, queued: int = 1) -> str:
     seconds = iter((0.0, 5.0))
-    pulse = Pulse(clock=lambda: next(seconds))
+    rates = RateWindow(clock=lambda: next(seconds))
     for frames in frames_then_now:
-        pulse.sample(make_stats(stepped_frames=frames))
+        rates.sample(make_stats(stepped_frames=frames))
     # As `/v1/status` asks for them: without workers.
     stats = make_stats(queued_batches=queued, workers=())
-    return wait_for_learner(Head(pulse), Running(Pump(num_waiting)), stats)  # type: ignore[arg-type]  # what it reads
+    return wait_for_learner(Head(rates), Running(BatchFeeder(num_waiting)), stats)  # type: ignore[arg-type]  # what it reads
 
 
 def test_fleet_that_stands_still_with_a_full_queue_waits_for_a_learner() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cormorant_api.errors import StoreError
-from cormorant_api.weight_store import StoredModel, StoredVersion, WeightStore, digest_of
+from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 

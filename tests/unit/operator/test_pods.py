@@ -320,7 +320,7 @@ def test_tokens_are_derived_and_differ_by_job_and_role() -> None:
 
 
 def test_the_heads_token_file_is_one_that_the_head_reads(tmp_path: Any) -> None:
-    from cormorant_api.tokens import Role, Tokens
+    from cormorant_api.http.tokens import Role, Tokens
 
     secret = children.secret(make_job(), derive(b"k" * 32, uid="a"))
     path = tmp_path / "tokens.json"

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from cormorant_api.server import HeadServer
-from cormorant_api.settings import Settings
+from cormorant_api.settings import HeadSettings
 from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
@@ -23,7 +23,7 @@ def main() -> None:
     faulthandler.register(signal.SIGUSR1)
     over = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
-    settings = Settings(
+    settings = HeadSettings(
         port=int(port),
         data_port=int(data_port),
         directory=Path(directory),

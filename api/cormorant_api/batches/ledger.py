@@ -1,0 +1,357 @@
+"""Batches that are lent to consumers: at least once, and never again after an acknowledgement.
+
+    READY --lend--> LENT --ack--> ACKED (its memory goes back once nobody sends or reads it any more)
+      ^              |
+      +-- release, or the time to acknowledge is over: handed out again before newer ones
+
+Knows no fleet and no HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
+"""
+
+import heapq
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Generic, Protocol, TypeVar
+
+from cormorant_api.notifier import AsyncNotifier
+
+MOST_CONSUMERS = 256
+"""Consumers that are remembered; the ones longest unseen are forgotten first."""
+
+
+class Lendable(Protocol):
+    """What the ledger asks of a loan."""
+
+    num_frames: int
+    min_version: int
+
+    def release(self) -> None:
+        """Give it back to the fleet."""
+        ...
+
+
+L = TypeVar("L", bound=Lendable)
+
+
+def _by_nobody() -> bool:
+    return False
+
+
+@dataclass(slots=True, kw_only=True)
+class Entry(Generic[L]):
+    """One batch in the ledger. Guarded by the ledger's lock."""
+
+    number: int
+    loan: L
+    deliveries: int = 0
+    consumer: str = ""
+    """Who has it; empty while it is ready."""
+    lent_at: float = 0.0
+    """When its consumer got it, by the ledger's clock."""
+    senders: int = 0
+    """Responses that read its memory at this moment."""
+    is_acked: bool = False
+    attached: list[object] = field(default_factory=list)
+    """Kept alive as long as the batch."""
+    is_read: Callable[[], bool] = _by_nobody
+    """Whether a consumer reads its memory in place at this moment."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lent(Generic[L]):
+    """A batch as one consumer gets it. Call `Ledger.sent` once its memory is not read any more."""
+
+    id: str
+    loan: L
+    delivery: int
+    """1 for the first time."""
+    lent_at: float
+    """When its time to acknowledge began, by the ledger's clock."""
+
+
+@dataclass(slots=True)
+class ConsumerRecord:
+    taken: int = 0
+    acked: int = 0
+    last_seen: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerCounts:
+    """The ledger at one moment."""
+
+    ready: int
+    lent: int
+    acked: int
+    acked_frames: int
+    redelivered: int
+    stale_frames: int
+    """Thrown away because a consumer asked for fresher ones."""
+    held: int
+    """Acknowledged by one consumer while another still reads their memory."""
+    oldest_lent_s: float | None
+    """Seconds since the oldest batch that is not acknowledged was handed out; None when there is none."""
+
+
+class Ledger(Generic[L]):
+    """Every batch between the fleet and its consumers. Thread-safe."""
+
+    def __init__(
+        self,
+        *,
+        epoch: str,
+        ack_within_s: float,
+        notifier: AsyncNotifier | None = None,
+        on_settled: Callable[[int], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Make an empty ledger.
+
+        Args:
+            epoch: first part of every batch's id; differs between two runs of a head.
+            ack_within_s: after which a batch goes to the next consumer.
+            notifier: notified when a batch becomes ready, and when the last one is gone.
+            on_settled: called with the frames so far that will not be handed out again, before whoever settled them is
+                answered; must be quick, and not call the ledger.
+            clock: seconds, never going back.
+        """
+        self.epoch = epoch
+        self.ack_within_s = ack_within_s
+        self.notifier = notifier or AsyncNotifier()
+        self._on_settled = on_settled
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._entries: dict[int, Entry[L]] = {}
+        self._ready: list[int] = []
+        """A heap of numbers: what was given back comes before what is new."""
+        self._next = 0
+        self._is_exhausted = False
+        self._acked = self._acked_frames = self._redelivered = self._stale_frames = 0
+        self._consumers: OrderedDict[str, ConsumerRecord] = OrderedDict()
+
+    # -- the fleet's side --------------------------------------------------------------------------------------
+
+    def add(self, loan: L) -> None:
+        """A batch came from the fleet."""
+        with self._lock:
+            entry = Entry(number=self._next, loan=loan)
+            self._next += 1
+            self._entries[entry.number] = entry
+            heapq.heappush(self._ready, entry.number)
+        self.notifier.notify()
+
+    def exhaust(self) -> None:
+        """The fleet has no more batches."""
+        with self._lock:
+            self._is_exhausted = True
+        self.notifier.notify()
+
+    def expire(self) -> int:
+        """Take back what was not acknowledged in time, and the memory that was still read when it was. Returns how many
+        batches were late.
+        """
+        now = self._clock()
+        with self._lock:
+            entries = tuple(self._entries.values())
+            late = [e for e in entries if e.consumer and not e.is_acked and e.lent_at + self.ack_within_s <= now]
+            for entry in late:
+                self._take_back(entry)
+            over = [self._forget_if_over(entry) for entry in entries]
+        for loan in over:
+            if loan is not None:
+                loan.release()
+        if late:
+            self.notifier.notify()
+        return len(late)
+
+    def close(self) -> None:
+        """Give every loan back that nobody reads any more; the rest when its sender is done."""
+        with self._lock:
+            for entry in self._entries.values():
+                entry.is_acked = True
+            idle = [loan for e in tuple(self._entries.values()) if (loan := self._forget_if_over(e)) is not None]
+            self._ready.clear()
+            self._is_exhausted = True
+        for loan in idle:
+            loan.release()
+        self.notifier.notify()
+
+    # -- the consumers' side -----------------------------------------------------------------------------------
+
+    def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent[L] | None:
+        """Hand the oldest ready batch to a consumer; None when there is none.
+
+        Args:
+            consumer: its name.
+            oldest_version: batches in which an older version acted are thrown away, and counted. Random frames
+                (version -1) are of no version, and stay.
+        """
+        stale: list[L] = []
+        found: Lent[L] | None = None
+        with self._lock:
+            self._seen(consumer)
+            while self._ready and found is None:
+                entry = self._entries[heapq.heappop(self._ready)]
+                if oldest_version is not None and 0 <= entry.loan.min_version < oldest_version:
+                    self._stale_frames += entry.loan.num_frames
+                    entry.is_acked = True
+                    if (loan := self._forget_if_over(entry)) is not None:
+                        stale.append(loan)
+                    self._settled()
+                    continue
+                now = self._clock()
+                entry.consumer, entry.lent_at = consumer, now
+                entry.deliveries += 1
+                entry.senders += 1
+                self._redelivered += entry.deliveries > 1
+                self._consumers[consumer].taken += 1
+                found = Lent(id=self._id(entry.number), loan=entry.loan, delivery=entry.deliveries, lent_at=now)
+        for loan in stale:
+            loan.release()
+        return found
+
+    def sent(self, batch_id: str) -> None:
+        """One response does not read the batch's memory any more."""
+        with self._lock:
+            number = self._number(batch_id)
+            entry = self._entries.get(number) if number is not None else None
+            if entry is None:
+                return
+            entry.senders -= 1
+            loan = self._forget_if_over(entry)
+        if loan is not None:
+            loan.release()
+
+    def attach(self, batch_id: str, what: object, *, is_read: Callable[[], bool]) -> None:
+        """A batch is read where it lies: keep something alive as long as the batch, and its memory as long as `is_read`
+        says so, which must be quick.
+        """
+        with self._lock:
+            number = self._number(batch_id)
+            if number is not None and (entry := self._entries.get(number)) is not None:
+                entry.attached.append(what)
+                entry.is_read = is_read
+
+    def ack(self, batch_id: str) -> bool:
+        """A consumer has used a batch: it is never handed out again. True when known, acknowledged before or now."""
+        with self._lock:
+            number = self._number(batch_id)
+            if number is None:
+                return False
+            entry = self._entries.get(number)
+            if entry is None or entry.is_acked:
+                return True
+            entry.is_acked = True
+            if not entry.consumer:
+                # It came back, and its first consumer has used it after all.
+                self._ready.remove(number)
+                heapq.heapify(self._ready)
+            self._acked += 1
+            self._acked_frames += entry.loan.num_frames
+            if (record := self._consumers.get(entry.consumer)) is not None:
+                record.acked += 1
+            entry.consumer = ""
+            self._settled()
+            loan = self._forget_if_over(entry)
+        if loan is not None:
+            loan.release()
+        self.notifier.notify()
+        return True
+
+    def release(self, batch_id: str) -> bool:
+        """A consumer does not want a batch: the next one gets it, at once. True when the id is known."""
+        with self._lock:
+            number = self._number(batch_id)
+            if number is None:
+                return False
+            entry = self._entries.get(number)
+            if entry is not None and entry.consumer and not entry.is_acked:
+                self._take_back(entry)
+        self.notifier.notify()
+        return True
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def has_ready(self) -> bool:
+        """Whether a batch can be lent now."""
+        return bool(self._ready)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all batches are acknowledged and no more will come."""
+        with self._lock:
+            return self._is_exhausted and all(entry.is_acked for entry in self._entries.values())
+
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the fleet has no more batches."""
+        return self._is_exhausted
+
+    def is_only(self, batch_id: str) -> bool:
+        """Whether this batch is the last one that is not acknowledged, and no more will come."""
+        with self._lock:
+            open_numbers = [n for n, entry in self._entries.items() if not entry.is_acked]
+            return self._is_exhausted and open_numbers == [self._number(batch_id)]
+
+    def counts(self) -> LedgerCounts:
+        """The ledger at this moment."""
+        with self._lock:
+            lent = [e.lent_at for e in self._entries.values() if e.consumer]
+            return LedgerCounts(
+                ready=len(self._ready),
+                lent=len(lent),
+                acked=self._acked,
+                acked_frames=self._acked_frames,
+                redelivered=self._redelivered,
+                stale_frames=self._stale_frames,
+                held=sum(1 for e in self._entries.values() if e.is_acked and not e.senders),
+                oldest_lent_s=max(0.0, self._clock() - min(lent)) if lent else None,
+            )
+
+    def consumers(self) -> dict[str, tuple[ConsumerRecord, int]]:
+        """Who takes batches, and how many each holds."""
+        with self._lock:
+            held: dict[str, int] = {}
+            for entry in self._entries.values():
+                held[entry.consumer] = held.get(entry.consumer, 0) + 1
+            return {name: (record, held.get(name, 0)) for name, record in self._consumers.items()}
+
+    # -- inside the lock ---------------------------------------------------------------------------------------
+
+    def _settled(self) -> None:
+        if self._on_settled is not None:
+            self._on_settled(self._acked_frames + self._stale_frames)
+
+    def _take_back(self, entry: Entry[L]) -> None:
+        entry.consumer = ""
+        heapq.heappush(self._ready, entry.number)
+
+    def _forget_if_over(self, entry: Entry[L]) -> L | None:
+        if not entry.is_acked or entry.senders or entry.is_read():
+            return None
+        del self._entries[entry.number]
+        return entry.loan
+
+    def _seen(self, consumer: str) -> None:
+        record = self._consumers.setdefault(consumer, ConsumerRecord())
+        record.last_seen = datetime.now(UTC)
+        self._consumers.move_to_end(consumer)
+        if len(self._consumers) > MOST_CONSUMERS:
+            self._consumers.popitem(last=False)
+
+    def _id(self, number: int) -> str:
+        return f"{self.epoch}-{number}"
+
+    def _number(self, batch_id: str) -> int | None:
+        """The number in an id that this ledger gave; None for any other text."""
+        epoch, _, digits = batch_id.rpartition("-")
+        # Canonical digits only, so that a batch has one name.
+        if epoch != self.epoch or not digits.isascii() or not digits.isdigit() or len(digits) > 18:
+            return None
+        number = int(digits)
+        return number if str(number) == digits and number < self._next else None

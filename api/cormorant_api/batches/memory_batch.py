@@ -1,0 +1,135 @@
+"""Where a batch lies in this machine's memory, for consumers that map it instead of having it sent."""
+
+import fcntl
+import os
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from cormorant_api.batches.ledger import Lent
+from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
+from cormorant_contract.tensor_file import TensorEntry, parse_header
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.engine.shared_memory import SharedMemory
+
+_ALIGNMENT = 64
+
+
+class Encoded(Protocol):
+    """A batch as a safetensors file in pieces."""
+
+    @property
+    def header(self) -> bytes:
+        """The length field and the header."""
+        ...
+
+    @property
+    def buffers(self) -> Sequence[memoryview]:
+        """The tensors' bytes, in order."""
+        ...
+
+    @property
+    def size_bytes(self) -> int: ...
+
+
+def describe_memory(
+    lent: Lent[Loan], batch: Encoded, *, ack_within_s: float
+) -> tuple[MemoryBatch, SharedMemory | None]:
+    """Find every tensor of a batch in the memory of its parts.
+
+    Returns:
+        What to tell the consumer; and memory made for the few tensors that lie nowhere else (or for all of them, where
+        a part is not in this machine's shared memory), to be kept until the batch is over.
+    """
+    parsed = parse_header(batch.header, file_size=batch.size_bytes)
+    homes = [part.memory for part in lent.loan.parts if part.memory is not None]
+    bases = [_address(home.buffer) for home in homes]
+    tensors: list[dict[str, MemoryTensor]] = [{} for _ in homes]
+    homeless: list[tuple[str, TensorEntry, memoryview]] = []
+    for name, entry, data in _located(parsed.tensors.items(), batch.buffers):
+        at = _address(data)
+        for home, base, found in zip(homes, bases, tensors, strict=True):
+            if base <= at and at + len(data) <= base + home.size_bytes:
+                found[name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=at - base)
+                break
+        else:
+            homeless.append((name, entry, data))
+    parts = [
+        MemoryPart(path=_path(home), size_bytes=home.size_bytes, tensors=found)
+        for home, found in zip(homes, tensors, strict=True)
+    ]
+    extra = None
+    if homeless:
+        extra, part = _housed(homeless)
+        parts.append(part)
+    described = MemoryBatch(
+        id=lent.id,
+        frames=lent.loan.num_frames,
+        min_version=lent.loan.min_version,
+        max_version=lent.loan.max_version,
+        delivery=lent.delivery,
+        ack_within_s=ack_within_s,
+        lent_at=lent.lent_at,
+        metadata=dict(parsed.metadata),
+        parts=tuple(parts),
+    )
+    return described, extra
+
+
+def reading_of(loan: Loan) -> Callable[[], bool]:
+    """What says whether a consumer maps the memory of a loan: consumers hold a shared lock on each part."""
+    homes = [part.memory for part in loan.parts if part.memory is not None]
+    return lambda: any(_is_locked(home.descriptor) for home in homes)
+
+
+def _is_locked(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # it was closed with the fleet
+        return False
+    fcntl.flock(descriptor, fcntl.LOCK_UN)
+    return False
+
+
+def _located(
+    tensors: Iterable[tuple[str, TensorEntry]], buffers: Sequence[memoryview]
+) -> list[tuple[str, TensorEntry, memoryview]]:
+    """Each tensor's bytes within the buffers."""
+    ordered = sorted(tensors, key=lambda item: item[1].begin)
+    flat = [buffer.cast("B") if buffer.nbytes else memoryview(b"") for buffer in buffers]
+    found, index, start = [], 0, 0
+    for name, entry in ordered:
+        while index < len(flat) and entry.begin >= start + len(flat[index]) and entry.end > entry.begin:
+            start += len(flat[index])
+            index += 1
+        data = flat[index][entry.begin - start : entry.end - start]
+        if len(data) != entry.end - entry.begin:
+            raise ValueError(f"{name} lies across two pieces")
+        found.append((name, entry, data))
+    return found
+
+
+def _housed(homeless: list[tuple[str, TensorEntry, memoryview]]) -> tuple[SharedMemory, MemoryPart]:
+    offsets, size = [], 0
+    for _, _, data in homeless:
+        offsets.append(size)
+        size += -(-len(data) // _ALIGNMENT) * _ALIGNMENT
+    memory = SharedMemory.create(max(1, size))
+    weakref.finalize(memory, os.close, memory.descriptor)
+    tensors = {}
+    for offset, (name, entry, data) in zip(offsets, homeless, strict=True):
+        memory.buffer[offset : offset + len(data)] = data
+        tensors[name] = MemoryTensor(dtype=entry.dtype, shape=entry.shape, offset=offset)
+    return memory, MemoryPart(path=_path(memory), size_bytes=memory.size_bytes, tensors=tensors)
+
+
+def _path(memory: SharedMemory) -> str:
+    return f"/proc/{os.getpid()}/fd/{memory.descriptor}"
+
+
+def _address(data: memoryview) -> int:
+    return int(np.frombuffer(data, dtype=np.uint8).ctypes.data) if len(data) else 0

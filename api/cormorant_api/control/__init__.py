@@ -1,0 +1,1 @@
+"""What the head remembers and decides about its fleet."""

@@ -1,0 +1,69 @@
+"""A fleet's state as it comes from a client: checked before the fleet sees it."""
+
+import json
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from cormorant_api.errors import ApiError
+from cormorant_api.http.uploads import parse_body
+from cormorant_contract.rest.base import Count, Version
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.tensor_file import TensorFile
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.weights_blob import WeightsBlob
+
+_KEY = "cormorant_fleet"
+_WORKER = "worker/"
+
+
+class _Document(BaseModel):
+    """What the state says of itself. Keys of newer formats are the fleet's to judge."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+    format: int
+    frames: Count
+    version: Version
+    attempts: dict[str, Count]
+    seed: Count
+
+
+def read_state(data: bytes) -> FleetState:
+    """A fleet's state, or a refusal of what cannot be one.
+
+    Raises:
+        ApiError: 400, 415, 422.
+    """
+    parsed = parse_body(data)
+    try:
+        document = _Document.model_validate(json.loads(parsed.metadata.get(_KEY, "")))
+        _check_parts(parsed, document)
+        return FleetState.from_bytes(data)
+    except ValidationError as error:
+        found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
+        raise _mismatch(f"its {_KEY} is wrong: {found}") from error
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _mismatch(f"it has no {_KEY} in its metadata, or a broken one: {str(error)[:200]}") from error
+
+
+def weights_in(saved: FleetState) -> tuple[WeightsBlob, int] | None:
+    """The published weights that a state holds, and their version; None when nothing had been published."""
+    if not saved.weights or not saved.version:
+        return None
+    blob = WeightsBlob.joined((saved.weights,))
+    try:
+        return blob.check(), saved.version
+    except CormorantError:
+        return None  # the fleet took the state, and had no use for these
+
+
+def _check_parts(parsed: TensorFile, document: _Document) -> None:
+    workers = {name.removeprefix(_WORKER) for name in parsed.tensors if name.startswith(_WORKER)}
+    if workers != set(document.attempts):
+        raise ValueError(f"it holds workers {sorted(workers)} and attempts of {sorted(document.attempts)}")
+    if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
+        raise ValueError(f"{odd[0][:80]} is not a list of bytes")
+
+
+def _mismatch(what: str) -> ApiError:
+    return ApiError(422, ProblemType.STATE_MISMATCH, f"the body is not a fleet's state: {what}")

@@ -1,0 +1,89 @@
+"""How many workers there shall be: brought about by one thread, since workers take a while to start."""
+
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import structlog
+
+from cormorant_api.control.event_ring import EventRing
+from cormorant_api.errors import ApiError
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.rest.control import DesiredReport
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_worker.errors import CormorantError
+
+log = structlog.get_logger()
+
+
+class Resizable(Protocol):
+    """What `GroupSizes` asks of a fleet."""
+
+    job: CollectorJob
+
+    def resize(self, workers: int | Mapping[str, int]) -> None: ...
+
+
+class GroupSizes:
+    """The sizes of groups that were asked for last. Thread-safe."""
+
+    def __init__(self, fleet: Resizable, events: EventRing) -> None:
+        self._fleet, self._events = fleet, events
+        self._lock = threading.Lock()
+        """Guards what follows."""
+        self._groups = {group.name: fleet.job.spec.size_of(group) for group in fleet.job.spec.worker_groups}
+        self._changes = 0
+        self._error = ""
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="group-sizes")
+
+    def want(self, groups: Mapping[str, int]) -> None:
+        """Ask for sizes; groups that are not named keep theirs. What was asked before and not begun is forgotten.
+
+        Raises:
+            ApiError: 422, there is no such group; 409, nobody would be left.
+        """
+        with self._lock:
+            if unknown := sorted(set(groups) - set(self._groups)):
+                raise ApiError(
+                    422,
+                    ProblemType.INVALID_REQUEST,
+                    f"there is no worker group {', '.join(unknown)}; the job has {', '.join(self._groups)}",
+                    known=tuple(self._groups),
+                )
+            wanted = self._groups | dict(groups)
+            if not any(wanted.values()):
+                raise ApiError(
+                    409, ProblemType.LAST_WORKER, "no worker would be left; POST /v1/pauses to stand still instead"
+                )
+            self._groups = wanted
+            self._changes += 1
+            self._pool.submit(self._resize, self._changes)
+
+    def describe(self, *, paused: bool) -> DesiredReport:
+        """What is wanted by now; `paused` is what the leases' book says."""
+        with self._lock:
+            return DesiredReport(groups=self._groups, paused=paused, pending=self._changes > 0, error=self._error)
+
+    @property
+    def groups(self) -> Mapping[str, int]:
+        return self._groups
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _resize(self, change: int) -> None:
+        with self._lock:
+            if change != self._changes:
+                return  # a newer one waits behind it
+            groups = dict(self._groups)
+        error = ""
+        try:
+            self._fleet.resize(groups)
+        except CormorantError as failure:
+            error = str(failure)
+            log.warning("resize_failed", groups=groups, reason=error)
+        with self._lock:
+            self._error = error
+            if change == self._changes:
+                self._changes = 0

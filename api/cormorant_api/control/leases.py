@@ -1,0 +1,214 @@
+"""Pause leases: the fleet stands still while anybody holds one, or while `spec.paused` is true.
+
+    POST, no lease of this owner  ->  held  ->  DELETE, or its time is over  ->  gone
+    POST by the same owner        ->  the same lease, with a new end
+
+One thread brings the fleet to where the leases want it; nobody else pauses or resumes it.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import structlog
+
+from cormorant_api.notifier import AsyncNotifier
+from cormorant_contract.rest.pauses import PauseLease, Pauses, PauseState
+from cormorant_worker.errors import CormorantError, FleetClosed
+
+log = structlog.get_logger()
+
+MOST_LEASES = 1000
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    id: str
+    owner: str
+    reason: str
+    created_at: datetime
+    expires_at: datetime
+    deadline: float
+    """When it ends, by the book's clock."""
+
+
+class LeaseBook:
+    """Who pauses. Thread-safe; knows no fleet."""
+
+    def __init__(self, *, spec_paused: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
+        self.spec_paused = spec_paused
+        self._clock = clock
+        self._lock = threading.Lock()
+        """Guards `_leases`, `_numbers`."""
+        self._leases: dict[str, Lease] = {}
+        self._numbers = 0
+        self.is_overruled = False
+        """A fleet that drains finishes what it holds, whoever would have it stand still."""
+
+    def grant(self, owner: str, *, reason: str, ttl_s: float) -> tuple[Lease, bool]:
+        """Give a lease, or renew the owner's. Returns it, and True when it is new."""
+        now = self._clock()
+        with self._lock:
+            self._drop_expired(now)
+            created = datetime.now(UTC)
+            held = next((lease for lease in self._leases.values() if lease.owner == owner), None)
+            end = {"expires_at": created + timedelta(seconds=ttl_s), "deadline": now + ttl_s}
+            if held is not None:
+                renewed = self._leases[held.id] = replace(held, reason=reason or held.reason, **end)  # type: ignore[arg-type]  # each value has its field's type
+                return renewed, False
+            if len(self._leases) >= MOST_LEASES:
+                raise OverflowError(f"{MOST_LEASES} leases are held")
+            self._numbers += 1
+            lease = Lease(id=f"p{self._numbers}", owner=owner, reason=reason, created_at=created, **end)  # type: ignore[arg-type]  # as above
+            self._leases[lease.id] = lease
+            return lease, True
+
+    def end(self, lease_id: str) -> Lease | None:
+        """End a lease; None when there is none of that id."""
+        with self._lock:
+            return self._leases.pop(lease_id, None)
+
+    def end_of(self, owner: str) -> Lease | None:
+        """End the lease of an owner; None when it holds none."""
+        with self._lock:
+            found = next((lease.id for lease in self._leases.values() if lease.owner == owner), "")
+            return self._leases.pop(found, None)
+
+    def expire(self) -> list[Lease]:
+        """Drop the leases whose time is over, and say which."""
+        with self._lock:
+            return self._drop_expired(self._clock())
+
+    def held(self) -> tuple[Lease, ...]:
+        now = self._clock()
+        with self._lock:
+            return tuple(lease for lease in self._leases.values() if lease.deadline > now)
+
+    @property
+    def wants_pause(self) -> bool:
+        """Whether the fleet shall stand still."""
+        return not self.is_overruled and (self.spec_paused or bool(self.held()))
+
+    @property
+    def next_deadline_s(self) -> float | None:
+        """Seconds until the next lease ends; None when there is none."""
+        with self._lock:
+            deadlines = [lease.deadline for lease in self._leases.values()]
+        return max(0.0, min(deadlines) - self._clock()) if deadlines else None
+
+    def _drop_expired(self, now: float) -> list[Lease]:
+        over = [lease for lease in self._leases.values() if lease.deadline <= now]
+        for lease in over:
+            del self._leases[lease.id]
+        return over
+
+
+class PauseKeeper:
+    """Brings the fleet to where the leases want it, from one thread."""
+
+    def __init__(
+        self,
+        book: LeaseBook,
+        *,
+        pause: Callable[[], None],
+        resume: Callable[[], None],
+        notifier: AsyncNotifier,
+        starts_paused: bool = False,
+    ) -> None:
+        """Make a keeper; `start` begins.
+
+        Args:
+            book: the leases.
+            pause: stops the fleet; returns when every worker stands still.
+            resume: lets it go on.
+            notifier: notified when the state changes.
+            starts_paused: how the fleet is now.
+        """
+        self.book = book
+        self.notifier = notifier
+        self.error = ""
+        self._pause, self._resume = pause, resume
+        self._is_paused: bool | None = starts_paused
+        """None after a call that failed: some workers may stand still, and some not."""
+        self._nudge = threading.Event()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="pauses", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Leave the fleet as it is. May be called twice."""
+        self._is_closed = True
+        self._nudge.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=1)  # it may be in the middle of a pause that a worker does not answer
+
+    def nudge(self) -> None:
+        self._nudge.set()
+
+    def overrule(self) -> None:
+        """The fleet goes on from here, and stands still for nobody any more."""
+        self.book.is_overruled = True
+        self._nudge.set()
+
+    @property
+    def state(self) -> PauseState:
+        """Where the fleet is. What was to stand still and may not all go on yet is called paused."""
+        if self.book.wants_pause:
+            return "paused" if self._is_paused else "draining"
+        return "running" if self._is_paused is False else "paused"
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether the fleet is where the leases want it."""
+        return self.book.wants_pause == self._is_paused
+
+    def describe(self) -> Pauses:
+        """All leases, as they are sent."""
+        leases = tuple(self.describe_lease(lease) for lease in self.book.held())
+        return Pauses(state=self.state, spec_paused=self.book.spec_paused, leases=leases, error=self.error)
+
+    def describe_lease(self, lease: Lease) -> PauseLease:
+        """One lease, as it is sent."""
+        return PauseLease(
+            id=lease.id,
+            owner=lease.owner,
+            reason=lease.reason,
+            mode="now",
+            created_at=lease.created_at,
+            expires_at=lease.expires_at,
+            state=self.state,
+        )
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            for lease in self.book.expire():
+                log.info("pause_expired", lease=lease.id, owner=lease.owner)
+            if not self.is_settled and not self._settle():
+                self._nudge.wait(_RETRY_S)
+                self._nudge.clear()
+                continue
+            if self.is_settled:
+                self._nudge.wait(self.book.next_deadline_s)
+                self._nudge.clear()
+
+    def _settle(self) -> bool:
+        wanted = self.book.wants_pause
+        try:
+            (self._pause if wanted else self._resume)()
+        except FleetClosed:
+            self._is_closed = True
+            return True
+        except CormorantError as error:
+            if self.error != str(error):
+                log.warning("pause_failed" if wanted else "resume_failed", reason=str(error))
+            self._is_paused, self.error = None, str(error)
+            self.notifier.notify()
+            return False
+        self._is_paused, self.error = wanted, ""
+        self.notifier.notify()
+        return True

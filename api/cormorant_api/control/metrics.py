@@ -1,0 +1,108 @@
+"""The head's metrics: those of its fleet, and its own. Everything that `/metrics` says."""
+
+import time
+from collections.abc import Mapping
+
+from cormorant_api.batches.ledger import LedgerCounts
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.metrics import head as declared
+from cormorant_contract.metrics.labels import HEAD_STATES, METHOD, UPDATE_RESULTS, UPDATE_STAGES
+from cormorant_contract.rest.updates import Update
+from cormorant_worker.metrics.exposition import Exposition
+from cormorant_worker.metrics.fleet import FleetMetrics
+
+_RECENT_S = 60.0
+_REFUSED = 4
+_EXITS = ("http", "stream", "memory")
+
+
+class HeadMetrics:
+    """What one head exports. Thread-safe: every child is."""
+
+    def __init__(self, job: CollectorJob, *, floor_frames: int) -> None:
+        """Begin.
+
+        Args:
+            job: whose head.
+            floor_frames: what earlier heads have exported of `frames_total`.
+        """
+        self.exposition = exposition = Exposition(declared.HEAD_METRICS, collectorjob=job.metadata.name)
+        self.fleet = FleetMetrics(job, exposition, floor_frames=floor_frames)
+        self.frames_per_second = exposition.gauge(declared.FRAMES_PER_SECOND)
+        self.batches = {path: exposition.counter(declared.BATCHES, path=path) for path in ("queue", *_EXITS)}
+        self.batch_bytes = {path: exposition.counter(declared.BATCH_BYTES, path=path) for path in _EXITS}
+        self._lent = exposition.gauge(declared.LENT_BATCHES)
+        self._redelivered = exposition.rising(declared.REDELIVERED)
+        self._consumers = exposition.gauge(declared.CONSUMERS)
+        self._results = {result: exposition.counter(declared.UPDATES, result=result) for result in UPDATE_RESULTS}
+        self._stages = {stage: exposition.histogram(declared.UPDATE_DURATION, stage=stage) for stage in UPDATE_STAGES}
+        self._update_bytes = exposition.counter(declared.UPDATE_BYTES)
+        self._in_progress = exposition.gauge(declared.UPDATE_IN_PROGRESS)
+        self._leases = exposition.gauge(declared.PAUSE_LEASES)
+        self._states = {state: exposition.gauge(declared.HEAD_STATE_METRIC, state=state) for state in HEAD_STATES}
+        exposition.gauge(declared.HEAD_STARTED).set(time.time())
+
+    # -- what happens ------------------------------------------------------------------------------------------
+
+    def handed_over(self, path: str, size_bytes: int) -> None:
+        """A batch went to a consumer."""
+        self.batches[path].inc()
+        self.batch_bytes[path].inc(size_bytes)
+
+    def update_received(self, update: Update) -> None:
+        self._update_bytes.inc(update.bytes)
+
+    def update_ended(self, update: Update) -> None:
+        """A publish came to a result."""
+        self._results[update.state].inc()
+        if update.state != "applied":
+            return
+        self.exposition.gauge(declared.LAST_APPLIED).set(time.time())
+        timings = update.timings
+        stages = {
+            "receive": timings.receive_ms,
+            "verify": timings.verify_ms,
+            "distribute": timings.distribute_ms,
+            "apply": timings.apply_ms or 0.0,
+        }
+        for stage, milliseconds in stages.items():
+            self._stages[stage].observe(milliseconds / 1000)
+        self._stages["total"].observe(sum(stages.values()) / 1000)
+
+    def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
+        self.exposition.counter(
+            declared.HTTP_REQUESTS,
+            method=method if method in METHOD.values else "other",
+            route=route,
+            status_class=f"{min(5, max(2, status // 100))}xx",
+        ).inc()
+        self.exposition.histogram(declared.HTTP_DURATION, route=route).observe(seconds)
+        if method in ("PUT", "PATCH") and route.endswith("/weights") and status // 100 == _REFUSED:
+            self._results["rejected"].inc()
+
+    # -- what is -----------------------------------------------------------------------------------------------
+
+    def show_state(self, state: str) -> None:
+        """What the head does now."""
+        for name, gauge in self._states.items():
+            gauge.set(name == state)
+
+    def show_ledger(self, counts: LedgerCounts, last_seen: Mapping[str, float]) -> None:
+        """The books of batches.
+
+        Args:
+            counts: at this moment.
+            last_seen: when each consumer asked last, in seconds since 1970.
+        """
+        self._lent.set(counts.lent)
+        self._redelivered.follow(counts.redelivered)
+        self.fleet.dropped("stale_for_consumer").follow(counts.stale_frames)
+        now = time.time()
+        self._consumers.set(sum(now - at < _RECENT_S for at in last_seen.values()))
+        if last_seen:
+            self.exposition.gauge(declared.CONSUMER_SEEN).set(max(last_seen.values()))
+
+    def show_control(self, *, leases: int, is_applying: bool) -> None:
+        """Pauses and publishes under way."""
+        self._leases.set(leases)
+        self._in_progress.set(is_applying)

@@ -1,0 +1,1 @@
+"""Ports, tokens, bodies and problems: HTTP for a head, without knowing one."""

@@ -1,0 +1,96 @@
+"""One uvicorn server in a thread of its own, with an event loop of its own."""
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Any
+
+import uvicorn
+
+from cormorant_api.errors import HeadError
+from cormorant_api.http.protocol import BoundedProtocol
+from cormorant_api.settings import HeadSettings
+
+_START_S = 20.0
+_KEEP_ALIVE_S = 75
+_BACKLOG = 1024
+
+
+class Listener:
+    """Serves an application on one port, from `start` to `stop`."""
+
+    def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
+        """Bind the port.
+
+        Args:
+            app: the ASGI application.
+            settings: address and TLS files.
+            port: 0 = any that is free.
+            name: of the thread.
+
+        Raises:
+            HeadError: the port cannot be had.
+        """
+        self._socket = _bind(settings.host, port)
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            http=BoundedProtocol,
+            loop="uvloop",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            date_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=max(1, round(settings.grace_s)),
+            backlog=_BACKLOG,
+            ssl_certfile=settings.tls_cert,
+            ssl_keyfile=settings.tls_key,
+        )
+        self._grace_s = settings.grace_s
+        self._server = uvicorn.Server(config)
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer.
+
+        Raises:
+            HeadError: it does not come up.
+        """
+        self._thread.start()
+        deadline = time.monotonic() + _START_S
+        while not self._server.started:
+            if not self._thread.is_alive() or time.monotonic() > deadline:
+                raise HeadError(f"the server on port {self.port} did not start; its log says why")
+            time.sleep(0.005)
+
+    def stop(self) -> None:
+        """Take no more requests, and end those under way within the grace. May be called twice."""
+        self._server.should_exit = True
+        if self._thread.is_alive():
+            self._thread.join(self._grace_s + 3)
+            self._server.force_exit = True
+            self._thread.join(3)
+        self._socket.close()
+
+    def _serve(self) -> None:
+        # A cut-off request ends its task by cancelling it, which is not this thread's failure.
+        with contextlib.suppress(KeyboardInterrupt):
+            self._server.run(sockets=[self._socket])
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        bound = socket.socket(family, socket.SOCK_STREAM)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.set_inheritable(False)
+    except OSError as error:
+        raise HeadError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; choose another --port"
+        ) from error
+    return bound

@@ -1,0 +1,113 @@
+"""uvicorn's HTTP protocol with limits that it lacks: on the size of a request's head, on how long it may take, on what
+waits unsent in this process, and on what a client goes on sending after it was answered.
+"""
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from cormorant_api.errors import ApiError
+from cormorant_api.http.problems import make_problem, problem_bytes
+from cormorant_api.http.transfer import ABORT_KEY
+from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.problems import ProblemType
+
+MOST_HEAD_BYTES = 64 * 1024
+_HEAD_WITHIN_S = 30.0
+_REST_WITHIN_S = 10.0
+"""For the rest of a body that was answered before all of it came: closed at once, the client could not read why."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    _head_bytes = 0
+    _fields_bytes = 0
+    _is_in_head = True
+    _is_in_message = False
+    _head_timer: asyncio.TimerHandle | None = None
+    _rest_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`. Under TLS
+        # what waits is a copy, and an empty buffer would reach a limit of 0: nothing would ever be sent.
+        is_tls = transport.get_extra_info("ssl_object") is not None
+        transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timer()
+        self._forget_rest()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse what came, unless a head grows past its limit."""
+        if self._is_in_head:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        # A body that came with its head has ended the count by now.
+        if self._is_in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request's head is longer than 65536 bytes.")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._is_in_head = self._is_in_message = True
+        self.scope["state"][ABORT_KEY] = self.transport.abort
+        if self._head_timer is None:
+            self._await_head()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """One header of a head that may have come all at once."""
+        self._fields_bytes += len(name) + len(value)
+        if self._fields_bytes > MOST_HEAD_BYTES:
+            raise ValueError("the request's head is too long")  # uvicorn answers 400
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The head of a request is there."""
+        self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
+        self._forget_timer()
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """All of a request is there."""
+        self._is_in_message = False
+        self._forget_rest()
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """A request was answered, all of it there or not."""
+        super().on_response_complete()
+        if self._is_in_message and not self._is_in_head and self._rest_timer is None:
+            self._rest_timer = self.loop.call_later(_REST_WITHIN_S, self._on_late_rest)
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is answered as every other mistake is, and the connection ends."""
+        error = ApiError(400, ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
+        body = problem_bytes(make_problem(error, ""))
+        head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
+        self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    def _await_head(self) -> None:
+        self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self._on_late_head)
+
+    def _on_late_head(self) -> None:
+        self._head_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _on_late_rest(self) -> None:
+        self._rest_timer = None
+        if not self.transport.is_closing():
+            self.transport.close()
+
+    def _forget_rest(self) -> None:
+        if self._rest_timer is not None:
+            self._rest_timer.cancel()
+            self._rest_timer = None
+
+    def _forget_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None

@@ -1,0 +1,127 @@
+"""Bulk bytes on their way out: pieces of memory in bounded chunks, at the pace of the reader."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cormorant_api.notifier import AsyncNotifier
+
+CHUNK_BYTES = 4 * 1024 * 1024
+ABORT_KEY = "cormorant.abort"
+"""In scope["state"]: ends the connection at once, what it has not sent yet included. Put there by `protocol.py`."""
+
+
+class SlowReader(Exception):
+    """Whoever reads took too long for one chunk; the connection was ended."""
+
+
+def chunks_of(buffers: Sequence[memoryview], begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
+    """Bytes begin..end of consecutive buffers, in chunks, without a copy."""
+    at = 0
+    for buffer in buffers:
+        flat = buffer if buffer.format == "B" and buffer.ndim == 1 else buffer.cast("B")
+        first, last = max(begin - at, 0), len(flat) if end is None else min(end - at, len(flat))
+        for start in range(first, last, CHUNK_BYTES):
+            yield flat[start : min(start + CHUNK_BYTES, last)]
+        at += len(flat)
+
+
+async def send_within(send: Send, scope: Scope, body: bytes | memoryview, *, timeout_s: float) -> None:
+    """Send one chunk of a body, more follows. Returns when all before it has left this process.
+
+    Raises:
+        SlowReader: it took longer than `timeout_s`.
+    """
+    try:
+        async with asyncio.timeout(timeout_s):
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+    except TimeoutError:
+        scope.get("state", {}).get(ABORT_KEY, _do_nothing)()
+        raise SlowReader(f"the reader took longer than {timeout_s:.0f} s for one chunk") from None
+
+
+class Hangup:
+    """Notices that the client has gone. Use as an async context manager around waiting and sending."""
+
+    def __init__(self, receive: Receive, *, notifier: AsyncNotifier | None = None) -> None:
+        """`notifier` is notified of a hang-up."""
+        self.happened = asyncio.Event()
+        self._notifier = notifier
+        self._receive = receive
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Hangup":
+        self._task = asyncio.create_task(self._listen())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass  # what is left of a body nobody wants
+        self.happened.set()
+        if self._notifier is not None:
+            self._notifier.notify()
+
+
+class BufferResponse(Response):
+    """Memory as a body of known length."""
+
+    def __init__(
+        self,
+        buffers: Sequence[memoryview],
+        *,
+        media_type: str,
+        headers: Mapping[str, str],
+        status_code: int = 200,
+        span: tuple[int, int] | None = None,
+        stall_timeout_s: float = 60.0,
+        on_end: Callable[[bool], None] | None = None,
+    ) -> None:
+        """Describe the answer.
+
+        Args:
+            buffers: consecutive parts of the whole.
+            media_type: its type.
+            headers: further headers.
+            status_code: 200, or 206 with a span.
+            span: the bytes (begin, end) to send of it; all by default.
+            stall_timeout_s: for one chunk.
+            on_end: called once, on the event loop, when the memory is not read any more; True when all was sent.
+        """
+        super().__init__(None, status_code=status_code, headers=dict(headers), media_type=media_type)
+        whole = sum(buffer.nbytes for buffer in buffers)
+        self._buffers, self._span, self._on_end = buffers, span or (0, whole), on_end
+        self._stall_timeout_s = stall_timeout_s
+        self.headers["Content-Length"] = str(self._span[1] - self._span[0])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_whole = False
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async with Hangup(receive) as hangup:
+                if scope["method"] != "HEAD":
+                    for chunk in chunks_of(self._buffers, *self._span):
+                        if hangup.happened.is_set():
+                            return
+                        await send_within(send, scope, chunk, timeout_s=self._stall_timeout_s)
+                    # Waits until the last chunk has left this process: its memory may be written again after `on_end`.
+                    await send_within(send, scope, b"", timeout_s=self._stall_timeout_s)
+                is_whole = True
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except SlowReader:
+            return
+        finally:
+            if self._on_end is not None:
+                self._on_end(is_whole)
+
+
+def _do_nothing() -> None:
+    return

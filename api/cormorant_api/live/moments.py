@@ -1,0 +1,189 @@
+"""What pages that watch a job are told: one moment a second, put into words once for all of them.
+
+housekeeping thread --observe--> history
+                                 moment -> bytes --notifier--> every `LiveStream`
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import islice
+
+import yaml
+
+from cormorant_api.head import Head
+from cormorant_api.live.history import Past, Recorder
+from cormorant_api.live.pictures import find_picture, size_of
+from cormorant_api.notifier import AsyncNotifier
+from cormorant_api.status import describe, describe_worker
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.rest.base import Answer
+from cormorant_contract.rest.events import Event
+from cormorant_contract.rest.live import LogLine, Moment, Opening, PictureSize, Sample
+from cormorant_worker.engine.protocol import FleetStats
+from cormorant_worker.logs import TAIL, LogTail
+
+MOST_LISTENERS = 128
+_EVERY_S = 1.0
+_SLACK_S = 0.2
+"""The housekeeper comes twice a second, and not to the millisecond."""
+_KEPT = 10
+"""Moments that a listener may be behind."""
+_MOST_EVENTS = 100
+_MOST_UPDATES = 20
+_WORKERS_A_SECOND = 100
+_LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
+
+
+class Moments:
+    """History and moments of a head. `observe` is called by one thread, the rest by any."""
+
+    def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic, tail: LogTail = TAIL) -> None:
+        self.notifier = AsyncNotifier()
+        """Rung at every moment."""
+        self.listeners = 0
+        self.moments = 0
+        """Put into words so far; those that nobody listened to were not."""
+        self._head = head
+        self._clock, self._tail = clock, tail
+        self._recorder = Recorder()
+        self._manifest = manifest_text(head.job)
+        self._lock = threading.Lock()
+        """Guards everything here."""
+        self._past = Past()
+        self._next_line = 0
+        """Of the log: what the last moment told comes before it."""
+        self._frames: deque[bytes] = deque(maxlen=_KEPT)
+        self._next_at = 0.0
+        self._workers_at = 0.0
+        self._position = 0
+        """Of the ring of events: what the last moment told."""
+        self._opening: tuple[float, bytes, int] = (0.0, b"", 0)
+        """When it was made, the frame, and the moments that it knew of."""
+
+    # -- the housekeeping thread -------------------------------------------------------------------------------
+
+    def observe(self, stats: FleetStats) -> None:
+        """Note the counters, and tell listeners, at most once a second."""
+        now = self._clock()
+        if now < self._next_at - _SLACK_S:
+            return
+        self._next_at = now + _EVERY_S
+        sample = self._recorder.sample(stats, at=time.time(), per_second=self._head.rates.rate())
+        with self._lock:
+            self._past.add(sample)
+        if not self.listeners:
+            self._position = self._head.events.end
+            return
+        logs = self._lines_from(self._next_line)
+        self._next_line = logs[-1].number + 1 if logs else self._next_line
+        tells_workers = now >= self._workers_at
+        if tells_workers:
+            self._workers_at = now + len(stats.workers) / _WORKERS_A_SECOND - _SLACK_S
+        events, self._position = self._events_from(self._position)
+        frame = as_frame("moment", self._moment(stats, events, logs, sample, tells_workers=tells_workers))
+        with self._lock:
+            self._frames.append(frame)
+            self.moments += 1
+        self.notifier.notify()
+
+    # -- listeners ---------------------------------------------------------------------------------------------
+
+    def enter(self) -> bool:
+        """A listener comes; False when there are too many."""
+        with self._lock:
+            if self.listeners >= MOST_LISTENERS:
+                return False
+            self.listeners += 1
+            return True
+
+    def leave(self) -> None:
+        with self._lock:
+            self.listeners -= 1
+
+    def opening(self, stats: FleetStats) -> tuple[bytes, int]:
+        """What a listener begins with, and where it goes on with `read`. Made once a second for all that come."""
+        with self._lock:
+            made_at, frame, known = self._opening
+            number = self.moments
+        if frame and self._clock() - made_at < _EVERY_S:
+            return frame, known
+        layout = self._head.running.fleet.layout
+        picture = find_picture(layout.observation)
+        events, _ = self._events_from(0)
+        with self._lock:
+            past = self._past.told()
+        height, width = size_of(picture) if picture is not None else (0, 0)
+        opening = Opening(
+            num_envs=layout.num_envs,
+            picture=PictureSize(height=height, width=width) if picture is not None else None,
+            history=past,
+            moment=self._moment(stats, events, self._lines_from(0), None, tells_workers=True),
+            manifest=self._manifest,
+        )
+        frame = as_frame("opening", opening)
+        with self._lock:
+            self._opening = self._clock(), frame, number
+        return frame, number
+
+    def read(self, position: int) -> tuple[bytes, int] | None:
+        """Moments from a position on, and where to go on; None for one who is too far behind."""
+        with self._lock:
+            behind = self.moments - position
+            if behind > len(self._frames):
+                return None
+            return b"".join(islice(self._frames, len(self._frames) - behind, None)), self.moments
+
+    # -- words -------------------------------------------------------------------------------------------------
+
+    def _moment(
+        self,
+        stats: FleetStats,
+        events: list[Event],
+        logs: tuple[LogLine, ...],
+        sample: Sample | None,
+        *,
+        tells_workers: bool,
+    ) -> Moment:
+        head = self._head
+        running = head.running
+        workers = tuple(describe_worker(head, worker, published=stats.version) for worker in stats.workers)
+        return Moment(
+            time=datetime.now(UTC),
+            status=describe(head, running, stats),
+            spec_paused=head.leases.spec_paused,
+            workers=workers if tells_workers else None,
+            updates=running.updates.newest(_MOST_UPDATES),
+            events=tuple(events),
+            sample=sample,
+            logs=logs,
+        )
+
+    def _events_from(self, position: int) -> tuple[list[Event], int]:
+        ring = self._head.events
+        found: deque[Event] = deque(maxlen=_MOST_EVENTS)
+        while True:
+            news = ring.read(position)
+            if news is None:
+                position = ring.position_after("")  # the oldest that is kept
+                continue
+            events, position = news
+            if not events:
+                return list(found), position
+            found.extend(event for event in events if event.kind not in _LEFT_OUT)
+
+    def _lines_from(self, number: int) -> tuple[LogLine, ...]:
+        lines = self._tail.since(number)
+        return tuple(LogLine(number=li.number, time=li.time, level=li.level, text=li.text) for li in lines)
+
+
+def manifest_text(job: CollectorJob) -> str:
+    """The manifest in YAML, without what its author left out."""
+    document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
+
+
+def as_frame(kind: str, data: Answer) -> bytes:
+    return f"event: {kind}\ndata: {data.model_dump_json()}\n\n".encode()

@@ -1,0 +1,85 @@
+"""`GET /v1/batches`: batches without end on one connection."""
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from cormorant_api.batches.ledger import Lent
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_api.http.transfer import Hangup, SlowReader, chunks_of, send_within
+from cormorant_api.routes.lending import lend_next, oldest_wanted
+from cormorant_contract.rest.headers import BATCH_STREAM
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.wire import encode
+
+_LOOK_S = 1.0
+_LENGTH_BYTES = 8
+
+
+class BatchStream(Response):
+    """Each batch after its length. With `acks`, one is acknowledged when the next begins to be sent, and the last one
+    when the stream has ended; without, the consumer does it.
+    """
+
+    media_type = BATCH_STREAM
+
+    def __init__(self, head: Head, *, consumer: str, acks: bool, max_staleness: int | None) -> None:
+        super().__init__(None, headers={"Cache-Control": "no-store"})
+        del self.headers["content-length"]
+        self._head, self._consumer, self._acks, self._max_staleness = head, consumer, acks, max_staleness
+        self._last = ""
+        """The batch that was sent and not acknowledged yet, with `acks`."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send until all is delivered, the consumer goes, or the head closes."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        ledger = self._head.running.ledger
+        async with Hangup(receive, notifier=ledger.notifier) as hangup:
+            try:
+                while not hangup.happened.is_set() and not self._head.is_closing:
+                    if self._last and ledger.is_only(self._last):
+                        break
+                    lent = await self._next(hangup)
+                    if lent is not None:
+                        await self._send(lent, scope, send)
+                if not hangup.happened.is_set():
+                    await send({"type": "http.response.body", "body": b"", "more_body": False})
+                    self._settle()
+            except (ApiError, CormorantError):
+                # The status was sent long ago: an ended stream is what is left to say; the next request hears why.
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                self._settle()
+            except SlowReader:
+                return
+            finally:
+                if self._last:
+                    ledger.release(self._last)
+
+    async def _next(self, hangup: Hangup) -> Lent[Loan] | None:
+        oldest = await oldest_wanted(self._head, self._max_staleness)
+        return await lend_next(self._head, self._consumer, wait_s=_LOOK_S, oldest_version=oldest, hangup=hangup)
+
+    async def _send(self, lent: Lent[Loan], scope: Scope, send: Send) -> None:
+        ledger = self._head.running.ledger
+        is_whole = False
+        try:
+            batch = await self._head.bulk(encode, lent.loan, batch_id=lent.id, delivery=lent.delivery)
+            self._settle()
+            length = batch.size_bytes.to_bytes(_LENGTH_BYTES, "little")
+            for chunk in chunks_of([memoryview(length + batch.header), *batch.buffers]):
+                await send_within(send, scope, chunk, timeout_s=self._head.settings.stall_timeout_s)
+            await send_within(send, scope, b"", timeout_s=self._head.settings.stall_timeout_s)
+            is_whole = True
+            self._head.metrics.handed_over("stream", batch.size_bytes)
+        finally:
+            ledger.sent(lent.id)
+            if not is_whole:
+                ledger.release(lent.id)
+        if self._acks:
+            self._last = lent.id
+
+    def _settle(self) -> None:
+        if self._last:
+            self._head.running.ledger.ack(self._last)
+            self._last = ""

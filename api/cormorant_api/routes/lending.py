@@ -1,0 +1,72 @@
+"""How a route gets a batch for a consumer: waiting, within limits, for as long as the consumer is there."""
+
+from cormorant_api.batches.ledger import Lent
+from cormorant_api.errors import ApiError
+from cormorant_api.head import Head
+from cormorant_api.http.problems import as_api_error
+from cormorant_api.http.transfer import Hangup
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_worker.engine.loan import Loan
+
+
+async def lend_next(
+    head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
+) -> Lent[Loan] | None:
+    """The next batch for a consumer; None when none came in time, or the consumer is gone.
+
+    Call the ledger's `sent` once its memory is not read any more.
+
+    Raises:
+        ApiError: 410, all are delivered and acknowledged; 503, the fleet failed or the head is closing.
+    """
+    running = head.running
+    ledger, feeder = running.ledger, running.feeder
+    found: list[Lent[Loan]] = []
+
+    def look() -> bool:
+        if head.is_closing or hangup.happened.is_set() or ledger.has_ended or feeder.error is not None:
+            return True
+        if (lent := ledger.lend(consumer, oldest_version=oldest_version)) is not None:
+            found.append(lent)
+        return bool(found)
+
+    with feeder.demand():
+        await ledger.notifier.wait_for(look, timeout_s=wait_s)
+    if found:
+        return found[0]
+    if ledger.has_ended:
+        raise await stream_ended(head)
+    if feeder.error is not None:
+        raise as_api_error(feeder.error)
+    head.refuse_while_closing()
+    return None
+
+
+async def stream_ended(head: Head) -> ApiError:
+    """When all batches are delivered and acknowledged: 410 where the job has no more, 503 where the next head has."""
+    head.refuse_while_closing()
+    if await head.quick(lambda: head.is_cut_short):
+        return ApiError(
+            503,
+            ProblemType.DRAINING,
+            "the head drains and has handed out all that it had; the next one goes on",
+            retry_after_s=2.0,
+        )
+    return ApiError(410, ProblemType.STREAM_ENDED, "all batches were delivered and acknowledged")
+
+
+async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
+    """The oldest policy version that a consumer takes; None for any."""
+    if max_staleness is None:
+        return None
+    return max(0, head.running.fleet.version - max_staleness)
+
+
+def find_batch(batch_id: str, *, is_known: bool) -> None:
+    """Raise 404 for an id that this head never gave."""
+    if not is_known:
+        raise ApiError(
+            404,
+            ProblemType.UNKNOWN_BATCH,
+            f"this head has lent no batch {batch_id[:80]!r}; after a restart, ids of before are unknown",
+        )

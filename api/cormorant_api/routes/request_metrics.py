@@ -1,0 +1,38 @@
+"""Counts and times every request, by the template of its route."""
+
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from cormorant_api.head import Head
+
+_QUIET = frozenset({"/livez", "/readyz", "/startupz", "/healthz", "/metrics"})
+_NO_ANSWER = 500
+
+
+class RequestMetrics:
+    """ASGI middleware. Probes and scrapes are not looked at: they come every second, from nobody."""
+
+    def __init__(self, app: ASGIApp, head: Head) -> None:
+        self._app, self._head = app, head
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in _QUIET:
+            await self._app(scope, receive, send)
+            return
+        status, began = _NO_ANSWER, time.monotonic()
+
+        async def noting(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting)
+        finally:
+            # Set where the path was matched; paths themselves are anybody's to make up.
+            route = getattr(scope.get("route"), "path", "unknown")
+            self._head.metrics.answered(
+                method=scope["method"], route=route, status=status, seconds=time.monotonic() - began
+            )

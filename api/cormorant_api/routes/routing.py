@@ -1,0 +1,189 @@
+"""What every route shares: its role is checked before a byte of its body is read, and its errors are documented."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+import structlog
+from fastapi import Request
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+from starlette.types import Message, Receive
+
+from cormorant_api.head import Head, Running
+from cormorant_api.http.cross_origin import refuse_cross_origin, refuse_other_hosts
+from cormorant_api.http.tokens import Role
+from cormorant_api.http.uploads import Received, check_headers, receive
+from cormorant_contract.rest.headers import PROBLEM_JSON
+from cormorant_contract.rest.problems import ProblemType
+
+log = structlog.get_logger()
+
+LONGEST_WAIT_S = 300.0
+"""That a client may ask to wait for."""
+_READING = frozenset({"GET", "HEAD"})
+_ACTING = ("/v1/batches", "/v1/state")
+"""A GET of these does something: it takes batches away, or makes the fleet stand still."""
+_JSON_WITHIN_S = 20.0
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+MOST_JSON_BYTES = 256 * 1024
+ROLE_KEY = "x-cormorant-role"
+_PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+
+_STATUS_OF = {
+    ProblemType.MALFORMED_REQUEST: 400,
+    ProblemType.MALFORMED_SAFETENSORS: 400,
+    ProblemType.UNAUTHENTICATED: 401,
+    ProblemType.FORBIDDEN: 403,
+    ProblemType.NOT_FOUND: 404,
+    ProblemType.UNKNOWN_MODEL: 404,
+    ProblemType.UNKNOWN_UPDATE: 404,
+    ProblemType.UNKNOWN_WORKER: 404,
+    ProblemType.UNKNOWN_BATCH: 404,
+    ProblemType.NO_WEIGHTS: 404,
+    ProblemType.VERSION_EXPIRED: 404,
+    ProblemType.UPLOAD_STALLED: 408,
+    ProblemType.VERSION_CONFLICT: 409,
+    ProblemType.BASE_MISMATCH: 409,
+    ProblemType.NOT_PAUSED: 409,
+    ProblemType.LAST_WORKER: 409,
+    ProblemType.NO_QUEUE: 409,
+    ProblemType.NO_PICTURE: 409,
+    ProblemType.STREAM_ENDED: 410,
+    ProblemType.LENGTH_REQUIRED: 411,
+    ProblemType.PRECONDITION_FAILED: 412,
+    ProblemType.TOO_LARGE: 413,
+    ProblemType.UNSUPPORTED_FORMAT: 415,
+    ProblemType.UNSAFE_FORMAT: 415,
+    ProblemType.RANGE_NOT_SATISFIABLE: 416,
+    ProblemType.INVALID_REQUEST: 422,
+    ProblemType.TENSOR_MISMATCH: 422,
+    ProblemType.NOT_FINITE: 422,
+    ProblemType.STATE_MISMATCH: 422,
+    ProblemType.DIGEST_MISMATCH: 422,
+    ProblemType.PRECONDITION_REQUIRED: 428,
+    ProblemType.BUSY: 429,
+    ProblemType.NO_WORKERS: 503,
+    ProblemType.DRAINING: 503,
+    ProblemType.FLEET_FAILED: 503,
+    ProblemType.STORE_FAILED: 503,
+    ProblemType.CONTROL_TIMEOUT: 504,
+    ProblemType.APPLY_TIMEOUT: 504,
+}
+_ALWAYS = (
+    ProblemType.MALFORMED_REQUEST,
+    ProblemType.UNAUTHENTICATED,
+    ProblemType.FORBIDDEN,
+    ProblemType.TOO_LARGE,
+    ProblemType.INVALID_REQUEST,
+    ProblemType.NO_WORKERS,
+    ProblemType.DRAINING,
+    ProblemType.FLEET_FAILED,
+    ProblemType.CONTROL_TIMEOUT,
+)
+
+Answers = dict[int | str, dict[str, Any]]
+
+
+def answers(*kinds: ProblemType, also: Answers | None = None) -> Answers:
+    """OpenAPI's `responses` for a route: its own problems, those of every route, and other answers than the first."""
+    found: dict[int | str, list[str]] = {}
+    for kind in (*_ALWAYS, *kinds):
+        found.setdefault(_STATUS_OF[kind], []).append(kind.value)
+    documented: Answers = {
+        status: {"description": "Problem: " + ", ".join(names), "content": _PROBLEM_SCHEMA}
+        for status, names in found.items()
+    }
+    return documented | (also or {})
+
+
+def needs(role: Role) -> dict[str, Any]:
+    """OpenAPI's extra members for a route that needs a role; `GuardedRoute` reads them."""
+    return {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}]}
+
+
+class GuardedRoute(APIRoute):
+    """A route that looks at the token first. Routes without a role are open."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap FastAPI's handler, which reads bodies."""
+        handle = super().get_route_handler()
+        name = (self.openapi_extra or {}).get(ROLE_KEY, "")
+        if not name:
+            return handle
+        needed = Role[name.upper()]
+
+        async def guarded(request: Request) -> Response:
+            head: Head = request.app.state.head
+            what = f"{request.method} {self.path}"
+            if not head.tokens.by_role:
+                refuse_other_hosts(request.headers, listens_on=head.settings.host, what=what)
+                if request.method not in _READING or self.path.startswith(_ACTING):
+                    refuse_cross_origin(request.headers, what=what)
+            request.state.role = head.keeper.demand(needed, request.headers.get("authorization"), what=what)
+            if self.body_field is None:
+                return await handle(request)
+            # FastAPI reads the JSON of this route: no more of it than a request can need.
+            return await handle(Request(request.scope, _bounded(request.receive)))
+
+        return guarded
+
+
+def _bounded(receive: Receive) -> Receive:
+    taken, until = 0, time.monotonic() + _JSON_WITHIN_S
+
+    async def receive_bounded() -> Message:
+        nonlocal taken
+        try:
+            async with asyncio.timeout(until - time.monotonic()):
+                message = await receive()
+        except TimeoutError:
+            raise HTTPException(
+                408, f"the body was not there within {_JSON_WITHIN_S:.0f} s ({taken:,} bytes were); nothing was done"
+            ) from None
+        taken += len(message.get("body", b""))
+        if taken > MOST_JSON_BYTES:
+            # The one class that FastAPI's reading of JSON lets through.
+            raise HTTPException(413, f"the body is longer than {MOST_JSON_BYTES:,} bytes")
+        return message
+
+    return receive_bounded
+
+
+def head_of(request: Request) -> Head:
+    head: Head = request.app.state.head
+    return head
+
+
+def running_of(request: Request) -> Running:
+    """What exists once there is a fleet.
+
+    Raises:
+        ApiError: 503, there is none yet.
+    """
+    return head_of(request).running
+
+
+def author_of(request: Request) -> str:
+    """Who asks: the role that the token proved, and the address."""
+    role: Role = request.state.role
+    host = request.client.host if request.client is not None else "unknown"
+    return f"{role.name.lower()}@{host}"
+
+
+@asynccontextmanager
+async def take_upload(
+    head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int
+) -> AsyncIterator[Received]:
+    """Stream a request's body into a buffer made for it. The memory counts until the block ends: a few bodies at once,
+    together not longer than the longest that is allowed.
+
+    Raises:
+        ApiError: as `check_headers` and `receive`; 429, too many are under way.
+    """
+    expected = check_headers(request, limit_bytes=limit_bytes)
+    with head.uploads.of(expected.size_bytes):
+        yield await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)

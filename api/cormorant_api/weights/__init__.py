@@ -1,0 +1,1 @@
+"""Published weights, from a checked body to every worker."""

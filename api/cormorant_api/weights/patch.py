@@ -1,0 +1,40 @@
+"""Some tensors of a model over the others of a version that is kept: the bytes of a partial publish."""
+
+from cormorant_api.errors import ApiError
+from cormorant_api.weights.store import StoredModel
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.tensor_file import parse_header
+from cormorant_worker.weights_blob import WeightsBlob
+
+
+def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
+    """A copy of the base in which the patch's tensors take the place of their namesakes.
+
+    The file is laid out as the base is: the same patch over the same base gives the same bytes, and the same digest.
+
+    Args:
+        base: one model of a version.
+        patch: was checked, and holds tensors of this model only.
+
+    Raises:
+        ApiError: 409, the base has no such tensors.
+    """
+    blob = WeightsBlob.joined(base.buffers)
+    ours, theirs = parse_header(blob.buffer), parse_header(patch.buffer)
+    kept = {name.removeprefix(f"{base.name}/"): entry for name, entry in ours.tensors.items()}
+    for name, new in patch.tensors.get(base.name, {}).items():
+        old = kept.get(name)
+        if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
+            found = "has no" if old is None else f"has as {old.dtype} {list(old.shape)}"
+            raise ApiError(
+                409,
+                ProblemType.BASE_MISMATCH,
+                f"version {base.version} {found} {base.name}/{name[:80]}, which the patch holds as {new.dtype} "
+                f"{list(new.shape)}: it was published for another policy; publish all tensors",
+                current_version=base.version,
+                current_etag=base.etag,
+            )
+        begin, source = ours.data_start + old.begin, theirs.data_start + new.begin
+        size = old.end - old.begin
+        blob.buffer[begin : begin + size] = patch.buffer[source : source + size]
+    return blob

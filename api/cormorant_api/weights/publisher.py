@@ -1,0 +1,470 @@
+"""Publishing weights: verified, kept, handed to the fleet, in this order, one at a time.
+
+    upload -> specs -> conditions -> store -> fleet -> receipts -> disk
+              422      409, 412      503      503                  a warning
+
+Every refusal comes before anything is visible to a worker or to a reader. What goes wrong after that is no refusal: the
+publish stands, and a client that heard an error would publish it twice.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Protocol
+
+import structlog
+
+from cormorant_api.control.event_ring import EventRing
+from cormorant_api.errors import ApiError, StoreError
+from cormorant_api.http.conditions import check_preconditions, names_etag
+from cormorant_api.http.uploads import malformed, parse_body
+from cormorant_api.weights.patch import merge
+from cormorant_api.weights.specs import check_finite, check_specs
+from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
+from cormorant_api.weights.updates import PublishRecord, UpdateTracker, update_id
+from cormorant_contract.rest.base import VERSION_MAX
+from cormorant_contract.rest.headers import make_etag
+from cormorant_contract.rest.problems import ProblemType
+from cormorant_contract.rest.updates import ModelUpdate, Update, UpdateTimings, WorkerCounts
+from cormorant_contract.tensor_file import (
+    MalformedTensorFile,
+    TensorEntry,
+    TensorFile,
+    make_header,
+    parse_header,
+)
+from cormorant_worker.engine.kept_weights import KeptPublish, read_kept
+from cormorant_worker.engine.protocol import Receipt
+from cormorant_worker.errors import CormorantError, MalformedWeights
+from cormorant_worker.weights import PolicyVersion, WeightSpecs
+from cormorant_worker.weights_blob import WeightsBlob
+
+log = structlog.get_logger()
+
+HIGHEST_CHOSEN = 2**52
+"""The highest version that a client may choose: above it there is room for as many publishes as will ever be."""
+ALL_MODELS = ""
+"""The model of a publish that may name several."""
+
+
+class Publishes(Protocol):
+    """What the publisher asks of a fleet."""
+
+    @property
+    def specs(self) -> WeightSpecs:
+        """What weights must look like."""
+        ...
+
+    def publish(self, weights: WeightsBlob, *, version: int | None = None) -> Receipt:
+        """Hand weights to every worker."""
+        ...
+
+    def receipt(self, version: int) -> Receipt:
+        """Who acts with a version by now."""
+        ...
+
+    @property
+    def version(self) -> PolicyVersion: ...
+
+
+class Offers(Protocol):
+    """Weights that workers kept from an earlier head."""
+
+    def versions(self) -> Mapping[str, PolicyVersion]:
+        """The newest that each worker has."""
+        ...
+
+    def fetch(self, worker: str) -> bytes:
+        """What a worker has; it offers it once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What a client asks for beside its bytes."""
+
+    model: str
+    """The model of the path; ALL_MODELS for several at once."""
+    version: int | None
+    """None: the next one."""
+    headers: Mapping[str, str]
+    """For conditions."""
+    author: str
+    allows_nonfinite: bool = False
+    """NaN and infinities are meant."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """Bytes that came in whole."""
+
+    blob: WeightsBlob
+    digest: str
+    received: float
+    """When the last byte came, by time.monotonic()."""
+    receive_ms: float = 0.0
+
+
+class Publisher:
+    """The one place that gives versions. Methods block and belong in worker threads."""
+
+    def __init__(self, fleet: Publishes, store: WeightStore, tracker: UpdateTracker, events: EventRing) -> None:
+        self.store, self.tracker = store, tracker
+        self._fleet, self._events = fleet, events
+        self._publishing = threading.Lock()
+        """Held from the check of a version until the fleet has it."""
+
+    # -- looking -----------------------------------------------------------------------------------------------
+
+    @property
+    def version(self) -> int:
+        """The newest published version, whatever the model."""
+        return max(self.store.newest, self._fleet.version)
+
+    def update(self, version: int) -> Update | None:
+        """What became of a publish; of an earlier head's, only that it was."""
+        found = self.tracker.find(version)
+        if found is None and (stored := self.store.version(version)) is not None:
+            found = _historic(stored)
+        return found
+
+    # -- publishing --------------------------------------------------------------------------------------------
+
+    def publish(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
+        """Verify, keep and hand over. Returns the update, and whether it is new.
+
+        Raises:
+            ApiError: it is refused; nothing was published.
+            CormorantError: the fleet cannot take it; nothing was published.
+        """
+        began = time.monotonic()
+        parsed = self._verified(upload.blob, wanted.model)
+        if not wanted.allows_nonfinite:
+            check_finite(upload.blob)
+        verify_ms = (time.monotonic() - began) * 1000
+        with self._publishing:
+            current = self.version
+            if (update := self._earlier(upload, wanted)) is not None:
+                return update, False
+            check_preconditions(wanted.headers, self._current_etag(wanted.model))
+            number = self._number(wanted.version, current)
+            update = self._hand_over(upload, parsed, number, wanted, verify_ms)
+        return (self.update(number) or update) if self._synced(number) else update, True
+
+    def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
+        """Publish some tensors of a model over the others of the version that If-Match names.
+
+        Raises:
+            ApiError, CormorantError: as `publish`; 409, the base does not fit or is not kept.
+        """
+        self._verified(upload.blob, wanted.model, is_partial=True)
+        acting = self._fleet.version
+        if acting > self.store.newest:
+            raise ApiError(
+                409,
+                ProblemType.BASE_MISMATCH,
+                f"version {acting} acts, and its bytes are not kept here (a restored state brought it); publish all "
+                "tensors",
+                current_version=acting,
+            )
+        history = self.store.history(wanted.model)
+        base = next((stored for stored in history if names_etag(wanted.headers, stored.etag)), None)
+        if base is None:
+            check_preconditions(wanted.headers, self._current_etag(wanted.model))
+            raise AssertionError("unreachable: a condition that no version fulfils does not hold")
+        blob = merge(base, upload.blob)
+        # The digest is that of the whole: a repetition is known by it, as with `publish`.
+        whole = replace(upload, blob=blob, digest=digest_of([blob.buffer]))
+        return self.publish(whole, wanted)
+
+    def rollback(self, model: str, version: int, *, author: str) -> Update:
+        """Publish an old version's bytes again, under a new number.
+
+        Raises:
+            ApiError: 404, it is not retained.
+        """
+        stored = self.find(model, version)
+        upload = Upload(blob=WeightsBlob.joined(stored.buffers), digest=stored.digest, received=time.monotonic())
+        wanted = Wanted(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
+        update, _ = self.publish(upload, wanted)
+        log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
+        return update
+
+    def inherit(self, offers: Offers) -> bool:
+        """Publish the newest weights that workers kept from an earlier head, under their own version, where they are
+        newer than what this head knows. Returns whether there were any.
+        """
+        for worker, version in sorted(offers.versions().items(), key=lambda item: -item[1]):
+            if version <= self.version:
+                break
+            try:
+                kept = read_kept(offers.fetch(worker))
+                with self._publishing:
+                    if version <= self.version:
+                        break
+                    self._take_over(kept, author=f"kept by {worker}")
+            except (CormorantError, ApiError, StoreError) as error:
+                # Another worker may have the same.
+                log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
+                continue
+            self._synced(version)
+            log.info("weights_inherited", version=version, worker=worker)
+            return True
+        return False
+
+    def _take_over(self, kept: Sequence[KeptPublish], *, author: str) -> None:
+        """Put publishes of an earlier head into the store and publish the newest, or do neither."""
+        verified = []
+        for publish in kept:
+            blob = WeightsBlob.joined((publish.data,))
+            blob.check(default_model=publish.default_model, header=parse_body(blob.buffer))
+            check_specs(blob.tensors, self._fleet.specs, only=ALL_MODELS)
+            upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
+            verified.append(self._stored(upload, publish.version, ALL_MODELS, author))
+        # A number that this head gave anew belongs to newer bytes.
+        new = [stored for stored in verified if self.store.version(stored.version) is None]
+        try:
+            for stored in new:
+                self.store.put(stored)
+            self.restore()
+        except BaseException:
+            for stored in new:
+                self.store.forget(stored.version)
+            raise
+
+    def restore(self) -> None:
+        """Publish what an earlier head left, under its own version, to a fleet that has not collected with it yet."""
+        stored = self.store.version(self.store.newest)
+        if stored is None:
+            return
+        current = self.store.current()
+        if len(current) == 1:
+            # The very bytes that were published: workers keep them, and their digest stays the publish's.
+            ((model, newest),) = current.items()
+            blob = WeightsBlob.joined(newest.buffers)
+        else:
+            model, blob = ALL_MODELS, _joined(current)
+        parsed = self._verified(blob, model)
+        upload = Upload(blob=blob, digest=stored.digest, received=time.monotonic())
+        self._distribute(upload, stored, len(parsed.tensors), 0.0)
+        log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
+
+    def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
+        """Keep weights that the fleet got by another way: with a restored state."""
+        upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
+        with self._publishing:
+            if version > self.store.newest:
+                self._verified(blob, ALL_MODELS)
+                self.store.put(self._stored(upload, version, ALL_MODELS, author))
+        self._synced(version)
+
+    def find(self, model: str, version: int | None = None) -> StoredModel:
+        """A model's bytes.
+
+        Raises:
+            ApiError: 404, with the reason.
+        """
+        stored = self.store.model(model, version)
+        if stored is not None:
+            return stored
+        history = self.store.history(model)
+        if version is None or not history:
+            raise ApiError(
+                404, ProblemType.NO_WEIGHTS, f"nothing was published for {model} yet; it acts as it was built"
+            )
+        oldest = history[-1].version
+        raise ApiError(
+            404,
+            ProblemType.VERSION_EXPIRED,
+            f"version {version} of {model} is not retained; there are {', '.join(str(m.version) for m in history)}",
+            oldest_retained=oldest,
+            current_version=history[0].version,
+        )
+
+    # -- steps -------------------------------------------------------------------------------------------------
+
+    def _verified(self, blob: WeightsBlob, model: str, *, is_partial: bool = False) -> TensorFile:
+        specs = self._fleet.specs
+        parsed = parse_body(blob.buffer)
+        try:
+            blob.check(default_model=model or _default_of(specs), header=parsed)
+        except MalformedWeights as error:
+            raise malformed(MalformedTensorFile(str(error), offset=error.offset)) from error
+        check_specs(blob.tensors, specs, only=model, is_partial=is_partial)
+        return parsed
+
+    def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:
+        """The update that the very same request made before: a retry changes nothing, also when the bytes are not
+        retained any more.
+        """
+        if wanted.version is None:
+            return None
+        known = self.store.version(wanted.version) or self.tracker.published_as(wanted.version)
+        if known is None or known.digest != upload.digest or wanted.model not in (ALL_MODELS, *known.models):
+            return None
+        return self.update(wanted.version)
+
+    def _synced(self, number: int) -> bool:
+        """Wait until the disk has a version. True when it refused, which the update tells: the version acts."""
+        try:
+            self.store.sync(number)
+        except StoreError as error:
+            log.exception("weights_not_durable", version=number)
+            warning = f"{error}; the weights act, and a head that starts after a power failure may not have them"
+            self.tracker.warn(number, warning)
+            self._events.add("weights_not_durable", version=number, reason=warning)
+            return True
+        return False
+
+    def _current_etag(self, model: str) -> str:
+        if model:
+            stored = self.store.model(model)
+            return stored.etag if stored is not None else ""
+        newest = self.store.version(self.store.newest)
+        return make_etag(newest.version, newest.digest) if newest is not None else ""
+
+    def _number(self, wanted: int | None, current: int) -> int:
+        number = current + 1 if wanted is None else wanted
+        most = VERSION_MAX if wanted is None else HIGHEST_CHOSEN
+        if not current < number <= most:
+            remedy = (
+                f"is not newer than {current}; publish a higher version or leave it out"
+                if number <= current
+                else f"is past {most}, the highest that may be chosen; publish a lower version or leave it out"
+            )
+            raise ApiError(
+                409,
+                ProblemType.VERSION_CONFLICT,
+                f"version {number} {remedy}",
+                current_version=current,
+                current_etag=self._current_etag(ALL_MODELS),
+            )
+        return number
+
+    def _hand_over(self, upload: Upload, parsed: TensorFile, number: int, wanted: Wanted, verify_ms: float) -> Update:
+        try:
+            stored = self.store.put(self._stored(upload, number, wanted.model, wanted.author))
+        except StoreError as error:
+            log.exception("weights_not_kept", version=number)
+            raise ApiError(503, ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
+        try:
+            update = self._distribute(upload, stored, len(parsed.tensors), verify_ms)
+        except BaseException:
+            self.store.forget(number)
+            raise
+        log.info(
+            "weights_published",
+            version=number,
+            models=sorted(stored.models),
+            digest=upload.digest,
+            bytes=len(upload.blob.buffer),
+            who=wanted.author,
+        )
+        return update
+
+    def _distribute(self, upload: Upload, stored: StoredVersion, tensors: int, verify_ms: float) -> Update:
+        number = stored.version
+        self.tracker.stage(
+            PublishRecord(
+                version=number,
+                model=min(stored.models),
+                digest=stored.digest,
+                size_bytes=len(upload.blob.buffer),
+                models=_models_of(stored),
+                received=upload.received,
+                receive_ms=upload.receive_ms,
+                verify_ms=verify_ms,
+            )
+        )
+        began = time.monotonic()
+        try:
+            receipt = self._fleet.publish(upload.blob, version=number)
+        except CormorantError:
+            self.tracker.withdraw(number)
+            raise
+        taken_ms = (time.monotonic() - began) * 1000
+        self.tracker.hand_over(
+            number,
+            applied=receipt.applied,
+            waiting=receipt.waiting,
+            refused=receipt.refused,
+            distribute_ms=taken_ms,
+        )
+        self._events.add("published", version=number, update_id=update_id(number))
+        update = self.tracker.find(number)
+        assert update is not None
+        return update
+
+    def _stored(self, upload: Upload, number: int, model: str, author: str) -> StoredVersion:
+        now = datetime.now(UTC)
+        models = {}
+        for name, tensors in upload.blob.tensors.items():
+            # One model is stored as it came: who reads it gets what was sent, and its digest is the body's.
+            is_body = len(upload.blob.tensors) == 1
+            buffers = (upload.blob.buffer,) if is_body else _file_of(upload.blob, tensors)
+            models[name] = StoredModel(
+                version=number,
+                name=name,
+                digest=upload.digest if is_body else digest_of(buffers),
+                buffers=buffers,
+                num_tensors=len(tensors),
+                published_at=now,
+                author=author,
+            )
+        return StoredVersion(version=number, digest=upload.digest, published_at=now, author=author, models=models)
+
+
+def _default_of(specs: WeightSpecs) -> str:
+    """The model that plain names belong to in a publish that may name several."""
+    return next(iter(specs)) if len(specs) == 1 else "policy"
+
+
+def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
+    """One model's tensors as a file of their own, under plain names."""
+    parsed = parse_header(blob.buffer)
+    ordered = sorted(tensors.items(), key=lambda item: item[1].begin)
+    header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered])
+    start = parsed.data_start
+    return (memoryview(header), *(blob.buffer[start + e.begin : start + e.end] for _, e in ordered))
+
+
+def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
+    """Several models in one file, their names as prefixes."""
+    named: list[tuple[str, str, tuple[int, ...]]] = []
+    pieces: list[memoryview] = []
+    for name, stored in sorted(models.items()):
+        whole = stored.buffers[0] if len(stored.buffers) == 1 else memoryview(b"".join(stored.buffers))
+        parsed = parse_header(whole)
+        for key, entry in sorted(parsed.tensors.items(), key=lambda item: item[1].begin):
+            named.append((f"{name}/{key.removeprefix(name + '/')}", entry.dtype, entry.shape))
+            pieces.append(whole[parsed.data_start + entry.begin : parsed.data_start + entry.end])
+    header, _ = make_header(named)
+    return WeightsBlob.joined([header, *pieces])
+
+
+def _models_of(stored: StoredVersion) -> dict[str, ModelUpdate]:
+    return {
+        name: ModelUpdate(digest=m.digest, etag=m.etag, bytes=m.size_bytes, tensors=m.num_tensors)
+        for name, m in stored.models.items()
+    }
+
+
+def _historic(stored: StoredVersion) -> Update:
+    first = min(stored.models)
+    return Update(
+        update_id=update_id(stored.version),
+        model=first,
+        models=_models_of(stored),
+        version=stored.version,
+        digest=stored.digest,
+        etag=make_etag(stored.version, stored.digest),
+        bytes=sum(m.size_bytes for m in stored.models.values()),
+        tensors=sum(m.num_tensors for m in stored.models.values()),
+        state="superseded",
+        workers=WorkerCounts(total=0, acked=0, failed=0),
+        receipts=(),
+        staged_at=stored.published_at,
+        timings=UpdateTimings(),
+    )

@@ -1,0 +1,58 @@
+"""Which requests a head without tokens takes for a page of another site."""
+
+import pytest
+
+from cormorant_api.errors import ApiError
+from cormorant_api.http.cross_origin import refuse_cross_origin, refuse_other_hosts
+
+HOST = {"host": "127.0.0.1:8000"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "http://127.0.0.1:8000"},
+        {"origin": "http://127.0.0.1:8000", "sec-fetch-site": "same-origin"},
+        {"sec-fetch-site": "none"},
+    ],
+    ids=["a program", "an old browser on our page", "our page", "typed by hand"],
+)
+def test_programs_and_our_own_page_pass(headers: dict[str, str]) -> None:
+    refuse_cross_origin(HOST | headers, what="POST /v1/pause")
+
+
+@pytest.mark.parametrize(
+    ("headers", "whose"),
+    [
+        ({"origin": "https://example.org"}, "Origin https://example.org"),
+        ({"origin": "http://127.0.0.1:3000"}, "Origin http://127.0.0.1:3000"),
+        ({"origin": "http://127.0.0.1:3000", "sec-fetch-site": "same-site"}, "Origin http://127.0.0.1:3000"),
+        ({"origin": "null"}, "Origin null"),
+        ({"sec-fetch-site": "cross-site"}, "Sec-Fetch-Site cross-site"),
+        ({"origin": "http://127.0.0.1:8000", "sec-fetch-site": "cross-site"}, "Origin http://127.0.0.1:8000"),
+    ],
+)
+def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], whose: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        refuse_cross_origin(HOST | headers, what="POST /v1/pause")
+    assert refused.value.status == 403
+    assert refused.value.detail == (
+        f"POST /v1/pause comes from a page of another site ({whose}), and this head asks for no token; use the head's "
+        "own page or a program, or start the head with tokens"
+    )
+
+
+@pytest.mark.parametrize(
+    "host", ["", "localhost", "localhost:8000", "job.localhost:8000", "127.0.0.1:8000", "127.1.2.3", "[::1]:8000", "lo"]
+)
+def test_names_of_this_machine_pass(host: str) -> None:
+    refuse_other_hosts({"host": host}, listens_on="lo", what="GET /v1/status")
+
+
+@pytest.mark.parametrize("host", ["rebound.example:8000", "10.0.0.1", "localhost.example.org", "[::2]:8000"])
+def test_a_name_that_was_made_to_lead_here_is_refused(host: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        refuse_other_hosts({"host": host}, listens_on="127.0.0.1", what="GET /v1/status")
+    assert refused.value.status == 403
+    assert "http://localhost, or start the head with tokens" in refused.value.detail
