@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from benchmarks import protocol
 from benchmarks.workloads import Workload
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.batch import to_tensordict
-from cormorant_worker.block import Block
-from cormorant_worker.build import build_collector
+from cormorant_worker.collect.batch import to_tensordict
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.place import WorkerPlace
 
 ENTRYPOINTS = {"mlp": "cormorant_worker.policies:mlp", "atari_cnn": "cormorant_worker.policies:atari_cnn"}
 

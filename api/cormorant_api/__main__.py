@@ -20,9 +20,9 @@ from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_o
 from cormorant_api.settings import DEFAULT_PORT, HeadSettings
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError, FleetInterrupted
-from cormorant_worker.front import load_job, refuse_unknown_names
-from cormorant_worker.last_words import explain
+from cormorant_worker.launch import load_job, refuse_unknown_names
 from cormorant_worker.logs import LogContext, configure_logs
+from cormorant_worker.termination_message import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -290,7 +290,7 @@ class _Session:
         """
         from cormorant_worker.engine.options import FleetOptions, default_workers
         from cormorant_worker.errors import EnvError
-        from cormorant_worker.front import refuse_unknown_names
+        from cormorant_worker.launch import refuse_unknown_names
 
         workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
         try:

@@ -31,8 +31,8 @@ def init(
     """Build the policy of a manifest and write its initial weights: those that its workers begin with."""
     try:
         from cormorant_worker.errors import CormorantError
-        from cormorant_worker.front import make_collector
-        from cormorant_worker.weights_file import to_bytes
+        from cormorant_worker.launch import make_collector
+        from cormorant_worker.weights.file import to_bytes
     except ImportError as error:
         raise CommandFailed(f"this command needs the worker ({error}); pip install 'cormorant[worker]'") from error
     try:

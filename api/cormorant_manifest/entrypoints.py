@@ -82,8 +82,24 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
     names = _names(tree)
     if first not in names:
         return "" if "*" in names else f"{entry.path}: {module} has no {first}{_hint(first, sorted(names))}"
-    definition = next((node for node in tree.body if isinstance(node, Definition) and node.name == attribute), None)
+    definition = _definition(tree, attribute, path)
     return _call_trouble(entry, definition) if definition is not None else ""
+
+
+def _definition(tree: ast.Module, name: str, path: Sequence[str], *, hops: int = 3) -> Definition | None:
+    """The definition of a name, followed through `from package.module import name`; None where it cannot be read."""
+    for node in tree.body:
+        if isinstance(node, Definition) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level and hops:
+            original = next((alias.name for alias in node.names if (alias.asname or alias.name) == name), "")
+            if original:
+                try:
+                    home = _parsed(_find(node.module, path))
+                except _NoModule:
+                    return None
+                return _definition(home, original, path, hops=hops - 1) if home is not None else None
+    return None
 
 
 class _NoModule(Exception):

@@ -31,7 +31,7 @@ from cormorant_api.settings import HeadSettings
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.front import load_job
+from cormorant_worker.launch import load_job
 
 _SECONDS = 12.0
 _NULL = "benchmarks.head.null_env:NullEnv"

@@ -8,7 +8,9 @@ import numpy as np
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.engine.link import Link, Payload, Source
 from cormorant_worker.engine.messages import (
     Applied,
@@ -23,11 +25,9 @@ from cormorant_worker.engine.messages import (
     Ticket,
 )
 from cormorant_worker.engine.pulse import Phase
-from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.place import WorkerPlace
+from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Leaf
-from cormorant_worker.timing import BatchTiming
-from cormorant_worker.weights import TensorSpec
+from cormorant_worker.weights.staged import TensorSpec
 
 OBSERVATION = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 ACTION = gymnasium.spaces.Discrete(2)

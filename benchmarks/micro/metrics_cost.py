@@ -12,15 +12,15 @@ from benchmarks.micro import rows
 from benchmarks.ours import make_job
 from benchmarks.workloads import WORKLOADS
 from cormorant_contract.metrics.head import HEAD_METRICS
-from cormorant_worker.block import Block
-from cormorant_worker.build import build_collector
-from cormorant_worker.collector import Collector
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.timing import BatchTiming, Laps, Timing
 from cormorant_worker.engine.events import FleetEvent
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
-from cormorant_worker.place import WorkerPlace
-from cormorant_worker.timing import BatchTiming, Laps, Timing
 
 SCRAPE_S = 15.0
 BATCHES = 4

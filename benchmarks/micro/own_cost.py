@@ -11,17 +11,17 @@ import numpy as np
 import torch
 
 from benchmarks.micro import rows
-from cormorant_worker.actor import Acted, Actor, PolicyActor
-from cormorant_worker.batch import to_tensordict
-from cormorant_worker.block import Block
-from cormorant_worker.collector import Collector, CollectorConfig
+from cormorant_worker.collect.batch import to_tensordict
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
 from cormorant_worker.policies import mlp
-from cormorant_worker.policy import PolicyModels
-from cormorant_worker.random_actions import RandomActor
-from cormorant_worker.seeding import SeedPath
-from cormorant_worker.weights import WeightSlot
+from cormorant_worker.policy.actor import Acted, Actor, PolicyActor
+from cormorant_worker.policy.loading import PolicyModels
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.weights.staged import WeightSlot
 
 NUM_ENVS = 8
 STEPS = 256

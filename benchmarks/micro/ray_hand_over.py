@@ -18,7 +18,9 @@ import ray
 from benchmarks.micro import rows
 from benchmarks.ours import make_job, open_local_fleet
 from benchmarks.workloads import WORKLOADS
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.messages import Sealed, Ticket
 from cormorant_worker.engine.options import FleetOptions
@@ -28,9 +30,7 @@ from cormorant_worker.engine.ray.fleet import RayFleet
 from cormorant_worker.engine.ray.link import RayLink
 from cormorant_worker.engine.ray.objects import ObjectBlocks
 from cormorant_worker.engine.ray.options import RayOptions
-from cormorant_worker.place import WorkerPlace
 from cormorant_worker.spaces import Leaf
-from cormorant_worker.timing import BatchTiming
 
 STORE_BYTES = 1 << 30
 BATCH_BYTES = 28_000_000

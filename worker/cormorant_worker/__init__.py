@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from cormorant_worker.engine.local import LocalFleet
     from cormorant_worker.engine.options import FleetOptions
-    from cormorant_worker.front import load_job, make_collector, open_fleet
+    from cormorant_worker.launch import load_job, make_collector, open_fleet
 
 __all__ = ["FleetOptions", "LocalFleet", "load_job", "make_collector", "open_fleet"]
 
 _HOMES = {
     "FleetOptions": "cormorant_worker.engine.options",
     "LocalFleet": "cormorant_worker.engine.local",
-    "load_job": "cormorant_worker.front",
-    "make_collector": "cormorant_worker.front",
-    "open_fleet": "cormorant_worker.front",
+    "load_job": "cormorant_worker.launch",
+    "make_collector": "cormorant_worker.launch",
+    "open_fleet": "cormorant_worker.launch",
 }
 
 

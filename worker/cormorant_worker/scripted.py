@@ -11,8 +11,8 @@ from typing import Any, Literal
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_worker.collect.overrides import Parts
 from cormorant_worker.errors import ManifestError
-from cormorant_worker.parts import Parts
 
 EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
 """A gymnasium id; what makes one gymnasium.Env: a class, a function; or `spec.env` of a manifest."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_contract.tensor_file import make_header
-from cormorant_worker.block import Block
+from cormorant_worker.collect.block import Block
 from cormorant_worker.engine.loan import Loan, LoanPart
 from cormorant_worker.errors import FleetError
 from cormorant_worker.spaces import Array, Arrays, Leaf

@@ -11,7 +11,7 @@ from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import TensorFile
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
 
 _KEY = "cormorant_fleet"
 _WORKER = "worker/"

@@ -5,7 +5,7 @@ import threading
 from pathlib import Path
 
 from cormorant_api.errors import StoreError
-from cormorant_worker.last_words import encode
+from cormorant_worker.termination_message import encode
 
 _DIGITS = 20
 

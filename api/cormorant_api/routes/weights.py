@@ -31,7 +31,7 @@ from cormorant_contract.rest.headers import POLICY_VERSION, SAFETENSORS
 from cormorant_contract.rest.models import Model, Models, ModelSummary, Rollback, VersionEntry, Versions
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
 
 _BODY: dict[str, Any] = {
     "requestBody": {

@@ -4,7 +4,7 @@ from cormorant_api.errors import ApiError
 from cormorant_api.weights.store import StoredModel
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import parse_header
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
 
 
 def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:

@@ -38,8 +38,8 @@ from cormorant_contract.tensor_file import (
 from cormorant_worker.engine.kept_weights import KeptPublish, read_kept
 from cormorant_worker.engine.protocol import Receipt
 from cormorant_worker.errors import CormorantError, MalformedWeights
-from cormorant_worker.weights import PolicyVersion, WeightSpecs
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion, WeightSpecs
 
 log = structlog.get_logger()
 

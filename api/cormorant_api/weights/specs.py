@@ -11,8 +11,8 @@ from cormorant_api.errors import ApiError
 from cormorant_contract.rest.models import TensorShape
 from cormorant_contract.rest.problems import Differences, ProblemType
 from cormorant_contract.tensor_file import ITEM_BYTES, TORCH_NAMES, TensorEntry
-from cormorant_worker.weights import TensorSpec, WeightSpecs
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import TensorSpec, WeightSpecs
 
 _NAMED = 20
 _DTYPES = {attribute: name for name, attribute in TORCH_NAMES.items()}

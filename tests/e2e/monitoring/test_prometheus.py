@@ -19,11 +19,11 @@ from cormorant_testing.pods import free_port
 from cormorant_testing.prometheus import Prometheus
 from cormorant_testing.promql import substitute
 from cormorant_testing.serving import Api
+from cormorant_worker.collect.timing import Timing
 from cormorant_worker.engine.pulse import Pulse
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import Probes
 from cormorant_worker.supervisor.standing import Standing
-from cormorant_worker.timing import Timing
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 FILES = Path(__file__).resolve().parents[3] / "charts" / "cormorant" / "files"

@@ -6,8 +6,8 @@ import torch
 
 from cormorant_worker import FleetOptions, LocalFleet, make_collector, open_fleet
 from cormorant_worker.engine.ray.options import RayOptions
-from cormorant_worker.front import load_job
-from cormorant_worker.staging import Staging
+from cormorant_worker.launch import load_job
+from cormorant_worker.policy.staging import Staging
 
 pytestmark = [
     pytest.mark.gpu,

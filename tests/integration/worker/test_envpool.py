@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import SEEDS, make_job
-from cormorant_worker.actor import Acted
-from cormorant_worker.collector import Collector, CollectorConfig
+from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv, EnvPoolTask
 from cormorant_worker.errors import EnvBuildError, InvalidAction, PolicyMismatch, UnknownEnv
-from cormorant_worker.front import make_collector
-from cormorant_worker.random_actions import RandomActor
-from cormorant_worker.weights import WeightSlot
+from cormorant_worker.launch import make_collector
+from cormorant_worker.policy.actor import Acted
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.weights.staged import WeightSlot
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds
 

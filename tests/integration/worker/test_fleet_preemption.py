@@ -4,7 +4,7 @@ import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
-from cormorant_worker.seeding import SeedPath
+from cormorant_worker.collect.seeding import SeedPath
 
 
 @on_both_engines_slowly

@@ -27,7 +27,7 @@ from cormorant_worker.engine.ray.demand import Demand, demand_of
 from cormorant_worker.engine.ray.fleet import RayFleet
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
-from cormorant_worker.front import open_fleet
+from cormorant_worker.launch import open_fleet
 
 STORE_BYTES = 200 << 20
 """Of `ray_cluster`."""
@@ -217,7 +217,7 @@ def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
 ENDLESS = """
 import sys
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_worker.front import open_fleet
+from cormorant_worker.launch import open_fleet
 
 checker = make_checker(2, lengths=5, versions=False)
 with open_fleet(make_job(num_envs=2, lengths=5), workers=1, engine="ray") as fleet:
@@ -257,7 +257,7 @@ def test_no_process_is_left_when_the_fleets_own_is_killed() -> None:
 def job_with(resources: dict, **group: object) -> object:
     document = make_job(num_envs=2, lengths=3).to_document()
     document["spec"]["workerGroups"] = [{"name": "cpu", "resources": resources, **group}]
-    from cormorant_worker.front import load_job
+    from cormorant_worker.launch import load_job
 
     return load_job(document)
 

@@ -16,10 +16,10 @@ from cormorant_testing.envs import IDENT_MODULUS
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.errors import FleetError
-from cormorant_worker.seeding import SeedPath
-from cormorant_worker.trajectories import trajectory_base
 
 PONG = {"envpool": {"taskId": "Pong-v5", "numEnvs": 4, "numThreads": 1}, "maxEpisodeSteps": 40}
 CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}

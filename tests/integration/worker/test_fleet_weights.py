@@ -16,8 +16,8 @@ from cormorant_worker.engine.events import FleetEvent
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import MalformedWeights, WeightsMismatch
-from cormorant_worker.weights import PolicyVersion
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion
 
 CLOCK = {"entrypoint": "cormorant_testing.envs:Clock", "vectorization": "inline", "numEnvs": 2}
 

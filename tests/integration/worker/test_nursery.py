@@ -11,11 +11,11 @@ import pytest
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import balance
 from cormorant_testing.scripts import until
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine import nursery
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.process import WorkerProcess
-from cormorant_worker.place import WorkerPlace
 
 
 def test_workers_find_the_folder_and_the_variables_of_the_moment(

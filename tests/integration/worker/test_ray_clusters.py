@@ -30,7 +30,7 @@ from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.ray.fleet import RayFleet
 from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.front import load_job
+from cormorant_worker.launch import load_job
 
 STORE = {"object_store_memory": 100 << 20}
 

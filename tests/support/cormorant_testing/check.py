@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_testing.envs import ACTION_SPACES, IDENT_MODULUS, OBSERVATION_SPACES, Oracle
-from cormorant_worker.seeding import SeedPath
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.spaces import Array, Arrays, flatten, leaves, unflatten
 
 Attempt = tuple[int, int, int, int]

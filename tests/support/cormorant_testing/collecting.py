@@ -9,15 +9,15 @@ import torch
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.vectors import COUNTING, counting
-from cormorant_worker.actor import Actor, PolicyActor
-from cormorant_worker.collector import Collector, CollectorConfig
+from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.exploration import ExplorationType
-from cormorant_worker.policy import load_policy
-from cormorant_worker.random_actions import RandomActor
-from cormorant_worker.seeding import SeedPath
-from cormorant_worker.weights import WeightSlot
+from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.exploration import ExplorationType
+from cormorant_worker.policy.loading import load_policy
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.weights.staged import WeightSlot
 
 SEEDS = SeedPath(job_seed=7, index=0)
 
@@ -83,7 +83,7 @@ def make_job(
     **options: Any,
 ) -> Any:
     """A CollectorJob of CountingEnvs (or of `env`)."""
-    from cormorant_worker.front import load_job
+    from cormorant_worker.launch import load_job
 
     options = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
     block = env or {

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_contract.tensor_file import make_header
-from cormorant_worker.block import Block
+from cormorant_worker.collect.block import Block
 from cormorant_worker.spaces import Array
 
 NAMES = {

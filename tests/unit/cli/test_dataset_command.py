@@ -7,7 +7,7 @@ import typer
 
 from cormorant_cli.dataset import app, verify
 from cormorant_cli.errors import BadInput, CommandFailed
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.spaces import leaves

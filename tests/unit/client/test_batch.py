@@ -19,10 +19,10 @@ from cormorant_postproc import MultiStep, split_trajectories
 from cormorant_testing.collecting import SEEDS, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES
 from cormorant_testing.wire_bytes import encode_blocks
-from cormorant_worker.batch import stack_workers, to_tensordict
-from cormorant_worker.block import Block
+from cormorant_worker.collect.batch import stack_workers, to_tensordict
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.engine.loan import Loan, LoanPart
-from cormorant_worker.seeding import SeedPath
 from cormorant_worker.wire import encode
 
 

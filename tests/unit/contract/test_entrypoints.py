@@ -51,6 +51,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg" / "__init__.py").write_text("raise RuntimeError('never run')\n")
     (tmp_path / "pkg" / "nets.py").write_text("def make(o, a): ...\n")
+    (tmp_path / "front.py").write_text("from pkg.nets import make as build\nfrom nowhere import lost\n")
     return tmp_path
 
 
@@ -68,6 +69,8 @@ def folder(tmp_path: Path) -> Path:
         ("pkg.nets:make", {}),
         ("cormorant_worker.policies:mlp", {}),
         ("math:sqrt", {}),
+        ("front:build", {}),
+        ("front:lost", {"x": 1}),
     ],
 )
 def test_what_exists_or_cannot_be_known_is_no_problem(folder: Path, entrypoint: str, kwargs: dict[str, Any]) -> None:
@@ -86,6 +89,8 @@ def test_what_exists_or_cannot_be_known_is_no_problem(folder: Path, entrypoint: 
         ("my_policies:plain", {"hidden": 3}, "has no argument hidden; it takes none"),
         ("my_policies:needs", {}, "needs the argument hidden"),
         ("my_policies:Policy", {"witdh": 2}, "has no argument witdh; did you mean width?"),
+        ("front:build", {"hidden": 3}, "front:build has no argument hidden; it takes none"),
+        ("cormorant_worker.policies:mlp", {"hiden": [8]}, "has no argument hiden; did you mean hidden?"),
         ("my_policies:one", {}, "takes 1 of the two arguments"),
     ],
 )

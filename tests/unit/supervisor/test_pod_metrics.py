@@ -7,11 +7,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_contract.metrics import METRICS
 from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.collect.timing import IDLE, Timing
 from cormorant_worker.engine.pulse import Pulse
 from cormorant_worker.supervisor import metrics
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.standing import Standing
-from cormorant_worker.timing import IDLE, Timing
 
 
 def of_pod(folder: Path, *, job: str = "pong") -> PodMetrics:

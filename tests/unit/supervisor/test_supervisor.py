@@ -9,7 +9,6 @@ import pytest
 
 from cormorant_testing.scripts import environment
 from cormorant_worker.errors import SupervisorRefused
-from cormorant_worker.last_words import explain
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.backoff import Backoff
 from cormorant_worker.supervisor.diagnosis import diagnose
@@ -19,6 +18,7 @@ from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.probes import answer
 from cormorant_worker.supervisor.settings import read_last_words, read_ray_settings, read_worker_settings
 from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.termination_message import explain
 
 WORKER = {
     "CORMORANT_HEAD": "pong-head:6379", "CORMORANT_GROUP": "cpu", "CORMORANT_INDEX": "3", "CORMORANT_ATTEMPT": "2",

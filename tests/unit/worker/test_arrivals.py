@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from cormorant_testing.collecting import SEEDS, make_checker, make_collector
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, Oracle
-from cormorant_worker.batch import to_tensordict
-from cormorant_worker.block import Block
+from cormorant_worker.collect.batch import to_tensordict
+from cormorant_worker.collect.block import Block
 from cormorant_worker.envs.protocol import Rows, Step
 from cormorant_worker.spaces import Arrays, flatten
 

@@ -11,20 +11,20 @@ from hypothesis import strategies as st
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import SEEDS, lanes_of, make_checker, make_collector, make_job
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
-from cormorant_worker.actor import Actor, PolicyActor
-from cormorant_worker.batch import stack_workers, to_tensordict
-from cormorant_worker.block import Block
-from cormorant_worker.collector import Collector, CollectorConfig
+from cormorant_worker.collect.batch import stack_workers, to_tensordict
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.trajectories import trajectory_base
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import Step
 from cormorant_worker.errors import CormorantError, EnvBuildError, EnvError, InvalidAction, PolicyError, PolicyMismatch
-from cormorant_worker.front import make_collector as collector_of
-from cormorant_worker.policy import load_policy
-from cormorant_worker.random_actions import RandomActor
-from cormorant_worker.seeding import SeedPath
-from cormorant_worker.trajectories import trajectory_base
-from cormorant_worker.weights import WeightSlot
+from cormorant_worker.launch import make_collector as collector_of
+from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.loading import load_policy
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.weights.staged import WeightSlot
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])

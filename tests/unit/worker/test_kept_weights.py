@@ -6,7 +6,7 @@ import pytest
 
 from cormorant_worker.engine.kept_weights import KeptWeights, read_kept
 from cormorant_worker.errors import MalformedWeights
-from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights.staged import PolicyVersion
 
 
 def keep(kept: KeptWeights, version: int, *models: str, text: str = "") -> None:

@@ -3,13 +3,13 @@ from itertools import pairwise
 
 import pytest
 
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.lineage import Lineage
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.errors import StateError
-from cormorant_worker.place import WorkerPlace
-from cormorant_worker.timing import BatchTiming
-from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights.staged import PolicyVersion
 
 ZERO, ONE, TWO = ("cpu", 0), ("cpu", 1), ("cpu", 2)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cormorant_testing.collecting import make_collector
-from cormorant_worker.block import Block
+from cormorant_worker.collect.block import Block
 
 
 @pytest.mark.parametrize("lanes", [1, 2])

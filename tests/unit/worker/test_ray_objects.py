@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.engine.ray.objects import ObjectBlocks, writable
 from cormorant_worker.errors import FleetError
 from cormorant_worker.spaces import Leaf

@@ -6,14 +6,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.engine.deliveries import Deliveries, Delivery, Part
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.schedule import Grant, Schedule
 from cormorant_worker.engine.slots import SlotPool
 from cormorant_worker.errors import FleetError
 from cormorant_worker.spaces import Leaf
-from cormorant_worker.timing import BatchTiming
 
 LAYOUT = Layout(
     num_rows=1,

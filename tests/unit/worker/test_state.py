@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.collecting import make_checker, make_collector
-from cormorant_worker.collector import Collector
+from cormorant_worker.collect.collector import Collector
 from cormorant_worker.errors import StateError
 
 

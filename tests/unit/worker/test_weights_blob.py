@@ -10,9 +10,9 @@ import torch
 
 from cormorant_contract.tensor_file import make_header
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
-from cormorant_worker.weights import PolicyVersion, WeightSlot, specs_of, specs_of_tensors, verify
-from cormorant_worker.weights_blob import WeightsBlob, read_weights
-from cormorant_worker.weights_file import from_bytes, to_bytes
+from cormorant_worker.weights.blob import WeightsBlob, read_weights
+from cormorant_worker.weights.file import from_bytes, to_bytes
+from cormorant_worker.weights.staged import PolicyVersion, WeightSlot, specs_of, specs_of_tensors, verify
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.deliveries import Deliveries, Part
 from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.job_facts import dataset_of, describe_env, device_of
@@ -51,9 +52,8 @@ from cormorant_worker.engine.schedule import Grant, Round, Schedule, Slot
 from cormorant_worker.engine.tally import RestartReason, Tally
 from cormorant_worker.engine.watch import Watch
 from cormorant_worker.errors import CormorantError, WorkerFailed
-from cormorant_worker.place import WorkerPlace
-from cormorant_worker.weights import PolicyVersion
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion
 
 if TYPE_CHECKING:
     from cormorant_worker.engine.store import DatasetRoot

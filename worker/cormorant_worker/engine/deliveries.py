@@ -12,7 +12,7 @@ from cormorant_worker.engine.events import Events
 from cormorant_worker.engine.link import BlockStore
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.schedule import Round, Schedule, Slot
-from cormorant_worker.weights import RANDOM_VERSION
+from cormorant_worker.weights.staged import RANDOM_VERSION
 
 
 @dataclass(frozen=True, slots=True)

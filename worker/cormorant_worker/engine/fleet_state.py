@@ -9,7 +9,7 @@ import safetensors
 import safetensors.numpy
 
 from cormorant_worker.errors import StateError
-from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights.staged import PolicyVersion
 
 FORMAT = 2
 

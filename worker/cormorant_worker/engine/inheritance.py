@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.standstill import Standstill
 from cormorant_worker.errors import FleetError
-from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 _TIMEOUT_S = 60.0
 """For the bytes of a policy from another node."""

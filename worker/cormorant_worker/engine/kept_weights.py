@@ -18,7 +18,7 @@ import structlog
 
 from cormorant_worker.disk import write_all
 from cormorant_worker.errors import MalformedWeights
-from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 log = structlog.get_logger()
 

@@ -8,12 +8,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.trajectories import MAX_EPOCH, trajectory_base
 from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.schedule import Slot
 from cormorant_worker.errors import StateError
-from cormorant_worker.place import WorkerPlace
-from cormorant_worker.trajectories import MAX_EPOCH, trajectory_base
 
 _BATCHES_AHEAD = 4
 """Batches that a worker may have put into a dataset beyond the last one that its fleet heard of, and some to spare."""

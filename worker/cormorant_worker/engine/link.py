@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.messages import Request, Start, Ticket
 from cormorant_worker.engine.pulse import Phase
-from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.place import WorkerPlace
+from cormorant_worker.shared_memory import SharedMemory
 
 
 class LinkClosed(OSError):

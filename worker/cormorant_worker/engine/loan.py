@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from cormorant_worker.block import Block
+from cormorant_worker.collect.block import Block
 from cormorant_worker.engine.schedule import Mode
-from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.errors import FleetError
+from cormorant_worker.shared_memory import SharedMemory
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -76,7 +76,7 @@ class Loan:
             FleetError: the loan was released.
         """
         # Whoever reads batches pays for tensordict's import, some seconds; `cormorant run` only counts them.
-        from cormorant_worker.batch import stack_workers, to_tensordict
+        from cormorant_worker.collect.batch import stack_workers, to_tensordict
 
         if not self._has_memory:
             raise FleetError("the batch was given back; call tensordict() before release()")

@@ -17,7 +17,7 @@ import structlog
 import torch
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.engine.bell import Bell
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.deliveries import Deliveries
@@ -39,9 +39,9 @@ from cormorant_worker.engine.stats import fleet_stats, with_workers
 from cormorant_worker.engine.waiting_room import Event, WaitingRoom
 from cormorant_worker.errors import FleetError, StaleWeights
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
-from cormorant_worker.weights_blob import WeightsBlob
-from cormorant_worker.weights_file import in_models
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.file import in_models
+from cormorant_worker.weights.staged import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
 
 if TYPE_CHECKING:
     from tensordict import TensorDict

@@ -4,16 +4,16 @@ import threading
 from collections.abc import Callable
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.place import find_device
 from cormorant_worker.engine.descriptors import make_room
 from cormorant_worker.engine.link import Link, LinkClosed
 from cormorant_worker.engine.messages import Start
 from cormorant_worker.engine.nursery import Imports, Nursery, borrow, give_back
 from cormorant_worker.engine.process import SharedPayload, WorkerProcess
-from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.engine.slots import SlotPool
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.place import find_device
+from cormorant_worker.shared_memory import SharedMemory
 
 _DESCRIPTORS = 9
 """Of a worker in this process: 2 sockets, 2 of its pulse, 4 of the two batches that it may fill, 1 to spare."""

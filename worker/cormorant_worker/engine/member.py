@@ -5,14 +5,14 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.link import Link, LinkClosed, Payload
 from cormorant_worker.engine.messages import Request, Ticket
 from cormorant_worker.engine.protocol import WorkerStats
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.schedule import Round, Slot
-from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.place import WorkerPlace
-from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 _LONG_REQUESTS = frozenset({"save", "restore", "kept"})
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Layout
-from cormorant_worker.place import WorkerPlace
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.timing import BatchTiming
 from cormorant_worker.spaces import Space
-from cormorant_worker.timing import BatchTiming
-from cormorant_worker.weights import WeightSpecs
+from cormorant_worker.weights.staged import WeightSpecs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from cormorant_worker.engine.member import Member
 from cormorant_worker.engine.messages import Reply, Request
 from cormorant_worker.engine.published import Shelf
 from cormorant_worker.engine.schedule import Slot
-from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights.staged import PolicyVersion
 
 
 class Offers:

@@ -7,13 +7,13 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.channel import Channel, channel_pair
 from cormorant_worker.engine.link import LinkClosed, Payload
 from cormorant_worker.engine.messages import Request, Ticket
 from cormorant_worker.engine.nursery import Imports, Nursery
 from cormorant_worker.engine.pulse import Phase, Pulse
-from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.place import WorkerPlace
+from cormorant_worker.shared_memory import SharedMemory
 
 _ASKED_EVERY_S = 0.005
 _OBEYED_S = 5.0

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.engine.events import Listener
 from cormorant_worker.engine.loan import Loan
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights import PolicyVersion, Weights, WeightSpecs
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion, Weights, WeightSpecs
 
 if TYPE_CHECKING:
     import torch

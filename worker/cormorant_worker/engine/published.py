@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from cormorant_worker.engine.link import Payload
 from cormorant_worker.engine.schedule import Slot
-from cormorant_worker.weights import INITIAL_VERSION, PolicyVersion
-from cormorant_worker.weights_blob import WeightsBlob
-from cormorant_worker.weights_file import to_bytes
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.file import to_bytes
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 
 @dataclass(frozen=True, slots=True, eq=False)

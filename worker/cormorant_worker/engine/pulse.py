@@ -5,10 +5,10 @@ from enum import IntEnum
 
 import numpy as np
 
-from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.collect.timing import spent_ns
 from cormorant_worker.pulse_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
+from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
-from cormorant_worker.timing import spent_ns
 
 
 class Phase(IntEnum):

@@ -3,11 +3,11 @@
 from itertools import islice
 from typing import Any
 
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.link import Engine
 from cormorant_worker.engine.member import Member
 from cormorant_worker.engine.messages import Reply, Request, Reseed
 from cormorant_worker.engine.schedule import Slot
-from cormorant_worker.place import WorkerPlace
 
 _SHOWN = 8
 """Of the workers, in a message."""

@@ -1,8 +1,8 @@
 """The shared memory in which batches travel: blocks that the fleet owns and lends to workers, ticket by ticket."""
 
-from cormorant_worker.block import Block, Layout
-from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
+from cormorant_worker.shared_memory import SharedMemory
 
 
 class SlotPool:

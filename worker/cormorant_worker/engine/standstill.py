@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.engine.crew import Crew
 from cormorant_worker.engine.deliveries import Deliveries
 from cormorant_worker.engine.fleet_state import FleetState
@@ -17,10 +19,8 @@ from cormorant_worker.engine.messages import Reply
 from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.engine.schedule import Schedule, Slot
 from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
-from cormorant_worker.place import WorkerPlace
-from cormorant_worker.state import read_metadata
-from cormorant_worker.weights import PolicyVersion
-from cormorant_worker.weights_blob import WeightsBlob
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion
 
 _POLL_S = 0.2
 _LONGEST_START_S = 86_400.0

@@ -15,9 +15,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import structlog
 
-from cormorant_worker.block import Block, Layout
-from cormorant_worker.build import Built, build_collector, rebuild
-from cormorant_worker.collector import Collector
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.build import Built, build_collector, rebuild
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.overrides import read_parts
+from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.collect.seeding import seed_globals
+from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.engine.kept_weights import KeptWeights
 from cormorant_worker.engine.messages import (
     Applied,
@@ -36,12 +40,8 @@ from cormorant_worker.engine.messages import (
 )
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, InvalidAction, PartExists, StateError
-from cormorant_worker.gate import Stopped
-from cormorant_worker.parts import read_parts
-from cormorant_worker.seeding import seed_globals
-from cormorant_worker.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
-from cormorant_worker.weights import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
-from cormorant_worker.weights_blob import read_weights
+from cormorant_worker.weights.blob import read_weights
+from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
 
 if TYPE_CHECKING:
     from cormorant_worker.sinks.protocol import Sink

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.engine.messages import Ready
 from cormorant_worker.engine.schedule import Slot
 from cormorant_worker.errors import DatasetError

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.engine.protocol import GroupStats
-from cormorant_worker.weights import PolicyVersion
+from cormorant_worker.weights.staged import PolicyVersion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.engine.messages import Applied, Reply, Request, Start, Ticket
 from cormorant_worker.engine.pulse import Pulse
-from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.engine.station import Station, describe_failure, forward_logs
-from cormorant_worker.gate import Stopped
+from cormorant_worker.shared_memory import SharedMemory
 
 
 class SocketUplink:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
 from cormorant_worker.envs.protocol import EVERY_ROW
-from cormorant_worker.random_actions import RandomActor
+from cormorant_worker.policy.random_actor import RandomActor
 
 _PROBE_STEPS = 30
 _CLEARLY_CHEAP_S = 100e-6

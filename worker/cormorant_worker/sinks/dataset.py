@@ -8,7 +8,7 @@
 import re
 from dataclasses import dataclass
 
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError, DatasetMismatch
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.record import ShardRecord

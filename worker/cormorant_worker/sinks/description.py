@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt
 from cormorant_worker.sinks import space_json
 from cormorant_worker.sinks.schema import FORMAT_VERSION, FrameSchema, column_name

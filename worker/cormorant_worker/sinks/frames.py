@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from cormorant_worker.block import Block
+from cormorant_worker.collect.block import Block
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name, next_type, to_arrow, to_numpy
 from cormorant_worker.spaces import Array, Arrays, Leaf
 

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from cormorant_worker.block import Block
+from cormorant_worker.collect.block import Block
 from cormorant_worker.spaces import Array
 
 

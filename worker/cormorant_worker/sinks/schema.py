@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.spaces import Array, Leaf
 

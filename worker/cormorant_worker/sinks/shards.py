@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import DatasetError, PartExists
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.record import ShardRecord

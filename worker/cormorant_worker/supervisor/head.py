@@ -13,13 +13,13 @@ from pathlib import Path
 
 import structlog
 
-from cormorant_worker.last_words import explain
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.door import knock
 from cormorant_worker.supervisor.memory import store_bytes
 from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
 from cormorant_worker.supervisor.signals import Signals
+from cormorant_worker.termination_message import explain
 
 log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset, read_dataset
 from cormorant_worker.sinks.description import DatasetDescription

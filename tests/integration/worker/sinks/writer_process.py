@@ -9,7 +9,7 @@ import sys
 import gymnasium
 import numpy as np
 
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import open_dataset, part_name
 from cormorant_worker.sinks.description import DatasetDescription

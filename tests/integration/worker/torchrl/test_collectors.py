@@ -15,8 +15,9 @@ from torch import nn
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
 from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
-from cormorant_worker.seeding import SeedPath
 from cormorant_worker.torchrl import (
     FleetCollector,
     OffPolicyCollectorConfig,
@@ -25,7 +26,6 @@ from cormorant_worker.torchrl import (
     sync_async_collector,
     sync_sync_collector,
 )
-from cormorant_worker.torchrl.seeds import next_seed
 
 needs_torchrl = pytest.mark.skipif(find_spec("torchrl") is None, reason="TorchRL is not installed")
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, InvalidAction, UnknownEnv
-from cormorant_worker.seeding import SeedPath
 from cormorant_worker.torchrl import MultiThreadedEnv, MultiThreadedEnvWrapper
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds, TorchRL of other things

@@ -11,7 +11,7 @@ from cormorant_api.settings import HeadSettings
 from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
 from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.front import load_job
+from cormorant_worker.launch import load_job
 from cormorant_worker.logs import LogContext, configure_logs
 
 ACK_WITHIN_S = 2.0

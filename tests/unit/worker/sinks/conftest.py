@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.spaces import Leaf, leaf_spaces, leaves
 

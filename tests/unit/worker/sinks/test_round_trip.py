@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cormorant_worker.batch import to_tensordict
+from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.shards import ShardLimits

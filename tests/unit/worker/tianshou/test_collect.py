@@ -18,8 +18,8 @@ from cormorant_testing.check import Checker
 from cormorant_testing.coin import LONG, tossers
 from cormorant_testing.envs import CountingEnv, Oracle
 from cormorant_testing.policies import Counter
+from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, PolicyError
-from cormorant_worker.seeding import SeedPath
 from cormorant_worker.tianshou import AsyncCollector, Collector, CollectStats, LatestBatch
 
 SEED = 7

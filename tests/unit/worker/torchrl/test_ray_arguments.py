@@ -8,12 +8,10 @@ from tensordict import TensorDict
 
 from cormorant_testing.collecting import make_collector
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.block import Block
-from cormorant_worker.exploration import ExplorationType
-from cormorant_worker.torchrl import RayCollector
-from cormorant_worker.torchrl.attributes import execute
-from cormorant_worker.torchrl.episodes import EpisodePool
-from cormorant_worker.torchrl.ray_arguments import (
+from cormorant_worker.collect.block import Block
+from cormorant_worker.compat.torchrl.attributes import execute
+from cormorant_worker.compat.torchrl.episodes import EpisodePool
+from cormorant_worker.compat.torchrl.ray_arguments import (
     check_schemes,
     count_collectors,
     own_settings,
@@ -21,9 +19,11 @@ from cormorant_worker.torchrl.ray_arguments import (
     read_updater,
     remote_options,
 )
-from cormorant_worker.torchrl.receivers import NotSet
-from cormorant_worker.torchrl.settings import read_settings
-from cormorant_worker.torchrl.storing import StoreInBuffer
+from cormorant_worker.compat.torchrl.receivers import NotSet
+from cormorant_worker.compat.torchrl.settings import read_settings
+from cormorant_worker.compat.torchrl.storing import StoreInBuffer
+from cormorant_worker.policy.exploration import ExplorationType
+from cormorant_worker.torchrl import RayCollector
 
 
 class ListBuffer(list[Any]):
@@ -138,7 +138,7 @@ def test_rays_own_arguments_find_their_places(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_cluster_is_found_by_its_address_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cormorant_worker.torchrl.ray_arguments.is_connected", lambda: False)
+    monkeypatch.setattr("cormorant_worker.compat.torchrl.ray_arguments.is_connected", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert ray_options(None, []).address == "10.0.0.1:6379"
     assert ray_options({"address": "auto"}, []).address == "auto"

@@ -24,14 +24,14 @@ import numpy as np
 import ray
 import torch
 
-from cormorant_worker.block import Block, Layout
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.engine.kept_weights import KeptWeights
 from cormorant_worker.engine.messages import Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.engine.pulse import Phase, Pulse
 from cormorant_worker.engine.ray.leaving import KEPT_FOLDER, PULSE_FILE, is_told_to_leave
 from cormorant_worker.engine.ray.objects import writable
 from cormorant_worker.engine.station import Station, describe_failure, forward_logs
-from cormorant_worker.gate import Stopped
 from cormorant_worker.spaces import Array
 
 GROUPS = {"collect": 2, "tell": 1, "answer": 1, "listen": 1}

@@ -9,7 +9,7 @@ import numpy as np
 import ray
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.block import Layout
+from cormorant_worker.collect.block import Layout
 from cormorant_worker.engine.descriptors import make_room
 from cormorant_worker.engine.link import Link
 from cormorant_worker.engine.messages import Start
@@ -19,8 +19,8 @@ from cormorant_worker.engine.ray.demand import demand_of
 from cormorant_worker.engine.ray.link import ObjectPayload, RayLink
 from cormorant_worker.engine.ray.objects import ObjectBlocks
 from cormorant_worker.engine.ray.options import RayOptions
-from cormorant_worker.engine.shared_memory import SharedMemory
 from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.shared_memory import SharedMemory
 
 _DESCRIPTORS = 3
 """Of a worker in this process: Ray's connections to its actor and to that one's node."""

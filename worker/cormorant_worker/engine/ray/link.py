@@ -18,14 +18,14 @@ import ray
 import structlog
 
 from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.engine.link import Link, Payload, Source
 from cormorant_worker.engine.messages import Failed, Finished, Leaving, Request, Sealed, Ticket
 from cormorant_worker.engine.pulse import Phase
 from cormorant_worker.engine.ray.actor import News
 from cormorant_worker.engine.ray.cluster import drain_node
 from cormorant_worker.engine.ray.objects import ObjectBlocks
-from cormorant_worker.engine.shared_memory import SharedMemory
-from cormorant_worker.place import WorkerPlace
+from cormorant_worker.shared_memory import SharedMemory
 
 log = structlog.get_logger()
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from cormorant_worker.block import Block, Layout
-from cormorant_worker.engine.shared_memory import SharedMemory
+from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
+from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
 
 _USABLE = 0.8

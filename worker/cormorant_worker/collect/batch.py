@@ -1,0 +1,122 @@
+"""A sealed block as a TensorDict `[B, T]` with TorchRL's keys. Called by whoever hands batches to a learner.
+
+# B envs, T steps
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from cormorant_worker.collect.block import Block
+from cormorant_worker.spaces import Array, Arrays, Leaf, put_nested
+
+_NAMES = [None, "time"]
+
+
+def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
+    """View a sealed block as a batch.
+
+    Every leaf is a view of the block, but for `("next", ...)` observations and states of a batch in which a
+    trajectory ended: those are copies, because the block keeps what follows an end apart. With `copy` nothing is
+    a view of the block; `observation` and `("next", "observation")` may still be views of the same memory.
+
+    Returns:
+        TensorDict `[B, T]` with `observation`, `action`, the policy's other outputs, recurrent states and `is_init`
+        (recurrent policies only), `("next", ...)` with observation, states, `reward` float32 `[B, T, 1]`, `done`,
+        `terminated`, `truncated` bool `[B, T, 1]`; `("collector", "traj_ids")` and
+        `("collector", "policy_version")` int64 `[B, T]`; and, when columns have different lengths,
+        `("collector", "mask")` bool `[B, T]`. Where the mask is False every value is zero, except that the
+        observation right after a column's last frame stays what that frame led to.
+    """
+    layout, rows = block.layout, slice(0, block.num_rows)
+    own = np.copy if copy else _same
+    collector: dict[str, Any] = {}
+    if not block.is_full:
+        mask_TB = np.arange(block.num_rows)[:, None] < block.lengths[None, :]
+        block.blank_padding()
+        collector["mask"] = torch.from_numpy(mask_TB).transpose(0, 1)
+    collector["traj_ids"] = _env_first(own(block.traj_ids[rows]))
+    collector["policy_version"] = _env_first(own(block.policy_version[rows]))
+
+    root: dict[str, Any] = {}
+    # Rows 0..T in one piece, from which both the observation and what followed it are cut.
+    observation = tuple(own(a[: block.num_rows + 1]) for a in block.observation)
+    states = tuple(own(a[: block.num_rows + 1]) for a in block.states)
+    _put(root, layout.observation, (_env_first(a[rows]) for a in observation))
+    _put(root, layout.states, (_env_first(a[rows]) for a in states))
+    _put(root, layout.action, (_env_first(own(a[rows])) for a in block.action))
+    _put(root, layout.outputs, (_env_first(own(a[rows])) for a in block.outputs))
+    if layout.states:
+        root["is_init"] = _env_first(own(block.is_init[rows])).unsqueeze(-1)
+
+    terminated, truncated = _env_first(own(block.terminated[rows])), _env_first(own(block.truncated[rows]))
+    following: dict[str, Any] = {
+        "reward": _env_first(own(block.reward[rows])).unsqueeze(-1),
+        "done": (terminated | truncated).unsqueeze(-1),
+        "terminated": terminated.unsqueeze(-1),
+        "truncated": truncated.unsqueeze(-1),
+    }
+    _put(following, layout.observation, _what_followed(block, observation, block.final))
+    _put(following, layout.states, _what_followed(block, states, block.final_states))
+    root["next"], root["collector"] = following, collector
+    return TensorDict(root, batch_size=[layout.num_envs, block.num_rows], names=_NAMES)
+
+
+def stack_workers(batches: Sequence[TensorDict]) -> TensorDict:
+    """Join one batch of every worker into `[W*B, T]`, in the order given. Shorter ones are padded and masked.
+
+    Always a copy.
+    """
+    longest = max(batch.shape[1] for batch in batches)
+    masked = any(batch.shape[1] < longest or ("collector", "mask") in batch.keys(True) for batch in batches)
+    joined = []
+    for batch in batches:
+        whole = batch
+        if masked:
+            if ("collector", "mask") not in batch.keys(True):
+                mask = torch.ones(batch.shape, dtype=torch.bool)
+                whole = batch.copy().set(("collector", "mask"), mask)
+            if batch.shape[1] < longest:
+                padding = whole[:, :1].expand(whole.shape[0], longest - whole.shape[1]).clone().zero_()
+                whole = torch.cat([whole, padding], dim=1)
+        joined.append(whole)
+    stacked: TensorDict = torch.cat(joined, dim=0)
+    stacked.names = _NAMES
+    return stacked
+
+
+def frames_of(batch: TensorDict) -> TensorDict:
+    """A batch `[B, T]` as its frames `[N]`, one environment's after the other's: padding left out, the mask with it."""
+    flat: TensorDict = batch.reshape(-1)
+    if ("collector", "mask") not in flat.keys(True):
+        return flat
+    kept: TensorDict = flat[flat["collector", "mask"]].exclude(("collector", "mask"))
+    return kept
+
+
+def _what_followed(block: Block, carried: Arrays, final: Arrays) -> Iterable[torch.Tensor]:
+    """The next row of each carried array, and the true last value where a trajectory ended."""
+    ends = slice(0, block.num_ends)
+    rows, columns = block.end_rows[ends], block.end_columns[ends]
+    for values, last in zip(carried, final, strict=True):
+        following = values[1 : block.num_rows + 1]
+        if block.num_ends:
+            following = following.copy()
+            following[rows, columns] = last[ends]
+        yield _env_first(following)
+
+
+def _put(target: dict[str, Any], leaves: Sequence[Leaf], values: Iterable[torch.Tensor]) -> None:
+    for leaf, value in zip(leaves, values, strict=True):
+        put_nested(target, leaf.key, value)
+
+
+def _same(array: Array) -> Array:
+    return array
+
+
+def _env_first(array_TB: Array) -> torch.Tensor:
+    return torch.from_numpy(array_TB).transpose(0, 1)

@@ -1,0 +1,255 @@
+"""From a CollectorJob to a Collector: the one place where classes of environments and actors are chosen."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gymnasium
+import numpy as np
+import structlog
+import torch
+
+from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
+from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.overrides import NO_PARTS, Parts
+from cormorant_worker.collect.place import WorkerPlace, find_device
+from cormorant_worker.envs.calibration import calibrate
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.made import MadeEnvs
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+from cormorant_worker.errors import ManifestError
+from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.exploration import ExplorationType
+from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights.file import read as read_weights
+from cormorant_worker.weights.staged import WeightSlot
+
+log = structlog.get_logger()
+
+_PIXEL_RANK = 3
+_MIN_ENVS_OF_TWO_LANES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """A collector and what was found out while it was built."""
+
+    collector: Collector
+    num_threads: int
+    """EnvPool threads a lane; 0 without EnvPool."""
+
+
+def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> Built:
+    """Build environments and policy as the manifest says, and start the first episodes.
+
+    Args:
+        job: the manifest.
+        place: where the collector stands in its fleet.
+        parts: what a script made in place of the manifest's.
+
+    Raises:
+        ManifestError: settings that cannot work together, or a device that is not there.
+        EnvError, PolicyError, WeightsError: what the parts say.
+    """
+    device = find_device(parts.device or place.device)
+    spec, seeds = job.spec, place.seeds
+    envs, num_threads = build_envs(job, place, parts)
+    try:
+        observation, action = envs[0].observation_space, envs[0].action_space
+        warmup = RandomActor(action, seeds.seed("actions"))
+        actor: Actor = warmup
+        weights = WeightSlot({})
+        # Built under the job's own seed: the policy's first weights are the same in every worker.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(spec.collection.seed)
+            models = _find_policy(job, parts, observation, action)
+            if models is not None:
+                num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
+                actor = PolicyActor(
+                    models,
+                    observation,
+                    action,
+                    device=device,
+                    num_rows=num_rows,
+                    is_shared=parts.shares_policy,
+                )
+        if models is not None:
+            weights = WeightSlot(models.modules)
+            if spec.policy.initial_weights:
+                weights.load(read_weights(spec.policy.initial_weights))
+        warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
+        config = CollectorConfig(
+            seeds=seeds,
+            first_trajectory=place.first_trajectory,
+            max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
+            reset_at_each_batch=spec.collection.reset_at_each_batch,
+            init_random_frames=warmup_frames if actor is not warmup else 0,
+            exploration_type=ExplorationType(spec.policy.exploration_type),
+            post_processing=spec.collection.post_processing,
+        )
+        config = replace(config, **parts.settings)
+        collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+    return Built(collector=collector, num_threads=num_threads)
+
+
+def _find_policy(job: CollectorJob, parts: Parts, observation: Space, action: Space) -> PolicyModels | None:
+    """The policy; None: actions are random."""
+    policy = job.spec.policy
+    if parts.has_policy:
+        made = parts.make_policy(observation, action)
+        return None if made is None else wrap_policy(made, "the script")
+    if policy.entrypoint is None:
+        return None
+    return load_policy(policy.entrypoint, policy.kwargs, observation, action)
+
+
+def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> None:
+    """Give a collector new environments and streams, between two batches. Its policy and its weights stay.
+
+    The old environments are closed first: they may hold what only one process can have.
+
+    Raises:
+        ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
+    """
+    collector.close()
+    envs, _ = build_envs(job, place, parts)
+    try:
+        collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
+    except BaseException:
+        for env in envs:
+            env.close()
+        raise
+
+
+def build_envs(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> tuple[Sequence[VectorEnv], int]:
+    """Build the environments, one VectorEnv a lane. Returns them and EnvPool's number of threads."""
+    env = job.spec.env
+    if parts.envs and env.gymnasium is not None:
+        return (_build_made(parts.envs, env.gymnasium, place, raises=parts.raises),), 0
+    seeds = place.seeds.env_seeds(env.num_envs)
+    if env.envpool is not None:
+        return _build_envpool(job, env.envpool, place, seeds)
+    if env.gymnasium is not None:
+        return (_build_gymnasium(job, env.gymnasium, seeds),), 0
+    raise ManifestError("spec.env has neither envpool nor gymnasium; write one of them")
+
+
+def _build_envpool(
+    job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int]
+) -> tuple[Sequence[VectorEnv], int]:
+    collection = job.spec.collection
+    task = EnvPoolTask(
+        task_id=block.task_id, kwargs=dict(block.kwargs), max_episode_steps=job.spec.env.max_episode_steps
+    )
+    task.check()
+    is_async = 0 < block.batch_size < block.num_envs
+    if is_async:
+        task = _limit_async(task, collection.max_frames_per_trajectory)
+        if collection.reset_at_each_batch:
+            raise ManifestError(
+                f"spec.collection.resetAtEachBatch needs batchSize = numEnvs, found {block.batch_size} and "
+                f"{block.num_envs}: environments that are under way cannot be reset; set batchSize: 0"
+            )
+    max_threads = place.max_threads or available_cpus()
+    lanes = 1 if is_async else _num_lanes(task.spaces()[0], block.num_envs, max_threads)
+    threads = block.num_threads or place.num_threads or _calibrated(task, block, place, lanes)
+    if is_async:
+        pool = AsyncEnvPoolEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds)
+        return (pool,), threads
+    parts = np.array_split(np.asarray(seeds), lanes)
+    return tuple(EnvPoolEnv(task, num_threads=threads, seeds=part.tolist()) for part in parts), threads
+
+
+def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, lanes: int) -> int:
+    """Threads of each lane. With two lanes the policy computes while a lane steps: that processor is taken."""
+    max_threads = place.max_threads or available_cpus()
+    found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads)
+    threads = max(1, found.num_threads - (lanes - 1))
+    log.info(
+        "threads_calibrated",
+        task_id=task.task_id,
+        num_envs=block.num_envs,
+        num_threads=threads,
+        lanes=lanes,
+        step_seconds={threads: round(seconds, 6) for threads, seconds in found.step_seconds.items()},
+    )
+    return threads
+
+
+def _limit_async(task: EnvPoolTask, max_frames: int) -> EnvPoolTask:
+    """An asynchronous pool cuts trajectories by its own time limit, which is the same unless lives end episodes."""
+    if not max_frames:
+        return task
+    if task.loses_lives:
+        raise ManifestError(
+            "spec.collection.maxFramesPerTrajectory with episodic_life needs batchSize = numEnvs; set batchSize: 0"
+        )
+    limit = min(task.max_episode_steps or max_frames, max_frames)
+    return EnvPoolTask(task_id=task.task_id, kwargs=task.kwargs, max_episode_steps=limit)
+
+
+def _num_lanes(observation: Space, num_envs: int, max_threads: int) -> int:
+    """Two lanes where the policy is dear (pixels): one half steps while the policy acts for the other.
+
+    Decided by the manifest and the worker's CPU limit and not by timing, so that a fixed seed reproduces a run. With
+    one processor there is nobody to step meanwhile.
+    """
+    if max_threads == 1:
+        return 1
+    is_image = len(observation.shape or ()) == _PIXEL_RANK and observation.dtype == np.uint8
+    return 2 if is_image and num_envs >= _MIN_ENVS_OF_TWO_LANES else 1
+
+
+def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int]) -> VectorEnv:
+    factory = EnvFactory(
+        id=block.id or "",
+        entrypoint=block.entrypoint or "",
+        kwargs=dict(block.kwargs),
+        wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
+        max_episode_steps=job.spec.env.max_episode_steps,
+    )
+    return _vectorize(factory, block, seeds, RestartLimits(total=block.max_restarts))
+
+
+def _build_made(
+    makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, place: WorkerPlace, *, raises: bool
+) -> VectorEnv:
+    """Environments that a script's callables make."""
+    made = MadeEnvs(makers)
+    if len(makers) == 1:
+        # A worker is a process already: its only environment needs no other.
+        only = made.make(0)
+        if hasattr(type(only), "vector_env"):
+            vector: VectorEnv = only.vector_env(place.seeds.env_seeds(only.num_workers))
+            return vector
+        if isinstance(only, gymnasium.Env):
+            made.keep(0, only)
+        block = block.model_copy(update={"vectorization": "inline"})
+    limits = RestartLimits(total=block.max_restarts, raises=raises)
+    return _vectorize(made, block, place.seeds.env_seeds(len(makers)), limits)
+
+
+def _vectorize(factory: EnvSource, block: GymnasiumBlock, seeds: list[int], limits: RestartLimits) -> VectorEnv:
+    if block.vectorization == "inline":
+        return InlineVectorEnv(factory, num_envs=len(seeds), seeds=seeds, limits=limits)
+    return SubprocessVectorEnv(
+        factory,
+        num_envs=len(seeds),
+        seeds=seeds,
+        step_timeout_s=block.step_timeout_seconds,
+        reset_timeout_s=block.reset_timeout_seconds,
+        limits=limits,
+    )

@@ -1,0 +1,413 @@
+"""Collector: environments + policy, stepping in this process, filling one block a call.
+
+    recv -> act -> send -> write row t          for each lane in turn, until every column has its rows
+
+Used in this process by scripts (`collect`), and by worker processes that bring their own blocks (`fill`).
+
+# B envs over all lanes, T steps
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from cormorant_worker.collect.async_env_group import ArrivalLane
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.env_group import Columns, Lane, LockstepLane
+from cormorant_worker.collect.pause_gate import Gate
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.state import load_state, save_state
+from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
+from cormorant_worker.collect.trajectories import Episodes, Trajectories, trajectory_base
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.actor import Actor
+from cormorant_worker.policy.exploration import ExplorationType, exploring
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.policy.warmup import WarmupActor
+from cormorant_worker.spaces import Array, Space, describe, leaves
+from cormorant_worker.weights.staged import RANDOM_VERSION, PolicyVersion, WeightSlot
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectorConfig:
+    """What a collector does beside stepping."""
+
+    seeds: SeedPath
+    max_frames_per_trajectory: int = 0
+    """Cut trajectories at this length, truncated; 0 = never."""
+    reset_at_each_batch: bool = False
+    """Begin every batch with new episodes."""
+    first_trajectory: int = 0
+    """No trajectory id may be lower; 0: as the seeds say."""
+    init_random_frames: int = 0
+    """This collector's first frames come from random actions: so many, and less than B more."""
+    exploration_type: ExplorationType = ExplorationType.RANDOM
+    post_processing: Mapping[str, Any] = field(default_factory=dict)
+    """What `collect` makes of its frames, as `Collection.post_processing` gives it; blocks that are filled have them as
+    they were collected."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """What one call of `fill` did."""
+
+    num_frames: int
+    version: PolicyVersion
+    """The version that acted, or RANDOM_VERSION when the policy is random."""
+    episodes: Episodes
+    """Episodes that ended in this batch."""
+
+
+class Collector:
+    """Steps environments with a policy. Owned by one thread; `gate` and `weights` are for others to use."""
+
+    def __init__(
+        self,
+        envs: Sequence[VectorEnv],
+        actor: Actor,
+        *,
+        config: CollectorConfig,
+        warmup: RandomActor,
+        weights: WeightSlot,
+        first_actor: Actor | None = None,
+    ) -> None:
+        """Take environments of one kind, one lane each, and start their first episodes.
+
+        Args:
+            envs: one VectorEnv a lane; their columns lie side by side in the batch.
+            actor: what decides. Random when it is the same object as `warmup`.
+            config: what to do beside stepping.
+            warmup: what decides in the first `init_random_frames` frames.
+            weights: the weights of the actor's policy.
+            first_actor: decides in the first frames instead of `warmup`, with the outputs and states of `actor`.
+        """
+        self.gate = Gate()
+        self.weights = weights
+        self.frames = 0
+        """Frames collected so far."""
+        self.pulse: Array = np.zeros(1, dtype=np.int64)
+        """Counts frames as they land, for a watcher in another process: [1] int64, replaced by shared memory."""
+        self.timing = Timing()
+        """Where this thread's time goes; replaced, as `pulse` is."""
+        self._actor = actor
+        self.warmup = warmup
+        self._random: Actor = first_actor or WarmupActor(warmup, actor)
+        self._config = config
+        self.warmup_left = config.init_random_frames
+        self._envs = tuple(envs)
+        self._gone_restarts = 0
+        """Restarts of environments that others took the place of."""
+        self._observation, self._action = _same_spaces(self._envs)
+        self.num_envs = sum(env.num_envs for env in envs)
+        self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
+        self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds, after=config.first_trajectory))
+        self.lanes: list[Lane] = []
+        self.is_first_batch = True
+        """The environments stand where `start` left them: there is nothing to reset yet."""
+        self._start_lanes()
+
+    def _start_lanes(self) -> None:
+        check = ActionCheck(self._action)
+        self.lanes = []
+        first = 0
+        for env in self._envs:
+            columns = Columns(first=first, stop=first + env.num_envs)
+            if env.lockstep:
+                limit = self._config.max_frames_per_trajectory
+                self.lanes.append(LockstepLane(env, columns, self.trajectories, check, max_frames=limit))
+            else:
+                self.lanes.append(ArrivalLane(env, columns, self.trajectories, check))
+            first = columns.stop
+        for lane in self.lanes:
+            lane.start(self._actor.initial_states, self.layout(1))
+        self.is_first_batch = True
+
+    def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath, first_trajectory: int = 0) -> None:
+        """Go on with other environments of the same kind and with new streams, between two batches.
+
+        Open trajectories end where their last batch did, and new ones begin under new ids; what environments that are
+        not in lockstep were ahead is dropped. Weights, the count of frames and what is left of the warm-up stay.
+
+        Args:
+            envs: as many lanes and columns as before. The old ones are closed already.
+            seeds: of the new streams.
+            first_trajectory: no id of a new trajectory may be lower.
+
+        Raises:
+            EnvBuildError: they are not of the same kind.
+        """
+        _same_spaces((*self._envs, *envs))
+        before, now = ([env.num_envs for env in several] for several in (self._envs, envs))
+        if now != before:
+            raise EnvBuildError(f"new environments come as {now} a lane, old ones as {before}; use the same manifest")
+        self._gone_restarts = self.env_restarts
+        self._envs = tuple(envs)
+        self.rng = TorchStream(seeds.seed("policy"), self._actor.device)
+        self.warmup.reseed(seeds.seed("actions"))
+        self.trajectories.skip_to(first_trajectory)
+        self.trajectories.open(slice(None))
+        self._start_lanes()
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        """Observation and action space of one environment."""
+        return self._observation, self._action
+
+    @property
+    def env_restarts(self) -> int:
+        """Environments that were restarted after a crash or a hang, so far."""
+        return self._gone_restarts + sum(env.restarts for env in self._envs)
+
+    def layout(self, num_rows: int) -> Layout:
+        """What a block for this collector holds, with T = `num_rows`."""
+        return Layout(
+            num_rows=num_rows,
+            num_envs=self.num_envs,
+            observation=leaves(self._observation, ("observation",)),
+            action=leaves(self._action, ("action",)),
+            outputs=self._actor.outputs,
+            states=self._actor.states,
+        )
+
+    def collect(
+        self, *, num_steps: int = 0, num_episodes: int = 0, max_frames_per_env: int = 10_000_000
+    ) -> "TensorDict":
+        """Collect exactly `num_steps` frames, or exactly `num_episodes` whole episodes, into memory of its own.
+
+        Episodes are played from fresh starts, and each environment's share of them is fixed beforehand: short
+        episodes are not favoured. When `num_steps` is not a multiple of the number of environments, the last row is
+        not for everyone: the columns have different lengths and the batch has a `("collector", "mask")`.
+
+        Args:
+            num_steps: frames; exactly one of this and the next.
+            num_episodes: episodes.
+            max_frames_per_env: frames in which an environment must have ended its share of the episodes.
+
+        Returns:
+            TensorDict `[B, T]` with T = ceil(num_steps / B), or `[num_episodes, longest]`, padded and masked; see
+            `batch.to_tensordict`. With `multiStep` and `splitTrajectories` in the manifest, what they make of it.
+
+        Raises:
+            ValueError: neither or both of num_steps and num_episodes.
+            EnvError: episodes that do not end, or environments that cannot be restarted together.
+        """
+        # Worker processes hand over blocks and never get here: importing tensordict takes seconds.
+        from cormorant_worker.collect.batch import to_tensordict
+        from cormorant_worker.collect.episodes import collect_episodes
+
+        if (num_steps > 0) == (num_episodes > 0) or min(num_steps, num_episodes) < 0:
+            raise ValueError(
+                f"num_steps {num_steps} and num_episodes {num_episodes}: give exactly one of them, 1 or more"
+            )
+        if num_episodes:
+            batch = collect_episodes(self, num_episodes, max_frames=max_frames_per_env)
+        else:
+            block = Block(self.layout(-(-num_steps // self.num_envs)))
+            self.fill(block, num_steps)
+            batch = to_tensordict(block)
+        if not self._config.post_processing:
+            return batch
+        from cormorant_postproc.pipeline import of_collection
+
+        return of_collection(self._config.post_processing)(batch)
+
+    def fill(self, block: Block, num_frames: int) -> Filled:
+        """Collect exactly `num_frames` frames into a block, with the newest weights that were offered; fewer, and at
+        least one, when the gate is sealed meanwhile.
+
+        Raises:
+            InvalidAction: the policy's actions cannot be sent.
+            EnvCrashed: environments cannot go on.
+            Stopped: the gate was stopped.
+        """
+        rows, rest = divmod(num_frames, self.num_envs)
+        quota = np.full(self.num_envs, rows, dtype=np.int64)
+        quota[:rest] += 1
+        if not self._config.reset_at_each_batch:
+            return self.fill_columns(block, quota)
+        if not self.is_first_batch:
+            self.restart()
+        filled = self.fill_columns(block, quota)
+        _truncate_last(block)
+        return filled
+
+    def fill_columns(self, block: Block, quota: Array) -> Filled:
+        """Collect `quota` [B] frames of each environment into a block, whatever the settings say of resets; fewer when
+        the gate is sealed meanwhile.
+
+        Raises as `fill`.
+        """
+        block.begin(int(quota.max()))
+        block.lengths[:] = quota
+        self.is_first_batch = False
+        with self._acting() as version:
+            self._run_lanes(block, quota, version)
+        # A sealed batch has fewer rows than it was to have, and not as many in every column.
+        block.lengths[:] = np.concatenate([lane.quota for lane in self.lanes])
+        block.num_rows = int(block.lengths.max())
+        num_frames = block.num_frames
+        self.frames += num_frames
+        return Filled(num_frames=num_frames, version=version, episodes=self.trajectories.take_finished())
+
+    def restart(self) -> None:
+        """Begin new episodes everywhere; open trajectories end where their last batch did.
+
+        Raises:
+            EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has environments under way.
+        """
+        if not all(env.lockstep for env in self._envs):
+            raise EnvError("environments that are under way cannot be restarted together; set batchSize: 0")
+        for lane in self.lanes:
+            lane.restart()
+
+    def _run_lanes(self, block: Block, quota: Array, version: PolicyVersion) -> None:
+        gate, pulse, timing = self.gate, self.pulse, self.timing
+        timing.begin()
+        if gate.is_closed:
+            self._hold()
+        busy = []
+        first = 0
+        for lane in self.lanes:
+            lane.begin(block, quota[first : first + lane.env.num_envs])
+            first += lane.env.num_envs
+            if lane.is_done:
+                lane.finish()
+            else:
+                self._act(lane, version)
+                busy.append(lane)
+        while busy:
+            for lane in tuple(busy):
+                laps = lane.laps = timing.next_laps()
+                landed = lane.land()
+                pulse[0] += landed
+                self.warmup_left -= landed
+                if gate.is_closed:
+                    laps = lane.laps = None
+                    self._hold()
+                    if gate.is_sealed:
+                        lane.cut()
+                if lane.is_done:
+                    lane.finish()
+                    busy.remove(lane)
+                else:
+                    self._act(lane, version)
+                if laps is not None:
+                    lane.laps = None
+                    timing.measured(laps)
+        timing.rest(IDLE)
+
+    def _hold(self) -> None:
+        """Stand at the gate for as long as it is shut."""
+        self.timing.rest(PAUSED)
+        self.gate.hold()
+        self.timing.begin()
+
+    def _act(self, lane: Lane, version: PolicyVersion) -> None:
+        if self.warmup_left > 0:
+            lane.act(self._random, RANDOM_VERSION)
+        else:
+            lane.act(self._actor, version)
+
+    @contextmanager
+    def _acting(self) -> Iterator[PolicyVersion]:
+        version = self.weights.apply() if self._actor is not self.warmup else RANDOM_VERSION
+        with self.rng, torch.inference_mode(), exploring(self._config.exploration_type):
+            yield version
+
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what an environment shows. May be called from any thread; see `Lane.look`.
+
+        Args:
+            column: the environment, of B.
+            leaf: the position in `leaves` of the observation space.
+
+        Raises:
+            IndexError: there is no such environment or leaf.
+        """
+        for lane in self.lanes:
+            if column < lane.env.num_envs:
+                return lane.look(column, leaf)
+            column -= lane.env.num_envs
+        raise IndexError(f"environment {column + self.num_envs} of {self.num_envs}")
+
+    def state(self) -> bytes:
+        """Everything that is needed to go on from this batch boundary: see `state.py`."""
+        return save_state(self)
+
+    def restore(self, state: bytes, *, first_trajectory: int = 0, rewinds: bool = True) -> None:
+        """Go on from a `state()` of an equal collector.
+
+        Where environments can be saved (gymnasium environments with `get_state` and `set_state`), what follows is the
+        same bit by bit, but for the trajectory ids: no id is handed out twice, so open trajectories go on under new
+        ones unless nothing was collected here since. Other environments, EnvPool's among them, begin new episodes.
+
+        Args:
+            state: what `state` gave.
+            first_trajectory: for fleets: see `state.load_state`.
+            rewinds: False leaves environments and streams where they are and restores counts alone.
+
+        Raises:
+            StateError: the state belongs to a collector of another shape.
+        """
+        load_state(self, state, first_trajectory=first_trajectory, rewinds=rewinds)
+
+    def close(self) -> None:
+        """Close the environments. May be called twice."""
+        for env in self._envs:
+            env.close()
+
+    def __enter__(self) -> "Collector":
+        """Use as a context manager to close the environments."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class TorchStream:
+    """Torch's global generators as a stream of one collector: swapped in around a batch, so that collecting in the
+    learner's process neither disturbs the learner's numbers nor depends on them.
+    """
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._device = device
+        self.state = torch.Generator().manual_seed(seed).get_state()
+        self._outside = self.state
+        self.cuda_state = torch.Generator(device).manual_seed(seed).get_state() if device.type == "cuda" else None
+        self._cuda_outside = self.cuda_state
+
+    def __enter__(self) -> None:
+        self._outside = torch.random.get_rng_state()
+        torch.random.set_rng_state(self.state)
+        if self.cuda_state is not None:
+            self._cuda_outside = torch.cuda.get_rng_state(self._device)
+            torch.cuda.set_rng_state(self.cuda_state, self._device)
+
+    def __exit__(self, *_: object) -> None:
+        self.state = torch.random.get_rng_state()
+        torch.random.set_rng_state(self._outside)
+        if self._cuda_outside is not None:
+            self.cuda_state = torch.cuda.get_rng_state(self._device)
+            torch.cuda.set_rng_state(self._cuda_outside, self._device)
+
+
+def _truncate_last(block: Block) -> None:
+    columns = np.flatnonzero(block.lengths > 0)
+    last = block.lengths[columns] - 1
+    block.truncated[last, columns] |= ~block.terminated[last, columns]
+
+
+def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:
+    spaces = {(describe(env.observation_space), describe(env.action_space)) for env in envs}
+    if len(spaces) != 1:
+        raise EnvBuildError(f"the environments of one collector differ in their spaces: {sorted(spaces)}")
+    return envs[0].observation_space, envs[0].action_space

@@ -1,0 +1,402 @@
+"""A lane: environments that step in lockstep and fill some columns of the block. The hot loop's inner half.
+
+A collector with two lanes lets one step while the policy acts for the other. A lane writes rows with plain slices
+as long as all of its columns are at the same row; it falls back to indexed writes when they are not (a restarted
+environment lags by one; the last row of a short batch is not for everyone).
+
+# T rows, n columns of this lane, k of them at a time
+"""
+
+from dataclasses import dataclass
+from time import monotonic_ns
+from typing import Protocol
+
+import numpy as np
+
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.timing import Laps
+from cormorant_worker.collect.trajectories import Trajectories
+from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.spaces import Array, Arrays
+
+_NO_VERSION = -2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Columns:
+    """The columns of the block that belong to one lane."""
+
+    first: int
+    stop: int
+
+    @property
+    def slice(self) -> slice:
+        """For reading and writing all of them."""
+        return slice(self.first, self.stop)
+
+
+class Lane(Protocol):
+    """Some columns of the block and the environments that fill them: begin, (act, land)* until done, finish."""
+
+    env: VectorEnv
+    laps: Laps | None
+    """What `act` and `land` are measured with, if they are."""
+
+    def start(self, initial_states: Arrays, layout: Layout) -> None: ...
+
+    def restart(self) -> None:
+        """Begin a new trajectory everywhere, between batches."""
+        ...
+
+    def begin(self, block: Block, quota: Array) -> None:
+        """Aim at a block: `quota` [n] rows for each column."""
+        ...
+
+    @property
+    def is_done(self) -> bool:
+        """True when every column has its quota."""
+        ...
+
+    def act(self, actor: Actor, version: int) -> None:
+        """Decide and send the next actions. Returns at once."""
+        ...
+
+    def land(self) -> int:
+        """Wait for what was sent and write it. Returns the number of frames."""
+        ...
+
+    def cut(self) -> None:
+        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        ...
+
+    def stop(self, columns: Array) -> None:
+        """Be content with what these of the lane's columns have landed so far."""
+        ...
+
+    def ends_ahead(self) -> list[tuple[int, int]]:
+        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
+        ...
+
+    @property
+    def quota(self) -> Array:
+        """[n] rows for each column."""
+        ...
+
+    def finish(self) -> None:
+        """The block has what it wants of this lane."""
+        ...
+
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what a column acts on next. For onlookers in other threads: in the moment in which a
+        batch begins or ends it may be older, or of two rows.
+        """
+        ...
+
+    def state(self) -> dict[str, Array] | None:
+        """What `restore` needs to go on bit by bit, or None when the environments cannot be saved."""
+        ...
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Go on from `state()`."""
+        ...
+
+
+def decide(actor: Actor, obs: Arrays, states: Arrays, is_init: Array, laps: Laps | None) -> Acted:
+    """`actor.act`, measured if it is to be."""
+    if laps is None:
+        return actor.act(obs, states, is_init)
+    began = monotonic_ns()
+    acted = actor.act(obs, states, is_init)
+    laps.inference_ns += monotonic_ns() - began
+    return acted
+
+
+def receive(env: VectorEnv, laps: Laps | None) -> Step:
+    """`env.recv`, measured if it is to be."""
+    if laps is None:
+        return env.recv()
+    began = monotonic_ns()
+    step = env.recv()
+    laps.env_ns += monotonic_ns() - began
+    return step
+
+
+class LockstepLane:
+    """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
+
+    def __init__(
+        self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck, *, max_frames: int
+    ) -> None:
+        self.env = env
+        self.laps: Laps | None = None
+        self._columns = columns
+        self._trajectories = trajectories
+        self._check = check
+        self._max_frames = max_frames
+        n = env.num_envs
+        self._lengths = trajectories.lengths[columns.slice]
+        self._returns = trajectories.returns[columns.slice]
+        self._ids = trajectories.ids[columns.slice]
+        self.obs: Arrays = ()
+        """[n, ...] a leaf: what to act on next, between batches."""
+        self.states: Arrays = ()
+        """[n, ...] each recurrent state, between batches."""
+        self.is_init: Array = np.ones(n, dtype=np.bool_)
+        """[n] True where the next frame is the first of its trajectory."""
+        self._initial_states: Arrays = ()
+        self._quota: Array = np.zeros(n, dtype=np.int64)
+        self._cursor: Array = np.zeros(n, dtype=np.int64)
+        self._dense_rows = 0
+        self._row = 0
+        self._row_version = _NO_VERSION
+        """What the rest of the block's versions were filled with."""
+        self._is_dense = True
+        self._is_filling = False
+        """The block, and not `obs`, has what comes next."""
+
+    def start(self, initial_states: Arrays, layout: Layout) -> None:
+        self._initial_states = initial_states
+        self.obs = tuple(a.copy() for a in self.env.start())
+        self._reset_states()
+
+    def restart(self) -> None:
+        """Begin a new trajectory everywhere, between batches."""
+        self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
+        self._trajectories.open(self._columns.slice)
+        self._reset_states()
+
+    def _reset_states(self) -> None:
+        n = self.env.num_envs
+        self.states = tuple(np.repeat(value, n, axis=0) for value in self._initial_states)
+        self.is_init[:] = True
+
+    def begin(self, block: Block, quota: Array) -> None:
+        """Aim at a block: `quota` [n] rows for each column."""
+        columns = self._columns.slice
+        self._block = block
+        self._obs = tuple(a[:, columns] for a in block.observation)
+        self._states = tuple(a[:, columns] for a in block.states)
+        self._action = tuple(a[:, columns] for a in block.action)
+        self._outputs = tuple(a[:, columns] for a in block.outputs)
+        self._reward = block.reward[:, columns]
+        self._terminated = block.terminated[:, columns]
+        self._truncated = block.truncated[:, columns]
+        self._is_init = block.is_init[:, columns]
+        self._traj_ids = block.traj_ids[:, columns]
+        self._version = block.policy_version[:, columns]
+        for stored, value in zip(self._obs, self.obs, strict=True):
+            stored[0] = value
+        for stored, value in zip(self._states, self.states, strict=True):
+            stored[0] = value
+        self._quota[:] = quota
+        self._dense_rows = int(quota.min())
+        self._row, self._is_dense = 0, True
+        self._row_version = _NO_VERSION
+        if self._dense_rows == 0:
+            self._become_uneven()
+        self._is_filling = True
+
+    @property
+    def is_done(self) -> bool:
+        """True when every column has its quota."""
+        if self._is_dense:
+            return self._row == self._dense_rows and bool((self._quota == self._dense_rows).all())
+        return bool((self._cursor >= self._quota).all())
+
+    def cut(self) -> None:
+        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        landed = np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
+        if landed.any():
+            np.minimum(self._quota, landed, out=self._quota)
+            self._dense_rows = int(self._quota.min())
+
+    def stop(self, columns: Array) -> None:
+        """Be content with what these of the lane's columns have landed so far."""
+        landed = self._row if self._is_dense else self._cursor[columns]
+        self._quota[columns] = np.minimum(self._quota[columns], landed)
+        self._dense_rows = int(self._quota.min())
+
+    def ends_ahead(self) -> list[tuple[int, int]]:
+        """None: nobody is ahead of anybody."""
+        return []
+
+    @property
+    def quota(self) -> Array:
+        """[n] rows for each column."""
+        return self._quota
+
+    def finish(self) -> None:
+        """Take what the next batch begins with out of the block."""
+        columns = np.arange(self.env.num_envs)
+        self.obs = tuple(a[self._quota, columns] for a in self._obs)
+        self.states = tuple(a[self._quota, columns] for a in self._states)
+        self._is_filling = False
+
+    def look(self, column: int, leaf: int) -> Array:
+        """A copy of one leaf of what a column acts on next."""
+        if not self._is_filling:
+            return np.array(self.obs[leaf][column])
+        row = self._row if self._is_dense else int(self._cursor[column])
+        return np.array(self._obs[leaf][row, column])
+
+    def state(self) -> dict[str, Array] | None:
+        """Environments, observations and recurrent states between two batches; None when the environments cannot."""
+        saved = self.env.state()
+        if saved is None:
+            return None
+        arrays: dict[str, Array] = {"env": np.frombuffer(saved, dtype=np.uint8), "is_init": self.is_init.copy()}
+        arrays |= {f"obs.{i}": value for i, value in enumerate(self.obs)}
+        return arrays | {f"state.{i}": value for i, value in enumerate(self.states)}
+
+    def restore(self, state: dict[str, Array]) -> None:
+        """Go on from `state()`."""
+        self.env.restore(state["env"].tobytes())
+        self.is_init[:] = state["is_init"]
+        self.obs = tuple(state[f"obs.{i}"].copy() for i in range(len(self.obs)))
+        self.states = tuple(state[f"state.{i}"].copy() for i in range(len(self.states)))
+
+    # -- acting ------------------------------------------------------------------------------------------------
+
+    def act(self, actor: Actor, version: int) -> None:
+        """Decide and send the next actions of the columns that want more. Returns at once."""
+        if self._is_dense:
+            if self._row < self._dense_rows:
+                self._act_dense(actor, version)
+                return
+            self._become_uneven()
+        self._act_some(actor, version)
+
+    def _act_dense(self, actor: Actor, version: int) -> None:
+        t = self._row
+        obs, states = tuple([a[t] for a in self._obs]), tuple([a[t] for a in self._states])
+        acted = decide(actor, obs, states, self.is_init, self.laps)
+        self._check.values(acted.actions)
+        self.env.send(acted.actions, EVERY_ROW)
+        # From here on the environments step while this thread writes.
+        for stored, value in zip(self._action, acted.actions, strict=True):
+            stored[t] = value
+        self._traj_ids[t] = self._ids
+        if version != self._row_version:
+            self._version[t:] = self._row_version = version
+        if acted.outputs:
+            for stored, value in zip(self._outputs, acted.outputs, strict=True):
+                stored[t] = value
+        if acted.states:
+            self._is_init[t] = self.is_init
+            self.is_init[:] = False
+            for stored, value in zip(self._states, acted.states, strict=True):
+                stored[t + 1] = value
+
+    def _act_some(self, actor: Actor, version: int) -> None:
+        columns = np.flatnonzero(self._cursor < self._quota)
+        rows = self._cursor[columns]
+        obs = tuple(a[rows, columns] for a in self._obs)
+        states = tuple(a[rows, columns] for a in self._states)
+        acted = decide(actor, obs, states, self.is_init[columns], self.laps)
+        self._check.values(acted.actions)
+        self.env.send(acted.actions, columns)
+        self._write_acted(rows, columns, acted, version)
+
+    def _write_acted(self, rows: Array, columns: Array, acted: Acted, version: int) -> None:
+        for stored, value in zip(self._action, acted.actions, strict=True):
+            stored[rows, columns] = value
+        for stored, value in zip(self._outputs, acted.outputs, strict=True):
+            stored[rows, columns] = value
+        self._traj_ids[rows, columns] = self._ids[columns]
+        self._version[rows, columns] = version
+        self._is_init[rows, columns] = self.is_init[columns]
+        self.is_init[columns] = False
+        for stored, value in zip(self._states, acted.states, strict=True):
+            stored[rows + 1, columns] = value
+
+    # -- landing -----------------------------------------------------------------------------------------------
+
+    def land(self) -> int:
+        """Wait for what was sent and write it. Returns the number of frames."""
+        step = receive(self.env, self.laps)
+        if self._is_dense and not len(step.fresh):
+            return self._land_dense(step)
+        if self._is_dense:
+            self._become_uneven()
+        return self._land_some(step)
+
+    def _land_dense(self, step: Step) -> int:
+        t = self._row
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[t + 1] = value
+        self._reward[t] = step.reward
+        self._terminated[t] = step.terminated
+        self._truncated[t] = step.truncated
+        self._lengths += 1
+        self._returns += step.reward
+        self._row = t + 1
+        if len(step.ended):
+            self._end(np.full(len(step.ended), t), step.ended, step.final)
+        if self._max_frames:
+            self._cut(np.flatnonzero(self._lengths >= self._max_frames))
+        return self.env.num_envs
+
+    def _land_some(self, step: Step) -> int:
+        sent = np.arange(self.env.num_envs) if isinstance(step.rows, slice) else step.rows
+        moved = np.ones(len(sent), dtype=np.bool_)
+        moved[step.fresh] = False
+        columns, rows = sent[moved], self._cursor[sent[moved]]
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[rows + 1, columns] = value[moved]
+        self._reward[rows, columns] = step.reward[moved]
+        self._terminated[rows, columns] = step.terminated[moved]
+        self._truncated[rows, columns] = step.truncated[moved]
+        self._lengths[columns] += 1
+        self._returns[columns] += step.reward[moved]
+        self._cursor[columns] += 1
+        if len(step.ended):
+            self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
+        if len(step.fresh):
+            self._replace(sent[step.fresh], tuple(a[step.fresh] for a in step.obs))
+        if self._max_frames:
+            self._cut(columns[self._lengths[columns] >= self._max_frames])
+        return len(columns)
+
+    def _end(self, rows: Array, columns: Array, final: Arrays) -> None:
+        """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
+        final_states = tuple(a[rows + 1, columns] for a in self._states)
+        self._block.end(rows, columns + self._columns.first, final, final_states)
+        self._trajectories.close(columns + self._columns.first, terminated=self._terminated[rows, columns])
+        self._begin_trajectories(rows + 1, columns)
+
+    def _begin_trajectories(self, rows: Array, columns: Array) -> None:
+        self.is_init[columns] = True
+        for stored, initial in zip(self._states, self._initial_states, strict=True):
+            stored[rows, columns] = initial
+
+    def _cut(self, columns: Array) -> None:
+        """Trajectories reached the manifest's limit: they end truncated, their environments begin anew."""
+        if not len(columns):
+            return
+        rows = np.full(len(columns), self._row) if self._is_dense else self._cursor[columns]
+        self._truncated[rows - 1, columns] = True
+        final = tuple(a[rows, columns] for a in self._obs)
+        first = self.env.restart(columns)
+        self._end(rows - 1, columns, final)
+        for stored, value in zip(self._obs, first, strict=True):
+            stored[rows, columns] = value
+
+    def _replace(self, columns: Array, first: Arrays) -> None:
+        """Environments were restarted after a crash: their open trajectories end with their last stored frame."""
+        rows = self._cursor[columns]
+        # A trajectory without a frame in this block has nothing left to mark: its last batch is handed over.
+        marked = (rows > 0) & (self._lengths[columns] > 0)
+        at, which = rows[marked] - 1, columns[marked]
+        self._truncated[at, which] = True
+        final = tuple(a[at + 1, which] for a in self._obs)
+        self._block.end(at, which + self._columns.first, final, tuple(a[at + 1, which] for a in self._states))
+        self._trajectories.lose(columns + self._columns.first)
+        self._begin_trajectories(rows, columns)
+        for stored, value in zip(self._obs, first, strict=True):
+            stored[rows, columns] = value
+
+    def _become_uneven(self) -> None:
+        self._is_dense = False
+        self._cursor[:] = self._row

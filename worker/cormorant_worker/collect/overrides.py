@@ -1,0 +1,85 @@
+"""What a script made in Python for a worker, in place of entrypoints in the manifest: callables, modules, settings.
+
+They cross processes as bytes that only workers open, so that functions of a main script and closures travel, too.
+"""
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import cloudpickle
+
+from cormorant_worker.collect.block import Block
+from cormorant_worker.errors import ManifestError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """Of one worker. What is left out is as the manifest says."""
+
+    envs: tuple[Callable[[], Any], ...] = ()
+    """One callable an environment, each of which returns a gymnasium.Env; or one that returns a `VectorSource`.
+    Empty: the manifest's."""
+    policy: Any = None
+    """What a policy's factory may return (see `policy.py`)."""
+    policy_factory: Callable[..., Any] | None = None
+    """Called in the worker for such a policy."""
+    takes_spaces: bool = False
+    """`policy_factory` is called with the observation space and the action space of one environment."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `CollectorConfig` that differ from the manifest's."""
+    on_batch: Callable[[Block], None] | None = None
+    """Called in the worker with each batch before it is handed over, for example to put it into a replay buffer."""
+    device: str = ""
+    """Torch device of this worker's policy; empty: as the fleet's options say."""
+    raises: bool = False
+    """What an environment raises ends the fleet; else the environment is restarted."""
+    shares_policy: bool = False
+    """The policy is the learner's own, in the learner's process: see `PolicyActor`."""
+
+    @property
+    def has_policy(self) -> bool:
+        return self.policy is not None or self.policy_factory is not None
+
+    def make_policy(self, observation: Any, action: Any) -> Any:
+        """The policy itself, for these spaces of one environment."""
+        if self.policy_factory is None:
+            return self.policy
+        return self.policy_factory(observation, action) if self.takes_spaces else self.policy_factory()
+
+    def to_bytes(self) -> bytes:
+        """As bytes for a worker.
+
+        Raises:
+            ManifestError: something in it cannot be sent to another process.
+        """
+        try:
+            data: bytes = cloudpickle.dumps(self)
+        except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
+            raise ManifestError(
+                f"environment makers and the policy are sent to worker processes, and this one cannot be: {error}; "
+                "make it in a function that the worker calls (policy_factory, or inside the environment's maker)"
+            ) from error
+        return data
+
+
+NO_PARTS = Parts()
+
+
+def read_parts(data: bytes) -> Parts:
+    """What `to_bytes` wrote; nothing where there are no bytes.
+
+    Raises:
+        ManifestError: a module that it needs cannot be imported here.
+    """
+    if not data:
+        return NO_PARTS
+    try:
+        parts: Parts = cloudpickle.loads(data)
+    except Exception as error:  # whatever the user's own modules raise when they are imported
+        raise ManifestError(
+            f"what the script made cannot be read in a worker: {type(error).__name__}: {error}; are its modules on "
+            "PYTHONPATH there?"
+        ) from error
+    return parts

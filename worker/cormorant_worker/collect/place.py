@@ -1,0 +1,66 @@
+"""Where a collector stands in its fleet, and what it may use of the machine. Light: fleets import it, too."""
+
+from dataclasses import dataclass
+
+import torch
+
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.errors import DeviceUnavailable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerPlace:
+    """Where a collector stands in its fleet, and what it may use of the machine."""
+
+    group: str = "local"
+    index: int = 0
+    attempt: int = 0
+    """The n-th process to fill the slot; a process that begins anew after a restore takes the next number."""
+    epoch: int = 0
+    """The n-th fleet of the job."""
+    first_trajectory: int = 0
+    """No trajectory id may be lower; 0: as the other numbers say."""
+    group_number: int = 0
+    num_groups: int = 1
+    warmup_frames: int = -1
+    """Random frames that this worker begins with; -1: all of the manifest's `initRandomFrames`."""
+    max_threads: int = 0
+    """EnvPool threads at most; 0 = this process's CPU limit."""
+    num_threads: int = 0
+    """EnvPool threads that a predecessor's calibration found; 0 = calibrate."""
+    device: str = "cpu"
+    """Torch device of the policy."""
+    seed: int = 0
+    """What the streams of all workers are derived from: the manifest's seed, or the one that took its place."""
+
+    @property
+    def part(self) -> str:
+        """Name of this worker attempt, e.g. `cpu-0-1`: its folder in a dataset."""
+        return f"{self.group}-{self.index}-{self.attempt}"
+
+    @property
+    def seeds(self) -> SeedPath:
+        """The streams of this worker."""
+        return SeedPath(
+            job_seed=self.seed,
+            index=self.index,
+            attempt=self.attempt,
+            epoch=self.epoch,
+            group_number=self.group_number,
+            num_groups=self.num_groups,
+        )
+
+
+def find_device(name: str) -> torch.device:
+    """The torch device of that name.
+
+    Raises:
+        DeviceUnavailable: CUDA is asked for and there is none.
+    """
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise DeviceUnavailable(
+            f"device {name} is asked for and torch finds no CUDA device; give the worker group a GPU "
+            "(resources.limits of a node that has one) or write device: cpu in it"
+        )
+    return device

@@ -1,0 +1,127 @@
+"""What a collector was doing, as bytes: saved at a batch boundary, restored by an equal collector.
+
+Format: safetensors, arrays by name, JSON in its metadata. Holds the generators, the environments where they can be
+saved, first observations, recurrent states, open trajectories, the count of frames, the policy version. The weights
+are not in it: they are published again by version.
+"""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+
+from cormorant_worker.errors import StateError
+from cormorant_worker.spaces import Array
+
+if TYPE_CHECKING:
+    from cormorant_worker.collect.collector import Collector
+
+FORMAT = 1
+
+
+def save_state(collector: "Collector") -> bytes:
+    """Serialise a collector between two batches."""
+    arrays: dict[str, Array] = {"torch_rng": collector.rng.state.numpy()}
+    if collector.rng.cuda_state is not None:
+        arrays["cuda_rng"] = collector.rng.cuda_state.numpy()
+    arrays |= {f"trajectories.{name}": value for name, value in collector.trajectories.state().items()}
+    saved = [lane.state() for lane in collector.lanes]
+    for i, lane_arrays in enumerate(saved):
+        arrays |= {f"lane.{i}.{name}": value for name, value in (lane_arrays or {}).items()}
+    metadata = {
+        "format": FORMAT,
+        "num_envs": collector.num_envs,
+        "layout": _layout_of(collector),
+        "frames": collector.frames,
+        "warmup_left": collector.warmup_left,
+        "is_first_batch": collector.is_first_batch,
+        "version": collector.weights.version,
+        "envs_saved": all(lane_arrays is not None for lane_arrays in saved),
+        "action_rng": collector.warmup.state(),
+    }
+    flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
+    data: bytes = safetensors.numpy.save(flat, metadata={"cormorant": json.dumps(metadata)})
+    return data
+
+
+def read_metadata(data: bytes) -> dict[str, Any]:
+    """What a state says of itself: `envs_saved`, `warmup_left`, ...
+
+    Raises:
+        StateError: not a state, or one of another format.
+    """
+    try:
+        header_size = int.from_bytes(data[:8], "little")
+        metadata: dict[str, Any] = json.loads(json.loads(data[8 : 8 + header_size])["__metadata__"]["cormorant"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise StateError(f"this is not a collector's state: {error!r}") from error
+    if metadata["format"] != FORMAT:
+        raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
+    return metadata
+
+
+def load_state(collector: "Collector", data: bytes, *, first_trajectory: int, rewinds: bool) -> None:
+    """Put a collector where `save_state` found an equal one. Nothing is changed when the state does not fit.
+
+    Args:
+        collector: between two batches.
+        data: what `save_state` gave.
+        first_trajectory: open trajectories go on under new ids, from this one; 0: under the saved ids if nothing was
+            collected here since.
+        rewinds: environments and streams go back to where they were; otherwise they stay, and only counts are restored.
+
+    Raises:
+        StateError: not a state, or one of a collector with other environments, spaces or policy outputs.
+        Exception: whatever an environment raised that did not take its state. All have begun new episodes then.
+    """
+    metadata = read_metadata(data)
+    try:
+        arrays = safetensors.numpy.load(data)
+    except safetensors.SafetensorError as error:
+        raise StateError(f"this is not a collector's state: {error!r}") from error
+    for name, ours in (("num_envs", collector.num_envs), ("layout", _layout_of(collector))):
+        if metadata[name] != ours:
+            raise StateError(f"the state's {name} is {metadata[name]}, this collector's is {ours}; use the same job")
+    if rewinds:
+        _rewind(collector, metadata, arrays, first_trajectory=first_trajectory)
+    collector.frames, collector.warmup_left = metadata["frames"], metadata["warmup_left"]
+
+
+def _rewind(
+    collector: "Collector", metadata: dict[str, Any], arrays: dict[str, Array], *, first_trajectory: int
+) -> None:
+    trajectories, saved = collector.trajectories, _under(arrays, "trajectories.")
+    has_envs = metadata["envs_saved"]
+    keeps_ids = has_envs and not first_trajectory and (not collector.frames or trajectories.is_at(saved))
+    if has_envs:
+        try:
+            for i, lane in enumerate(collector.lanes):
+                lane.restore(_under(arrays, f"lane.{i}."))
+        except BaseException:
+            # Some of the environments may have gone back and others not.
+            for lane in collector.lanes:
+                lane.restart()
+            raise
+    collector.rng.state = torch.from_numpy(arrays["torch_rng"].copy())
+    if collector.rng.cuda_state is not None and "cuda_rng" in arrays:
+        collector.rng.cuda_state = torch.from_numpy(arrays["cuda_rng"].copy())
+    trajectories.skip_to(first_trajectory)
+    trajectories.restore(saved, keeps_ids=keeps_ids)
+    collector.warmup.restore(metadata["action_rng"])
+    collector.is_first_batch = metadata["is_first_batch"]
+    if not has_envs:
+        for lane in collector.lanes:
+            lane.restart()
+
+
+def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
+    return {name.removeprefix(prefix): value for name, value in arrays.items() if name.startswith(prefix)}
+
+
+def _layout_of(collector: "Collector") -> str:
+    layout = collector.layout(1)
+    leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states)
+    return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)

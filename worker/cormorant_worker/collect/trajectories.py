@@ -1,0 +1,150 @@
+"""Which trajectory each environment is in, and what it has earned so far. Owned by one collector.
+
+A trajectory id is unique over the whole job, for all time:
+
+    63 bits = group (3) | slot index (14) | epoch (12) | n-th trajectory of this slot in this epoch (34)
+
+An epoch is one fleet: a head, or one run that writes to a dataset. Within an epoch the n-th process of a slot begins
+at n * 2^24, or higher if its predecessors got further. docs/decisions/0032 says why.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.spaces import Array
+
+_GROUP_BITS, _INDEX_BITS, _EPOCH_BITS, _COUNTER_BITS = 3, 14, 12, 34
+_ATTEMPT_STEP_BITS = 24
+MAX_EPOCH = (1 << _EPOCH_BITS) - 1
+"""Epochs count from 0."""
+
+
+def trajectory_base(path: SeedPath, *, after: int = 0) -> int:
+    """The lowest trajectory id of a worker.
+
+    Args:
+        path: group, index and epoch are the upper bits.
+        after: an id that no predecessor of this slot has reached; 0: there was none.
+
+    Raises:
+        CormorantError: a number is too large for its bits.
+    """
+    base = 0
+    for name, number, bits in (
+        ("worker group", path.group_number, _GROUP_BITS),
+        ("worker index", path.index, _INDEX_BITS),
+        ("epoch", path.epoch, _EPOCH_BITS),
+    ):
+        if not 0 <= number < 1 << bits:
+            raise CormorantError(
+                f"{name} {number} does not fit a trajectory id: at most {(1 << bits) - 1}; start a new job"
+            )
+        base = base << bits | number
+    base <<= _COUNTER_BITS
+    # The ids of the first 512 attempts tell them apart. Later ones begin where their predecessors ended, in the other
+    # half.
+    step = path.attempt << _ATTEMPT_STEP_BITS
+    return max(base + step if step < 1 << (_COUNTER_BITS - 1) else base, after)
+
+
+@dataclass(slots=True)
+class Episodes:
+    """Episodes that ended while a batch was collected, in the order in which they ended."""
+
+    returns: list[float] = field(default_factory=list)
+    """Undiscounted sums of rewards."""
+    lengths: list[int] = field(default_factory=list)
+    """Frames."""
+    num_terminated: int = 0
+    """Those that the environment ended; the others were cut."""
+
+
+class Trajectories:
+    """The open trajectory of each of B environments."""
+
+    def __init__(self, num_envs: int, base: int) -> None:
+        self.next_id = base
+        """The id of the next trajectory that opens: higher than any before."""
+        self.ids: Array = np.empty(num_envs, dtype=np.int64)
+        """[B] int64, the id of the open trajectory."""
+        self.lengths: Array = np.zeros(num_envs, dtype=np.int64)
+        """[B] frames of the open trajectory so far."""
+        self.returns: Array = np.zeros(num_envs, dtype=np.float64)
+        """[B] undiscounted return of the open trajectory so far."""
+        self.finished = Episodes()
+        self.lost: set[int] = set()
+        """Trajectories that a crash of their environment ended: no episodes."""
+        self.open(slice(None))
+
+    def open(self, columns: slice | Array) -> None:
+        """Begin a new trajectory in each of the columns."""
+        self._name(columns)
+        self.lengths[columns] = 0
+        self.returns[columns] = 0.0
+
+    def _name(self, columns: slice | Array) -> None:
+        """Give the open trajectories of these columns new ids."""
+        count = len(self.ids[columns])
+        if self.next_id >> _COUNTER_BITS != self.next_id + count >> _COUNTER_BITS:
+            raise CormorantError(
+                f"this worker's slot has used up the 2^{_COUNTER_BITS} trajectory ids of an epoch; restart the job"
+            )
+        self.ids[columns] = np.arange(self.next_id, self.next_id + count)
+        self.next_id += count
+
+    def skip_to(self, base: int) -> None:
+        """Trajectories that open from now on have this id or higher ones. Never goes back."""
+        self.next_id = max(self.next_id, base)
+
+    def close(self, columns: Array, *, terminated: Array) -> None:
+        """The trajectories of these columns ended: note the episodes, and begin new ones.
+
+        Args:
+            columns: [n] numbers of environments.
+            terminated: [n] whether the environment ended it.
+        """
+        self.finished.num_terminated += int(np.count_nonzero(terminated))
+        self.finished.returns.extend(self.returns[columns].tolist())
+        self.finished.lengths.extend(self.lengths[columns].tolist())
+        self.open(columns)
+
+    def lose(self, columns: Array) -> None:
+        """The environments of these columns crashed: their trajectories end, and new ones begin."""
+        self.lost.update(self.ids[columns].tolist())
+        self.open(columns)
+
+    def take_finished(self) -> Episodes:
+        """The episodes that ended since the last call."""
+        finished, self.finished = self.finished, Episodes()
+        return finished
+
+    def state(self) -> dict[str, Array]:
+        """What `restore` needs to go on with the same ids."""
+        return {
+            "next_id": np.array(self.next_id),
+            "ids": self.ids.copy(),
+            "lengths": self.lengths.copy(),
+            "returns": self.returns.copy(),
+        }
+
+    def is_at(self, state: dict[str, Array]) -> bool:
+        """True when nothing has happened since `state()` gave this."""
+        ours = self.state()
+        return all(np.array_equal(ours[name].reshape(-1), state[name].reshape(-1)) for name in ours)
+
+    def restore(self, state: dict[str, Array], *, keeps_ids: bool) -> None:
+        """Go on from `state()`, with the open trajectories that it held.
+
+        Ids are handed out once. New trajectories come after those of the state and those from here. The open ones keep
+        their ids only if none of them has gone on here in the meantime.
+        """
+        self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars
+        self.lengths[:] = state["lengths"]
+        self.returns[:] = state["returns"]
+        if keeps_ids:
+            self.ids[:] = state["ids"]
+        else:
+            self._name(slice(None))

@@ -1,0 +1,473 @@
+"""Collector and AsyncCollector with Tianshou's arguments, methods and attributes, stepping as this project steps.
+
+    collect(n_step | n_episode):  requests are checked -> lanes fill blocks -> tally -> transforms, hooks -> buffer
+
+# B environments, T steps
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import numpy as np
+import torch
+
+from cormorant_worker.collect import collector as engine
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.compat.tianshou.buffers import as_store
+from cormorant_worker.compat.tianshou.envs import as_vector_env, refuse_reset_kwargs, resetting_with
+from cormorant_worker.compat.tianshou.hooks import EpisodeHook, Hooks, StepHook
+from cormorant_worker.compat.tianshou.policies import (
+    DECIDED,
+    Noise,
+    batch_class,
+    evaluating,
+    is_tianshou_policy,
+    make_actor,
+)
+from cormorant_worker.compat.tianshou.requests import check_request
+from cormorant_worker.compat.tianshou.shares import play_episodes
+from cormorant_worker.compat.tianshou.stats import CollectStats, Tally, check_stats_class
+from cormorant_worker.compat.tianshou.watched import WatchedLane
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.errors import EnvCrashed, EnvError
+from cormorant_worker.policy.exploration import ExplorationType
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.spaces import Array
+from cormorant_worker.weights.staged import WeightSlot
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+Transform = Callable[[Any], Any]
+
+Stats = TypeVar("Stats", bound=CollectStats)
+"""`Collector[CollectStats](...)`, as Tianshou's scripts write it."""
+
+_BLOCK_BYTES = 256 << 20
+_NEVER = 1 << 62
+
+
+class Collector(Generic[Stats]):
+    """Steps environments with a policy and stores what happens, as Tianshou's Collector does.
+
+    Counts are exact, short episodes are not favoured, hidden states are reset at ends of episodes. The environments
+    stand at their first observation once the collector is made: `reset` is there, and need not be called first.
+    """
+
+    def __init__(
+        self,
+        policy: Any,
+        env: Any,
+        buffer: Any = None,
+        exploration_noise: bool | Noise = False,
+        on_episode_done_hook: EpisodeHook | None = None,
+        on_step_hook: StepHook | None = None,
+        raise_on_nan_in_buffer: bool = False,
+        collect_stats_class: type[Any] = CollectStats,
+        *,
+        transforms: Sequence[Transform] = (),
+        exploration_type: str = "random",
+        seed: int = -1,
+    ) -> None:
+        """Take a policy, environments and a buffer, and start the first episodes.
+
+        Args:
+            policy: of Tianshou's (or its Algorithm), a torch module, a TensorDictModule, a callable, a mapping of
+                modules with "policy"; None = random actions. It is not moved, copied, or left in another mode.
+            env: a gymnasium.Env, a list of them or of functions that make them, an EnvPool, a vector environment of
+                Tianshou's, or one of ours.
+            buffer: TorchRL's replay buffers, Tianshou's, `LatestBatch()`, anything with `extend(TensorDict)`. Nothing
+                is stored without one.
+            exploration_noise: True = the policy's own `add_exploration_noise` (Tianshou 1: `exploration_noise`); a
+                function of (action, observation), arrays `[n, ...]`, = that one.
+            on_episode_done_hook: see `hooks.py`.
+            on_step_hook: see `hooks.py`.
+            raise_on_nan_in_buffer: refuse to store NaN.
+            collect_stats_class: CollectStats, ours or Tianshou's; a class with updates of its own is refused.
+            transforms: functions from batch `[B, T]` to batch, applied before storing: `cormorant_postproc`'s.
+            exploration_type: "random", "mode", "mean" or "deterministic", for policies that ask for it.
+            seed: of the random actions, of what the policy draws, and of environments that are given ready-made; -1
+                = drawn from torch's generator, so that `torch.manual_seed` fixes it.
+
+        Raises:
+            ValueError: the buffer does not fit the environments, or `collect_stats_class` has updates of its own.
+            EnvError, PolicyError: the environments or the policy cannot be used; says why.
+        """
+        check_stats_class(collect_stats_class)
+        self.policy = policy.policy if is_tianshou_policy(getattr(policy, "policy", None)) else policy
+        self.env = env
+        self.buffer = buffer
+        self.exploration_noise = exploration_noise
+        self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
+        self.is_closed = False
+        self._raises_on_nan = raise_on_nan_in_buffer
+        self._transforms = tuple(transforms)
+        self._store = None if buffer is None else as_store(buffer)
+        self._seed = int(torch.randint(1 << 62, (1,))) if seed < 0 else seed
+        self._attempt = 0
+        self._envs: VectorEnv = as_vector_env(env, self._seeds().env_seeds)
+        try:
+            self._refuse_kind()
+            if self._store is not None:
+                self._store.refuse(num_envs=self._envs.num_envs)
+            observation, action = self._envs.observation_space, self._envs.action_space
+            random = RandomActor(action, self._seeds().seed("actions"))
+            with evaluating(self.policy):
+                self._actor, first = make_actor(
+                    self.policy,
+                    observation,
+                    action,
+                    random,
+                    exploration_noise=exploration_noise,
+                    num_rows=self._envs.num_envs if self._envs.lockstep else self._envs.min_in_flight,
+                )
+            self._engine = engine.Collector(
+                [self._envs],
+                self._actor,
+                config=engine.CollectorConfig(seeds=self._seeds(), exploration_type=ExplorationType(exploration_type)),
+                warmup=random,
+                weights=WeightSlot({}),
+                first_actor=first,
+            )
+        except BaseException:
+            self._envs.close()
+            raise
+        is_theirs = is_tianshou_policy(self.policy) or (buffer is not None and hasattr(buffer, "_meta"))
+        self._hooks = Hooks(on_step_hook, on_episode_done_hook, batch_class=batch_class() if is_theirs else None)
+        self._tally = Tally(self.env_num)
+        self._blocks: dict[int, Block] = {}
+
+    # -- what Tianshou's has -----------------------------------------------------------------------------------
+
+    @property
+    def env_num(self) -> int:
+        return self._envs.num_envs
+
+    @property
+    def action_space(self) -> Any:
+        return self._envs.action_space
+
+    def collect(
+        self,
+        n_step: int | None = None,
+        n_episode: int | None = None,
+        random: bool = False,
+        render: float | None = None,
+        no_grad: bool = True,
+        reset_before_collect: bool = False,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+        *,
+        max_frames_per_env: int = 10_000_000,
+    ) -> CollectStats:
+        """Collect exactly `n_step` frames, or exactly `n_episode` whole episodes, and store them.
+
+        Args:
+            n_step: frames over all environments. When they are no multiple of the number of environments, the first
+                ones make one step more. Open episodes go on in the next call.
+            n_episode: episodes. Each environment's share is fixed beforehand and played from fresh starts; with fewer
+                episodes than environments, the first environments play one each.
+            random: draw actions from the action space instead of asking the policy.
+            render: seconds to sleep after rendering each vector step; None or 0 = do not render.
+            no_grad: False = the policy is called with the gradient on. What is stored is detached in both cases.
+            reset_before_collect: reset environments and statistics first, not the buffer.
+            gym_reset_kwargs: for resets in this call; `seed` with `reset_before_collect` only, for that reset alone,
+                spread over the environments.
+            max_frames_per_env: frames in which an environment must have played its share of the episodes.
+
+        Raises:
+            ValueError: both or neither of n_step and n_episode, a number out of range, a buffer that is too small, a
+                seed without reset_before_collect: before anything is stepped.
+            EnvError: the environments take no reset arguments, cannot be rendered, or do not end their episodes.
+        """
+        check_request(n_step, n_episode, render=render, is_closed=self.is_closed)
+        kwargs = dict(gym_reset_kwargs or {})
+        refuse_reset_kwargs(self._envs, kwargs)
+        if "seed" in kwargs and not reset_before_collect:
+            raise ValueError(
+                f"gym_reset_kwargs has seed {kwargs['seed']} and nothing is reset when collecting begins; add "
+                "reset_before_collect=True, or call reset_env with them once"
+            )
+        if render and not hasattr(self._envs, "render"):
+            raise EnvError(f"{type(self._envs).__name__} cannot be rendered; leave render out")
+        if self._store is not None:
+            self._store.refuse(num_envs=self.env_num, num_steps=n_step or 0, num_episodes=n_episode or 0)
+        if reset_before_collect:
+            self.reset(reset_buffer=False, gym_reset_kwargs=kwargs)
+        kwargs.pop("seed", None)
+        began = time.perf_counter()
+        self._actor.keeps_grad = not no_grad
+        self._engine.warmup_left = _NEVER if random or self.policy is None else 0
+        with evaluating(self.policy), resetting_with(self._envs, kwargs), self._rendering(render):
+            stats = self._steps(n_step) if n_step else self._episodes(n_episode or 0, max_frames_per_env)
+        stats.collect_time = max(time.perf_counter() - began, 1e-9)
+        stats.collect_speed = stats.n_collected_steps / stats.collect_time
+        stats.refresh_sequence_stats()
+        self.collect_step += stats.n_collected_steps
+        self.collect_episode += stats.n_collected_episodes
+        self.collect_time += stats.collect_time
+        return stats
+
+    def reset(
+        self,
+        reset_buffer: bool = True,
+        reset_stats: bool = True,
+        gym_reset_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Reset the environments, the buffer, and the statistics.
+
+        Args:
+            reset_buffer: empty the buffer, too.
+            reset_stats: set `collect_step`, `collect_episode` and `collect_time` to zero, too.
+            gym_reset_kwargs: for the environments' `reset`.
+        """
+        self.reset_env(gym_reset_kwargs)
+        if reset_buffer:
+            self.reset_buffer()
+        if reset_stats:
+            self.reset_stat()
+
+    def reset_stat(self) -> None:
+        """Set `collect_step`, `collect_episode` and `collect_time` to zero."""
+        self.collect_step, self.collect_episode, self.collect_time = 0, 0, 0.0
+
+    def reset_buffer(self, keep_statistics: bool = False) -> None:
+        """Empty the buffer. `keep_statistics` is Tianshou's: of open episodes in its buffers."""
+        if self._store is not None:
+            self._store.reset(keep_statistics=keep_statistics)
+
+    def reset_env(self, gym_reset_kwargs: dict[str, Any] | None = None) -> None:
+        """Begin new episodes everywhere; hidden states are reset with them.
+
+        Args:
+            gym_reset_kwargs: for the environments' `reset`. A `seed` is spread: every environment gets its own,
+                derived from it.
+
+        Raises:
+            EnvError: the environments take no arguments.
+        """
+        kwargs = dict(gym_reset_kwargs or {})
+        refuse_reset_kwargs(self._envs, kwargs)
+        seed = kwargs.pop("seed", None)
+        if seed is not None:
+            self._seed, self._attempt = int(seed), 0
+            self._envs.seed(self._seeds().env_seeds(self.env_num))  # type: ignore[attr-defined]  # has reset_with
+        with resetting_with(self._envs, kwargs):
+            if seed is not None or not self._envs.lockstep:
+                self._attempt += seed is None
+                self._engine.begin_anew([self._envs], seeds=self._seeds())
+            else:
+                self._engine.restart()
+        self._tally.forget()
+        self._hooks.forget()
+
+    def set_on_step_hook(self, hook: StepHook | None) -> None:
+        self._hooks.on_step = hook
+
+    def get_on_step_hook(self) -> StepHook | None:
+        return self._hooks.on_step
+
+    def set_on_episode_done_hook(self, hook: EpisodeHook | None) -> None:
+        """Exchange the hook. One that is set in the middle of an episode sees it from there."""
+        self._hooks.on_episode = hook
+
+    def get_on_episode_done_hook(self) -> EpisodeHook | None:
+        return self._hooks.on_episode
+
+    def close(self) -> None:
+        """Close the environments. May be called twice."""
+        self._envs.close()
+        self.is_closed = True
+
+    def __enter__(self) -> "Collector[Stats]":
+        """Use as a context manager to close the environments."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- collecting --------------------------------------------------------------------------------------------
+
+    def _steps(self, n_step: int) -> CollectStats:
+        made = _Made()
+        left = n_step
+        while left:
+            count = min(left, self._most_steps())
+            block = self._block(-(-count // self.env_num))
+            self._engine.fill(block, count)
+            made.add(self._tally.take(block, self._engine.trajectories.lost), int(block.lengths.sum()))
+            if self._wants_batches:
+                self._deliver(self._batch(block), block.lengths, may_store=False)
+            left -= count
+        return made.stats()
+
+    def _episodes(self, n_episode: int, max_frames: int) -> CollectStats:
+        is_open = self._begin_episodes()
+        made = _Made()
+        chunks: list[tuple[TensorDict, Array]] = []
+        for block in play_episodes(self._engine, n_episode, is_open=is_open, max_frames=max_frames):
+            skipped = _skipped(block, is_open)
+            columns, returns, lengths = self._tally.take(block, self._engine.trajectories.lost)
+            # The first end of an open episode is not one of those that were asked for.
+            first = np.append(True, columns[1:] != columns[:-1]) if len(columns) else np.empty(0, np.bool_)
+            counts = ~(first & is_open[columns])
+            ended = np.zeros(self.env_num, dtype=np.bool_)
+            ended[columns] = True
+            made.add((columns[counts], returns[counts], lengths[counts]), int((block.lengths - skipped).sum()))
+            made.skipped += int(skipped.sum())
+            if self._wants_batches:
+                chunks.append((self._batch(block, copy=True), np.stack([skipped, block.lengths])))
+            is_open &= ~ended
+        if self._wants_batches:
+            batch, lengths = _join(chunks)
+            self._deliver(batch, lengths, may_store=True)
+        return made.stats()
+
+    def _begin_episodes(self) -> Array:
+        """Restart what has begun an episode. Returns [B] bool: episodes that cannot be restarted."""
+        is_open = ~self._tally.is_fresh
+        if self._envs.lockstep and is_open.any():
+            self._engine.restart()
+            self._tally.forget()
+            self._hooks.forget()
+            is_open[:] = False
+        return is_open
+
+    @property
+    def _wants_batches(self) -> bool:
+        return self._store is not None or not self._hooks.are_none
+
+    def _batch(self, block: Block, *, copy: bool = False) -> "TensorDict":
+        from cormorant_worker.collect.batch import to_tensordict
+
+        batch = to_tensordict(block, copy=copy)
+        if DECIDED in batch.keys(True) or DECIDED[0] in batch:
+            # A learner trains what the policy decided; the environments saw what `map_action` made of it.
+            batch["env_action"] = batch["action"]
+            batch["action"] = batch.pop(DECIDED[0])
+        return batch
+
+    def _deliver(self, batch: "TensorDict", lengths: Array, *, may_store: bool) -> None:
+        if not self._hooks.are_none:
+            batch = self._hooks.see(batch, lengths, may_store=may_store)
+        for transform in self._transforms:
+            batch = transform(batch)
+        if self._raises_on_nan:
+            _refuse_nan(batch)
+        if self._store is not None:
+            self._store.take(batch, lengths)
+
+    def _block(self, rows: int) -> Block:
+        """One block a size: what a batch holds is copied into the buffer before the next one."""
+        if rows not in self._blocks:
+            self._blocks = {rows: Block(self._engine.layout(rows))}
+        return self._blocks[rows]
+
+    def _most_steps(self) -> int:
+        """Frames of one block: long requests are collected and stored in several."""
+        if getattr(self.buffer, "keeps_time", False):
+            return _NEVER
+        one = self._engine.layout(1)
+        frame = sum(int(np.prod(leaf.shape)) * leaf.dtype.itemsize for leaf in (*one.observation, *one.states))
+        return max(1, _BLOCK_BYTES // (max(frame, 64) * self.env_num)) * self.env_num
+
+    @contextmanager
+    def _rendering(self, seconds: float | None) -> Iterator[None]:
+        if not seconds:
+            yield
+            return
+        lanes = self._engine.lanes
+
+        def show() -> None:
+            self._envs.render()  # type: ignore[attr-defined]  # checked by collect
+            time.sleep(seconds)
+
+        self._engine.lanes = [WatchedLane(lane, show) for lane in lanes]
+        try:
+            yield
+        finally:
+            self._engine.lanes = lanes
+
+    def _seeds(self) -> SeedPath:
+        return SeedPath(job_seed=self._seed, index=0, attempt=self._attempt)
+
+    def _refuse_kind(self) -> None:
+        if not self._envs.lockstep:
+            raise EnvError(
+                f"the environments come back {self._envs.min_in_flight} at a time of {self._envs.num_envs}; use "
+                "AsyncCollector"
+            )
+
+
+class AsyncCollector(Collector[CollectStats]):
+    """The same over environments that come back as they are ready: EnvPool with `batch_size < num_envs`.
+
+    Counts are exact here, too: what faster environments have beyond the request is the beginning of the next one.
+    """
+
+    def _refuse_kind(self) -> None:
+        """Environments in lockstep are welcome, too."""
+
+
+class _Made:
+    """What one `collect` has made so far."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.skipped = 0
+        self._parts: list[tuple[Array, Array, Array]] = []
+
+    def add(self, ended: tuple[Array, Array, Array], steps: int) -> None:
+        self._parts.append(ended)
+        self.steps += steps
+
+    def stats(self) -> CollectStats:
+        columns, returns, lengths = (np.concatenate(same) for same in zip(*self._parts, strict=True))
+        order = np.argsort(columns, kind="stable")
+        return CollectStats(
+            n_collected_episodes=len(returns),
+            n_collected_steps=self.steps,
+            n_skipped_steps=self.skipped,
+            returns=returns[order],
+            lens=lengths[order],
+        )
+
+
+def _skipped(block: Block, is_open: Array) -> Array:
+    """[B] frames at the beginning of each column that belong to an episode that was under way."""
+    skipped = np.zeros_like(block.lengths)
+    for column in np.flatnonzero(is_open).tolist():
+        ends = block.end_rows[: block.num_ends][block.end_columns[: block.num_ends] == column]
+        skipped[column] = int(ends.min()) + 1 if len(ends) else block.lengths[column]
+    return skipped
+
+
+def _join(chunks: Sequence[tuple["TensorDict", Array]]) -> tuple["TensorDict", Array]:
+    """Chunks `[B, T]` in a row, each column moved up to where it begins: `[B, longest]`, padded and masked."""
+    whole: TensorDict = torch.cat([chunk.exclude(("collector", "mask")) for chunk, _ in chunks], dim=1)
+    keeps, first = [], 0
+    for chunk, (begins, stops) in chunks:
+        step = np.arange(chunk.shape[1])
+        keeps.append((step >= begins[:, None]) & (step < stops[:, None]))
+        first += chunk.shape[1]
+    keep = np.concatenate(keeps, axis=1)
+    lengths = keep.sum(axis=1)
+    longest = int(lengths.max(initial=0))
+    # Kept frames first, in their order: a stable sort of "is left out".
+    order = np.argsort(~keep, axis=1, kind="stable")[:, :longest]
+    moved: TensorDict = whole[torch.arange(len(order)).unsqueeze(-1), torch.from_numpy(order)]
+    mask = torch.from_numpy(np.arange(longest) < lengths[:, None])
+    if not bool(mask.all()):
+        moved = moved.apply(lambda leaf: leaf.masked_fill_(~mask.reshape(*mask.shape, *(1,) * (leaf.ndim - 2)), 0))
+        moved["collector", "mask"] = mask
+    moved.names = [None, "time"]
+    return moved, lengths
+
+
+def _refuse_nan(batch: "TensorDict") -> None:
+    for key, leaf in batch.items(True, True):
+        if leaf.is_floating_point() and key[0] != "hooked" and bool(leaf.isnan().any()):
+            name = key if isinstance(key, str) else ".".join(key)
+            raise EnvCrashed(f"{name} has {int(leaf.isnan().sum())} NaN in {leaf.numel()} values; nothing was stored")

@@ -1,0 +1,288 @@
+"""Policies of any kind as an Actor: Tianshou's, torch modules, TensorDictModules, callables.
+
+A policy of Tianshou's is known by `map_action` and `map_action_inverse`. It is called as its own collector calls it,
+`policy(Batch(obs, info), state)`, in evaluation mode and with the gradient off; what it decides is stored, and what
+`map_action` makes of that is sent to the environments. Tianshou's Batch is taken from where whoever made the policy
+has imported it.
+
+# n rows
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from cormorant_worker.errors import PolicyError, PolicyMismatch
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, samples
+from cormorant_worker.policy.loading import wrap_policy
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.policy.staging import as_numpy
+from cormorant_worker.policy.warmup import WarmupActor
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, unflattener
+
+Noise = Callable[[Array, Any], Array]
+"""`noise(action, observation) -> action`, arrays `[n, ...]`."""
+
+DECIDED: Key = ("policy_action",)
+"""What a policy of Tianshou's decided, before `map_action`."""
+HIDDEN = "hidden_state"
+ENTRY = "policy"
+
+
+def is_tianshou_policy(policy: object) -> bool:
+    """True for what has Tianshou's action maps."""
+    return hasattr(policy, "map_action") and hasattr(policy, "map_action_inverse")
+
+
+def batch_class() -> Any:
+    """Tianshou's Batch, or None where nobody has imported Tianshou."""
+    module = sys.modules.get("tianshou.data")
+    return None if module is None else module.Batch
+
+
+class FrontActor:
+    """The actor of a front door: asks another one, under the gradient when told to, and adds noise.
+
+    Used by a Collector; `keeps_grad` is set for the time of one `collect`.
+    """
+
+    def __init__(self, inner: Actor, noise: Noise | None, observation: Space) -> None:
+        self.outputs, self.states, self.initial_states = inner.outputs, inner.states, inner.initial_states
+        self.device = inner.device
+        self.keeps_grad = False
+        self._inner = inner
+        self._noise = noise
+        self._nest = unflattener(observation)
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        if self.keeps_grad:
+            with torch.inference_mode(False), torch.enable_grad():
+                acted = self._inner.act(obs, states, is_init)
+        else:
+            acted = self._inner.act(obs, states, is_init)
+        if self._noise is None:
+            return acted
+        noisy = np.asarray(self._noise(acted.actions[0].copy(), self._nest(obs)), dtype=acted.actions[0].dtype)
+        return acted._replace(actions=(noisy,))
+
+
+def make_actor(
+    policy: Any,
+    observation: Space,
+    action: Space,
+    random: RandomActor,
+    *,
+    exploration_noise: bool | Noise,
+    num_rows: int,
+) -> tuple[FrontActor, Actor]:
+    """An actor for a policy, and one that draws at random and writes the same outputs.
+
+    Args:
+        policy: of Tianshou's, a torch module, a TensorDictModule, a callable, a mapping of modules with "policy";
+            None = random actions.
+        observation: one environment's observation space.
+        action: one environment's action space.
+        random: draws the random actions.
+        exploration_noise: True = the policy's own; a function = that one; False = none.
+        num_rows: observations that the policy gets at once, and is tried with.
+
+    Raises:
+        PolicyError: the policy cannot be called, or has no noise of its own.
+    """
+    if policy is None:
+        if exploration_noise:
+            raise PolicyError("exploration_noise is given and there is no policy: actions are random already")
+        return FrontActor(random, None, observation), random
+    if is_tianshou_policy(policy):
+        theirs = TianshouActor(policy, observation, action, noise=exploration_noise, num_rows=num_rows)
+        return FrontActor(theirs, None, observation), RandomlyMapped(random, theirs, policy)
+    noise = _noise_of(policy, exploration_noise)
+    if noise is not None and len(leaves(action, ())) != 1:
+        raise PolicyMismatch(f"exploration noise is added to one array; the action space is {action}")
+    models = wrap_policy(policy, "the caller")
+    ours = PolicyActor(models, observation, action, device=_device_of(policy), num_rows=num_rows)
+    return FrontActor(ours, noise, observation), WarmupActor(random, ours)
+
+
+def _noise_of(policy: Any, asked: bool | Noise) -> Noise | None:
+    if not isinstance(asked, bool):
+        return asked
+    if not asked:
+        return None
+    for name in ("add_exploration_noise", "exploration_noise"):
+        if callable(found := getattr(policy, name, None)):
+            return found  # type: ignore[no-any-return]  # the user's own method
+    raise PolicyError(
+        f"exploration_noise is True and {type(policy).__name__} has no add_exploration_noise(action, observation); "
+        "give it one, or give a function as exploration_noise"
+    )
+
+
+def _device_of(policy: Any) -> torch.device:
+    modules = policy.values() if isinstance(policy, Mapping) else (policy,)
+    for module in modules:
+        if isinstance(module, torch.nn.Module) and (first := next(module.parameters(), None)) is not None:
+            return first.device
+    return torch.device("cpu")
+
+
+class TianshouActor:
+    """Asks a policy of Tianshou's. What it computes beside actions is found by one dry run."""
+
+    def __init__(self, policy: Any, observation: Space, action: Space, *, noise: bool | Noise, num_rows: int) -> None:
+        """Take a policy of Tianshou 1 or 2.
+
+        Raises:
+            PolicyError: it raised in the dry run, or Tianshou is not there to make its batches.
+            PolicyMismatch: its action does not fit the action space.
+        """
+        self.outputs: tuple[Leaf, ...] = ()
+        self.states: tuple[Leaf, ...] = ()
+        self.initial_states: Arrays = ()
+        self.device = torch.device("cpu")
+        self._policy = policy
+        self._batch = batch_class()
+        if self._batch is None:
+            raise PolicyError(
+                f"{type(policy).__name__} has Tianshou's map_action, and tianshou is not imported; install it, or give "
+                "a torch module"
+            )
+        self._noise = _noise_of(policy, noise)
+        self._nest = unflattener(observation)
+        self._is_box = isinstance(action, gymnasium.spaces.Box)
+        self._action = leaves(action, ("action",))[0]
+        self._check = ActionCheck(action)
+        self._grad = False
+        self._dry_run(observation, num_rows)
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        keeps_grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        with torch.inference_mode(False), torch.set_grad_enabled(keeps_grad):
+            decided, sent, result = self._ask(obs, self._state_of(states))
+        outputs = [decided] if self._is_box else []
+        outputs += [as_numpy(value) for _, value in _flat(result.get(ENTRY, None), (ENTRY,))]
+        following = [as_numpy(value) for _, value in _flat(result.get("state", None), (HIDDEN,))]
+        if len(outputs) != len(self.outputs) or len(following) != len(self.states):
+            raise PolicyMismatch(
+                f"{type(self._policy).__name__} gave {len(outputs)} outputs and {len(following)} states, before "
+                f"{len(self.outputs)} and {len(self.states)}; it must give the same at every step"
+            )
+        return Acted((sent,), tuple(outputs), tuple(following))
+
+    def _ask(self, obs: Arrays, state: Any) -> tuple[Array, Array, Any]:
+        nested = self._nest(obs)
+        batch = self._batch(obs=self._batch(nested) if isinstance(nested, dict) else nested, info=self._batch())
+        result = self._policy(batch, state)
+        decided = as_numpy(result.act)
+        if self._noise is not None:
+            decided = as_numpy(self._noise(decided, batch))
+        sent = np.asarray(self._policy.map_action(decided))
+        return decided, sent if sent.dtype == self._action.dtype else cast_to(self._action, sent), result
+
+    def _state_of(self, states: Arrays) -> Any:
+        """Rebuild the state as the policy gave it: one array, or a Batch of them."""
+        if not self.states:
+            return None
+        if self._rebuild is None:
+            return self._wrap_state[0](states[0])
+        values = (wrap(array) for wrap, array in zip(self._wrap_state, states, strict=True))
+        return self._rebuild(dict(zip((leaf.key[1:] for leaf in self.states), values, strict=True)))
+
+    def _dry_run(self, observation: Space, n: int) -> None:
+        obs = samples(observation, n)
+        before = tuple(array.copy() for array in obs)
+        try:
+            with torch.inference_mode(False), torch.no_grad(), evaluating(self._policy):
+                decided, sent, result = self._ask(obs, None)
+        except Exception as error:  # the user's own code: whatever it raises is reported as its failure
+            raise PolicyError(
+                f"{type(self._policy).__name__} raised {type(error).__name__} on observations of shape "
+                f"{[a.shape for a in obs]}: {error}"
+            ) from error
+        if any(not np.array_equal(ours, theirs) for ours, theirs in zip(obs, before, strict=True)):
+            raise PolicyMismatch("the policy changes its observations in place, and with them what is stored")
+        self._check.fit((sent,), n)
+        found = [(DECIDED, decided)] if self._is_box else []
+        found += list(_flat(result.get(ENTRY, None), (ENTRY,)))
+        self.outputs = tuple(_leaf(key, value, n) for key, value in found)
+        state = list(_flat(result.get("state", None), (HIDDEN,)))
+        self.states = tuple(_leaf(key, value, n) for key, value in state)
+        # A state of None, which an episode begins with, stands for zeros: rows beside one that goes on cannot be None.
+        self.initial_states = tuple(np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.states)
+        self._wrap_state = [torch.from_numpy if isinstance(value, torch.Tensor) else np.asarray for _, value in state]
+        is_one = len(state) == 1 and state[0][0] == (HIDDEN,)
+        self._rebuild: Callable[[Mapping[Key, Any]], Any] | None = None if is_one else self._as_batch
+
+    def _as_batch(self, values: Mapping[Key, Any]) -> Any:
+        nested: dict[str, Any] = {}
+        for key, value in values.items():
+            place = nested
+            for part in key[:-1]:
+                place = place.setdefault(part, {})
+            place[key[-1]] = value
+        return self._batch(nested)
+
+
+class RandomlyMapped:
+    """Random actions in a batch that has room for what a policy of Tianshou's writes: the inverse of its map."""
+
+    def __init__(self, random: RandomActor, actor: TianshouActor, policy: Any) -> None:
+        self.outputs, self.states, self.initial_states = actor.outputs, actor.states, actor.initial_states
+        self.device = actor.device
+        self._plain = WarmupActor(random, actor)
+        self._policy = policy
+        self._maps = bool(actor.outputs) and actor.outputs[0].key == DECIDED
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        """Draw actions for as many rows as there are in `is_init`."""
+        acted = self._plain.act(obs, states, is_init)
+        if not self._maps:
+            return acted
+        decided = np.asarray(self._policy.map_action_inverse(acted.actions[0].copy()), dtype=self.outputs[0].dtype)
+        return acted._replace(outputs=(decided, *acted.outputs[1:]))
+
+
+@contextmanager
+def evaluating(policy: Any) -> Iterator[None]:
+    """Put a policy of Tianshou's 2 into evaluation mode for a while, as its own collector does."""
+    if not hasattr(policy, "is_within_training_step") or not isinstance(policy, torch.nn.Module):
+        yield
+        return
+    modes = [(module, module.training) for module in policy.modules()]
+    policy.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+def _flat(value: Any, prefix: Key) -> list[tuple[Key, Any]]:
+    """Arrays of a tensor, an array, a mapping or a Batch, by their keys."""
+    if value is None:
+        return []
+    if isinstance(value, torch.Tensor | np.ndarray):
+        return [(prefix, value)]
+    names = value.keys() if isinstance(value, Mapping) else value.get_keys() if hasattr(value, "get_keys") else None
+    if names is None and hasattr(value, "keys"):
+        names = value.keys()
+    if names is None:
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(prefix)} is {type(value).__name__}; give a tensor, an array or a Batch of them"
+        )
+    return [item for name in names for item in _flat(value[name], (*prefix, str(name)))]
+
+
+def _leaf(key: Key, value: Any, n: int) -> Leaf:
+    array = as_numpy(value)
+    if array.shape[:1] != (n,):
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first must be {n}"
+        )
+    return Leaf(key=key, shape=array.shape[1:], dtype=array.dtype)

@@ -1,0 +1,554 @@
+"""A fleet with the face of TorchRL's collectors: an iterable of batches, and their methods.
+
+# W collectors, B environments of each, T steps
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+import torch
+from tensordict import TensorDictBase
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.batch import frames_of
+from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.compat.torchrl.batches import StepCounts, add_root_flags, mark_padding, split, truncate_last
+from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
+from cormorant_worker.compat.torchrl.free_running import FreeRunning
+from cormorant_worker.compat.torchrl.makers import Calls, Maker
+from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, read_weights
+from cormorant_worker.compat.torchrl.seeds import next_seed
+from cormorant_worker.compat.torchrl.settings import Settings, broadcast, exploration_of, limit
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.protocol import Receipt
+from cormorant_worker.errors import FleetClosed, StateError, WeightsError
+from cormorant_worker.launch import load_job
+from cormorant_worker.policy.loading import MAIN_MODEL
+
+_STOP_S = 10.0
+
+Mode = Literal["sync", "async"]
+Batch: TypeAlias = TensorDictBase | None
+
+
+class NoLength(RuntimeError, TypeError):
+    """Nobody knows how many batches there will be. As a TypeError, `list(collector)` goes on without the number."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a fleet collector runs."""
+
+    mode: Mode
+    makers: tuple[tuple[Maker, ...], ...]
+    """By collector: its environments."""
+    policy: Any
+    settings: Settings
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    """By collector: settings of its own."""
+    seed: int = 0
+    """What all environments and streams derive theirs from, until `set_seed`."""
+
+    @property
+    def num_collectors(self) -> int:
+        return len(self.makers)
+
+
+class FleetCollector:
+    """Collectors in processes of this machine, as TorchRL's are. Use as a context manager, or call `shutdown`.
+
+    Iterating gives batches: `[W, B, T]` in sync mode, one collector's `[B, T]` in async mode; without B where each
+    collector has one environment, without W where there is one collector; `[trajectories, longest]` with `split_trajs`.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        """Start the collectors and wait until each of them stands at its first observation.
+
+        Raises:
+            ValueError, TypeError: arguments that cannot be; before anything starts.
+            WorkerFailed: a collector cannot start; says why.
+        """
+        self._plan = plan
+        self._settings = plan.settings
+        if plan.policy is not None and plan.settings.policy_factory is not None:
+            raise TypeError("policy and policy_factory exclude each other; give one of them")
+        if plan.settings.update_at_each_batch:
+            check_has_weights(plan.policy, "update_at_each_batch")
+        self._given_policy = plan.policy
+        self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
+        self._storing = self._storing_devices(plan.num_collectors)
+        if plan.mode == "sync" and len(set(self._storing)) > 1:
+            raise ValueError(
+                f"storing_device {list(self._storing)} differs between collectors whose batches are stacked; give one"
+            )
+        made = self._all_parts()
+        self._usual = made[-1]
+        """What a collector that joins later has."""
+        self._devices = [parts.device for parts in made]
+        """By collector: of its policy."""
+        self._parts = [self._sendable(parts) for parts in made]
+        self._frames = 0
+        """Frames handed out."""
+        self._iterations = 0
+        self._taken: Loan | None = None
+        self._has_begun = False
+        self._running: FreeRunning | None = None
+        self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
+        self.fleet = self._open(self._job(), self._options())
+        """The fleet itself: its state, statistics and events."""
+
+    # -- what to run -------------------------------------------------------------------------------------------
+
+    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
+        from cormorant_worker.engine.local import LocalFleet
+
+        return LocalFleet(job, options)
+
+    def _sendable(self, parts: Parts) -> Any:
+        return parts.to_bytes()
+
+    def _options(self) -> FleetOptions:
+        return FleetOptions(
+            workers=self._plan.num_collectors,
+            parts=self._parts,
+            whole_rows=True,
+            # Nothing is collected before it is asked for: a seed, weights or a state that come first rule it.
+            starts_paused=True,
+            startup_timeout_s=self._settings.startup_timeout_s,
+        )
+
+    def _storing_devices(self, count: int) -> tuple[str, ...]:
+        settings = self._settings
+        return storing_devices(settings.storing_device, settings.device, count)
+
+    def _all_parts(self) -> list[Parts]:
+        settings, count = self._settings, self._plan.num_collectors
+        general = devices_of(settings.device, "device", count, is_remote=True)
+        devices = devices_of(settings.policy_device, "policy_device", count, is_remote=True)
+        factories = broadcast(settings.policy_factory, "policy_factory", count)
+        overrides = self._plan.overrides or ({},) * count
+        return [
+            Parts(
+                envs=self._plan.makers[i],
+                policy=None if factories[i] is not None else on_cpu(self._policy),
+                policy_factory=None
+                if factories[i] is None
+                else Calls(factories[i], is_trusted=bool(settings.trust_policy)),
+                settings=overrides[i],
+                device=devices[i] or general[i] or "cpu",
+                raises=True,
+            )
+            for i in range(count)
+        ]
+
+    def _job(self) -> CollectorJob:
+        settings, plan = self._settings, self._plan
+        share = plan.num_collectors if plan.mode == "sync" else 1
+        collection: dict[str, Any] = {
+            "mode": plan.mode,
+            "framesPerBatch": -(-settings.frames_per_batch // share),
+            "initRandomFrames": limit(settings.init_random_frames),
+            "maxFramesPerTrajectory": limit(settings.max_frames_per_traj),
+            "resetAtEachBatch": settings.reset_at_each_iter,
+            "seed": plan.seed,
+        }
+        if limit(settings.total_frames):
+            collection["totalFrames"] = limit(settings.total_frames)
+        if plan.mode == "sync":
+            # Nothing is stepped between two batches: the next one is collected with what was learnt from this one.
+            collection["weights"] = {"maxStaleness": 0}
+            if settings.preemptive_threshold is not None:
+                collection["preemptiveThreshold"] = float(settings.preemptive_threshold)
+        return load_job(
+            {
+                "apiVersion": "cormorant.dev/v1alpha1",
+                "kind": "CollectorJob",
+                "metadata": {"name": "script"},
+                "spec": {
+                    # Stands for the makers, which travel beside the job.
+                    "env": {"gymnasium": {"entrypoint": "script:environment", "vectorization": settings.vectorization}},
+                    "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
+                    "collection": collection,
+                    "output": {"queue": {"capacityBatches": 1}},
+                    "replicas": plan.num_collectors,
+                    "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
+                },
+            }
+        )
+
+    @property
+    def policy(self) -> Any:
+        """The policy as it was given, whose weights are published where none are named."""
+        return self._given_policy
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches until `total_frames`, or for ever; None for each of them where a replay buffer gets them."""
+        return self.iterator()
+
+    def iterator(self) -> Iterator[Batch]:
+        """As `iter(collector)`."""
+        while (found := self._collect()) is not None:
+            yield found[0]
+
+    def next(self) -> Batch:
+        """One batch; None when all have been handed out, or where a replay buffer gets it."""
+        found = self._collect()
+        return None if found is None else found[0]
+
+    def __len__(self) -> int:
+        """Batches in all.
+
+        Raises:
+            NoLength: a RuntimeError: there is no end, or nobody can know.
+        """
+        total = limit(self._settings.total_frames)
+        if not total:
+            raise NoLength("the collector has no length: total_frames is -1, for ever; give total_frames")
+        if (self._settings.preemptive_threshold or 1) < 1:
+            raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
+        # Whole steps of all environments, as the fleet collects them.
+        share = self._plan.num_collectors if self._plan.mode == "sync" else 1
+        num_envs: int = self.fleet.layout.num_envs
+        steps = -(-self._settings.frames_per_batch // (share * num_envs))
+        return -(-total // (steps * share * num_envs))  # noqa: PLE0303  # both are at least 1
+
+    def _collect(self) -> tuple[Batch] | None:
+        loan = self._begin()
+        if loan is None:
+            return None
+        batch = self._deliver(loan)
+        self._frames += loan.num_frames
+        self._iterations += 1
+        if batch is None:
+            return (None,)
+        return self._hand_out(batch)
+
+    def _begin(self) -> Loan | None:
+        if self._settings.pre_collect_hook is not None:
+            self._settings.pre_collect_hook()
+        self._update()
+        if self._taken is not None:
+            self._taken.release()
+        if not self._has_begun:
+            self._has_begun = True
+            self.fleet.resume()
+        self._taken = self.fleet.borrow()
+        return self._taken
+
+    def _deliver(self, loan: Loan) -> TensorDictBase | None:
+        batch = self._place(self._shape(loan), loan)
+        return batch if self._settings.postproc is None else self._settings.postproc(batch)
+
+    def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
+        if self._settings.post_collect_hook is not None:
+            self._settings.post_collect_hook(batch)
+        if self._settings.replay_buffer is None:
+            return (batch,)
+        self._settings.replay_buffer.extend(frames_of(batch))
+        return (None,)
+
+    def _update(self) -> None:
+        """Publish what has to be, before a batch is waited for."""
+        if self._settings.update_at_each_batch:
+            self.update_policy_weights_()
+
+    def _shape(self, loan: Loan) -> TensorDictBase:
+        """The batch in its shape, in memory of its own."""
+        batch = self._frames_of(loan)
+        if self._settings.set_truncated:
+            truncate_last(batch)
+        if self._settings.split_trajs:
+            return split(batch)
+        mark_padding(batch)
+        rows, steps = batch.shape
+        workers, envs = len(loan.parts), rows // len(loan.parts)
+        shape = [size for size, is_there in ((workers, self._is_stacked), (envs, envs > 1)) if is_there]
+        names = [None] * len(shape) + ["time"]
+        shaped = batch.reshape(*shape, steps)
+        shaped.names = names
+        cat = self._settings.cat_results
+        return torch.cat(list(shaped.unbind(0)), cat) if isinstance(cat, int) and self._is_stacked else shaped
+
+    def _frames_of(self, loan: Loan) -> TensorDictBase:
+        """`[R, T]`, in memory of its own, with TorchRL's root flags and counts of steps."""
+        batch: TensorDictBase = loan.tensordict(copy=True)
+        loan.copied()
+        add_root_flags(batch)
+        if self._counts is not None:
+            rows = batch.shape[0] // len(loan.parts)
+            self._counts.add(batch, [(part.worker, row) for part in loan.parts for row in range(rows)])
+        return batch
+
+    @property
+    def _is_stacked(self) -> bool:
+        """Batches have a dimension for collectors."""
+        return self._plan.mode == "sync" and self._plan.num_collectors > 1
+
+    def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
+        """The batch where its collector's are stored."""
+        device = self._storing[min(worker_index(loan), len(self._storing) - 1)]
+        if device != "cpu":
+            return batch.to(device)
+        return batch.pin_memory() if self._settings.pin_memory and torch.cuda.is_available() else batch
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        worker_ids: Any = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> Receipt:
+        """Publish weights: they act from each collector's next batch on, in sync mode in all of the next batch.
+
+        Args:
+            policy_or_weights: a module, a TensorDict of weights, or a state dict; nothing: those of the policy that the
+                collector was made with; a mapping by the numbers of collectors: each one's own.
+            weights: the same, by name.
+            policy: the same, by name.
+            worker_ids: the number of a collector, or several, or devices of their policies: they alone get them.
+            model_id: which model they belong to; "policy" unless told otherwise.
+            weights_dict: weights of several models, all or none of them.
+
+        Returns:
+            Which collectors act with them already, and which will.
+
+        Raises:
+            ValueError: arguments that exclude each other, or a collector that does not exist; nothing was published.
+            WeightsError, WeightsMismatch: they do not fit; nothing was published.
+        """
+        given = [one for one in (policy_or_weights, weights, policy) if one is not None]
+        if len(given) > 1 or (weights_dict is not None and (given or model_id is not None)):
+            raise ValueError(
+                "weights were given more than once; give one of policy_or_weights, weights, policy, or weights_dict "
+                "alone"
+            )
+        if given and isinstance(given[0], dict) and given[0] and all(isinstance(name, int) for name in given[0]):
+            if worker_ids is not None:
+                raise ValueError("weights by the numbers of collectors were given, and worker_ids; give one of them")
+            self._names_of(list(given[0]))
+            for number, one in given[0].items():
+                receipt = self.update_policy_weights_(one, worker_ids=number, model_id=model_id)
+            return receipt
+        if weights_dict is None:
+            source = given[0] if given else self._given_policy
+            if source is None:
+                raise WeightsError(
+                    "there are no weights to publish: the collector was made without a policy; give some"
+                )
+            is_whole = source is self._given_policy and isinstance(source, Mapping)
+            weights_dict = source if is_whole else {model_id or MAIN_MODEL: source}
+        found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
+        return self._publish(found, worker_ids)
+
+    def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
+        names = () if worker_ids is None else self._names_of(worker_ids)
+        receipt: Receipt = self.fleet.publish(weights, workers=names)
+        return receipt
+
+    def _names_of(self, worker_ids: Any) -> tuple[str, ...]:
+        is_list = isinstance(worker_ids, Sequence) and not isinstance(worker_ids, str)
+        known = {int(worker.name.rpartition("-")[2]): worker.name for worker in self.fleet.stats().workers}
+        if is_list and not worker_ids:
+            raise ValueError(
+                f"worker_ids is empty: there are {sorted(known)}; name some, or leave worker_ids out for all of them; "
+                "nothing was published"
+            )
+        found: list[int] = []
+        for one in worker_ids if is_list else [worker_ids]:
+            if isinstance(one, int) and not isinstance(one, bool):
+                numbers = [one] if one in known else []
+            else:
+                numbers = [i for i, device in enumerate(self._devices) if i in known and device == str(one)]
+            if not numbers:
+                raise ValueError(
+                    f"worker_ids {one!r} is no collector: there are {sorted(known)}, on {sorted(set(self._devices))}; "
+                    "nothing was published"
+                )
+            found += numbers
+        return tuple(known[one] for one in dict.fromkeys(found))
+
+    # -- seeds, state, the end ---------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Have every collector begin anew with environments and streams of this seed, each with its own. What
+        asynchronous collectors had ready comes first.
+
+        Returns:
+            The seed after as many environments as there are, as TorchRL's chain has it; with `static_seed` this one.
+
+        Raises:
+            FleetError: a negative seed, or everything is collected.
+        """
+        self.fleet.seed(seed)
+        num_envs = self.fleet.layout.num_envs * len(self.fleet.stats().workers)
+        return seed if static_seed else next_seed(seed, num_envs)
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """Everything that is needed to go on from the last batch handed out. Batches that nobody has taken are not in
+        it: their frames are collected anew.
+
+        Returns:
+            `policy_state_dict` (modules only), `frames`, `iter`, and `fleet`, the collectors themselves as bytes.
+        """
+        saved = FleetState.from_bytes(self.fleet.state())
+        state: OrderedDict[str, Any] = OrderedDict()
+        if isinstance(self._given_policy, torch.nn.Module):
+            state["policy_state_dict"] = self._given_policy.state_dict()
+        state["frames"], state["iter"] = self._frames, self._iterations
+        data = replace(saved, frames=self._frames).to_bytes()
+        state["fleet"] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """Go on from a `state_dict()` of a collector of the same arguments.
+
+        Args:
+            state_dict: what `state_dict` gave.
+            strict: refuse keys that are missing; else what is there counts.
+
+        Raises:
+            StateError: it does not fit.
+        """
+        missing = [name for name in ("frames", "iter", "fleet") if name not in state_dict]
+        if missing and (strict or "fleet" in missing):
+            raise StateError(f"the state has no {', '.join(missing)}; give what state_dict() gave")
+        if self._taken is not None:
+            self._taken.release()
+            self._taken = None
+        self.fleet.restore(state_dict["fleet"].cpu().numpy().tobytes())
+        self._frames = int(state_dict.get("frames", 0))
+        self._iterations = int(state_dict.get("iter", 0))
+        if isinstance(self._given_policy, torch.nn.Module) and "policy_state_dict" in state_dict:
+            self._given_policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+
+    def stats(self, workers: Any = None) -> dict[str, Any]:
+        """Counts, and what each collector does, in one view: `workers` means nothing."""
+        del workers
+        found = self.fleet.stats()
+        general = {
+            "frames": self._frames,
+            "batches": self._iterations,
+            "total_frames": limit(self._settings.total_frames) or -1,
+            "completed": 0 < limit(self._settings.total_frames) <= self._frames,
+            "requested_frames_per_batch": self._settings.frames_per_batch,
+            "policy_version": found.version,
+            "workers": len(found.workers),
+            "restarts": found.restarts,
+        }
+        each = {
+            f"worker_{worker.name.rpartition('-')[2]}/{key}": getattr(worker, key)
+            for worker in found.workers
+            for key in ("frames", "version", "phase")
+        }
+        return general | each
+
+    # -- running free, the end ---------------------------------------------------------------------------------
+
+    @property
+    def total_frames(self) -> float:
+        """Frames in all; infinite where there is no end."""
+        return limit(self._settings.total_frames) or float("inf")
+
+    def start(self) -> None:
+        """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`.
+
+        Raises:
+            RuntimeError: there is no replay buffer.
+        """
+        if self._settings.replay_buffer is None:
+            raise RuntimeError("start() fills a replay buffer, and there is none; give replay_buffer, or iterate")
+        if self._running is None or not self._running.is_running:
+            self._running = FreeRunning(self._collect)
+
+    def is_running(self) -> bool:
+        """True while `start`'s thread collects."""
+        return self._running is not None and self._running.is_running
+
+    @contextmanager
+    def pause(self, timeout: float = 30.0, resume: bool = True) -> Iterator[None]:
+        """Inside, nothing is stepped and the buffer stays as it is. Does nothing to a collector that was not started.
+
+        Args:
+            timeout: seconds for the batch under way to end.
+            resume: go on afterwards, whatever happens inside.
+
+        Raises:
+            ControlTimeout: it did not end in time; the collector goes on.
+        """
+        if self._running is None or not self._running.is_running:
+            yield
+            return
+        with self._running.held(timeout, resume=resume):
+            self.fleet.pause()
+            try:
+                yield
+            finally:
+                self.fleet.resume()
+
+    def shutdown(self, timeout: float | None = None, close_env: bool = True, raise_on_error: bool = True) -> None:
+        """End the thread of `start` and the collectors, within seconds. May be called twice.
+
+        Args:
+            timeout: seconds for the thread of `start` to end its batch; it ends with the fleet at the latest.
+            close_env: environments are always closed.
+            raise_on_error: raise what ended the thread of `start`.
+        """
+        del close_env
+        error: Exception | None = None
+        running, self._running = self._running, None
+        if running is not None:
+            try:
+                running.stop(0.0 if timeout is None else timeout)
+            except FleetClosed:
+                pass
+            except Exception as found:  # noqa: BLE001  # told after everything was closed
+                error = found
+        self._close()
+        if running is not None:
+            running.stop(_STOP_S)
+        if error is not None and raise_on_error:
+            raise error
+
+    def _close(self) -> None:
+        self.fleet.close()
+
+    def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
+        """As `shutdown`."""
+        self.shutdown(timeout, close_env=close_env)
+
+    def __enter__(self) -> "FleetCollector":
+        """Use as a context manager to end the collectors."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        plan = self._plan
+        return f"{type(self).__name__}({plan.num_collectors} collectors, {plan.mode}, frames={self._frames})"
+
+
+def on_cpu(policy: Any) -> Any:
+    """A policy as it is sent: workers without a GPU must not need one to read it."""
+    if isinstance(policy, torch.nn.Module) and any(tensor.is_cuda for tensor in policy.state_dict().values()):
+        import copy
+
+        return copy.deepcopy(policy).cpu()
+    return policy
+
+
+def worker_index(loan: Loan) -> int:
+    """The number of the collector whose batch it is, or of the first of them."""
+    return int(loan.parts[0].worker.rpartition("-")[2])

@@ -1,0 +1,197 @@
+"""TorchRL's collector classes: `Collector` in this process, the others over worker processes.
+
+    Collector                    one collector in this process; the policy that acts is the learner's own
+    MultiSyncCollector           a process each, one batch of all of them
+    MultiAsyncCollector          a process each, batches as they come
+    AsyncCollector               one process
+
+`SyncDataCollector`, `MultiSyncDataCollector`, `MultiaSyncDataCollector` and `aSyncDataCollector` are their older names.
+"""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.compat.torchrl.collector import FleetCollector, Mode, Plan
+from cormorant_worker.compat.torchrl.devices import devices_of
+from cormorant_worker.compat.torchrl.in_process import InProcessFleet
+from cormorant_worker.compat.torchrl.makers import is_env
+from cormorant_worker.compat.torchrl.recipes import share_out
+from cormorant_worker.compat.torchrl.settings import read_settings
+from cormorant_worker.engine.options import FleetOptions
+
+_SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
+_SEEDS = (1 << 31) - 1
+
+
+class Collector(FleetCollector):
+    """One collector in this process, as TorchRL's `Collector`. Use as a context manager, or call `shutdown`.
+
+    The policy that acts is the learner's own, unless `device` or `policy_device` is another one than its own: then a
+    copy acts, and `update_policy_weights_` gives it the learner's weights.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        frames_per_batch: int,
+        create_env_kwargs: Any = None,
+        num_collectors: int | None = None,
+        sync: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Build the environments, and try the policy.
+
+        Args:
+            create_env_fn: an environment, or a callable that makes one; a list makes a batch of environments.
+            policy: a TensorDictModule, a module, a callable; None: random actions.
+            frames_per_batch: frames of a batch, rounded up to whole steps.
+            create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each.
+            num_collectors: 1; for more there are `MultiSyncCollector` and `MultiAsyncCollector`.
+            sync: means nothing to one collector.
+            **kwargs: see `Settings`.
+
+        Raises:
+            ValueError, TypeError: arguments that cannot be.
+            EnvError, PolicyError: environments or the policy cannot be used; says why.
+        """
+        del sync
+        if num_collectors not in (None, 1):
+            raise ValueError(
+                f"num_collectors {num_collectors}: a Collector is one, in this process; use MultiSyncCollector, "
+                "MultiAsyncCollector, or RayCollector"
+            )
+        fns = list(create_env_fn) if isinstance(create_env_fn, list | tuple) else [create_env_fn]
+        given = {"frames_per_batch": frames_per_batch, "total_frames": -1, "vectorization": "inline", **kwargs}
+        settings = read_settings(_without_schemes(given), num_collectors=1)
+        makers = share_out(fns, create_env_kwargs, len(fns), 1)
+        super().__init__(Plan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed()))
+
+    def _all_parts(self) -> list[Parts]:
+        (parts,) = super()._all_parts()
+        settings = self._settings
+        (said,) = devices_of(settings.policy_device, "policy_device", 1, is_remote=False)
+        (general,) = devices_of(settings.device, "device", 1, is_remote=False)
+        own = _device_of(self._policy)
+        device = said or general or own
+        is_own = torch.device(device) == torch.device(own)
+        if parts.policy_factory is not None:
+            return [replace(parts, device=device)]
+        acting = self._policy if is_own else copy.deepcopy(self._policy)
+        return [replace(parts, policy=acting, device=device, shares_policy=is_own)]
+
+    def _sendable(self, parts: Parts) -> Any:
+        return parts  # nothing is sent
+
+    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
+        (parts,) = self._parts
+        return InProcessFleet(job, parts)
+
+    def reset(self) -> None:
+        self.fleet.restart()
+
+
+class _MultiCollector(FleetCollector):
+    mode: Mode
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        frames_per_batch: Any,
+        num_workers: int | None = None,
+        create_env_kwargs: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Start the collectors and wait until each of them stands at its first observation.
+
+        Args:
+            create_env_fn: a list of callables that make an environment, or of environments: one a collector. A callable
+                alone makes one each of `num_workers` collectors.
+            policy: a TensorDictModule, a module, a callable; None: random actions.
+            frames_per_batch: frames of a batch: of all collectors together (sync), or of each (async); or a list of
+                each collector's, which must be equal.
+            num_workers: collectors; with a list as many as it has.
+            create_env_kwargs: keyword arguments of the callables, for all or for each.
+            **kwargs: see `Settings`.
+
+        Raises:
+            ValueError, TypeError: arguments that cannot be; before anything starts.
+            WorkerFailed: a collector cannot start; says why.
+        """
+        is_list = isinstance(create_env_fn, list | tuple)
+        if is_list and num_workers not in (None, len(create_env_fn)):
+            raise ValueError(
+                f"create_env_fn has {len(create_env_fn)} entries and num_workers is {num_workers}; give one of them"
+            )
+        makers = share_out(create_env_fn, create_env_kwargs, 1, len(create_env_fn) if is_list else num_workers)
+        frames = _frames_of(frames_per_batch, len(makers), is_sync=self.mode == "sync")
+        given = {"frames_per_batch": frames, "total_frames": -1, **kwargs}
+        settings = read_settings(_without_schemes(given), num_collectors=len(makers))
+        super().__init__(Plan(mode=self.mode, makers=makers, policy=policy, settings=settings, seed=_drawn_seed()))
+
+
+class MultiSyncCollector(_MultiCollector):
+    """Collectors in processes, as TorchRL's: one batch `[W, ...]` of all, and nothing is stepped until the next."""
+
+    mode = "sync"
+
+
+class MultiAsyncCollector(_MultiCollector):
+    """Collectors in processes, as TorchRL's: batches as they come, and collectors go on meanwhile."""
+
+    mode = "async"
+
+
+class AsyncCollector(MultiAsyncCollector):
+    """One collector in a process of its own, which goes on while the learner learns."""
+
+    def __init__(self, create_env_fn: Any, policy: Any = None, **kwargs: Any) -> None:
+        """As `MultiAsyncCollector`, of one maker or environment."""
+        super().__init__([create_env_fn] if is_env(create_env_fn) else create_env_fn, policy, **kwargs)
+
+
+SyncDataCollector = Collector
+MultiSyncDataCollector = MultiSyncCollector
+MultiaSyncDataCollector = MultiAsyncCollector
+aSyncDataCollector = AsyncCollector  # noqa: N816  # TorchRL's own name
+
+
+def _drawn_seed() -> int:
+    """Drawn from torch's generator, so that `torch.manual_seed` fixes it and two collectors differ."""
+    return int(torch.randint(_SEEDS, (1,)))
+
+
+def _device_of(policy: Any) -> str:
+    modules = policy.values() if isinstance(policy, Mapping) else (policy,)
+    for module in modules:
+        if isinstance(module, torch.nn.Module) and (first := next(module.parameters(), None)) is not None:
+            return str(first.device)
+    return "cpu"
+
+
+def _frames_of(given: Any, count: int, *, is_sync: bool) -> Any:
+    if not isinstance(given, list | tuple):
+        return given
+    if len(given) != count or len(set(given)) != 1:
+        raise ValueError(
+            f"frames_per_batch {list(given)} for {count} collectors: the batches of a fleet have one layout; give one "
+            "number for all, or equal ones"
+        )
+    return sum(given) if is_sync else given[0]
+
+
+def _without_schemes(given: Mapping[str, Any]) -> dict[str, Any]:
+    """TorchRL's own schemes for the policy's weights mean what happens here anyway."""
+    schemes = given.get("weight_sync_schemes") or {}
+    if set(schemes) <= {"policy"} and all(type(scheme).__name__ in _SCHEMES for scheme in schemes.values()):
+        return {name: value for name, value in given.items() if name != "weight_sync_schemes"}
+    return dict(given)

@@ -1,0 +1,140 @@
+"""EnvPool as a TorchRL environment. Imported only where TorchRL is installed; `plain_env.py` stands in elsewhere."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs import EnvBase
+
+from cormorant_worker.compat.torchrl.devices import check_device
+from cormorant_worker.compat.torchrl.pool import Library, Pool, builder_of_pool, builder_of_task
+from cormorant_worker.compat.torchrl.specs import spec_of
+from cormorant_worker.spaces import put_nested
+
+
+class MultiThreadedEnvWrapper(EnvBase):
+    """A pool that `envpool.make` built, of any `env_type`, as a TorchRL environment of batch size [num_envs].
+
+    Args:
+        env: the pool. Nobody else may step it any more.
+        categorical_action_encoding: discrete actions are numbers (`Categorical`); False: one-hot vectors (`OneHot`).
+        disable_env_checker: means nothing: EnvPool has no checker.
+        frame_skip: steps for which an action is repeated; rewards are summed, the observation is the last one.
+        device: of the tensors; None: they lie on the CPU.
+        allow_done_after_reset: means nothing: an environment is never done after a reset.
+
+    Raises:
+        EnvBuildError: it is no pool, or one that hands out a part of its environments at a time.
+        ValueError: a frame_skip below 1, or a device that does not exist.
+    """
+
+    lib = Library()
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        categorical_action_encoding: bool = False,
+        disable_env_checker: bool | None = None,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        build = builder_of_pool(env)
+        self._begin(build, frame_skip, categorical_action_encoding, device, allow_done_after_reset)
+
+    def _begin(
+        self, build: Any, frame_skip: int | None, is_categorical: bool, device: Any, is_done_allowed: bool
+    ) -> None:
+        device = None if device is None else torch.device(check_device(device, "device"))
+        pool = Pool(build, frame_skip=frame_skip, categorical_action_encoding=is_categorical, device=device)
+        batch_size = torch.Size([pool.num_envs])
+        super().__init__(device=device, batch_size=batch_size, allow_done_after_reset=is_done_allowed)
+        self.pool = pool
+        self.num_workers = pool.num_envs
+        nested: dict[str, Any] = {}
+        for leaf, space in zip(pool.observation, pool.observation_spaces, strict=True):
+            put_nested(nested, leaf.key, spec_of(space, batch_size, device=device))
+        self.observation_spec = _composite(nested, batch_size, device)
+        self.action_spec = spec_of(pool.action_space, batch_size, device=device)
+        column = torch.Size([*batch_size, 1])
+        self.reward_spec = Unbounded(shape=column, device=device)
+        flag = Categorical(2, shape=column, dtype=torch.bool, device=device)
+        self.done_spec = Composite(
+            done=flag, terminated=flag.clone(), truncated=flag.clone(), shape=batch_size, device=device
+        )
+
+    def vector_env(self, seeds: Sequence[int] | None) -> Any:
+        """The environments as our collectors step them."""
+        return self.pool.vector_env(seeds)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
+        self.is_closed = False  # a pool that was closed is built again
+        begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
+        flags = {key: spec.zero() for key, spec in self.full_done_spec.items()}
+        return TensorDict({**begun, **flags}, batch_size=self.batch_size, device=self.device)
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        led = self.pool.step(tensordict[self.action_key])
+        return TensorDict(led, batch_size=self.batch_size, device=self.device)
+
+    def _set_seed(self, seed: int | None) -> None:
+        if seed is not None:
+            self.pool.reseed(seed)
+
+    def close(self, *, raise_if_closed: bool = True) -> None:
+        """Let go of the pool."""
+        if not self.is_closed:
+            self.pool.close()
+        super().close(raise_if_closed=raise_if_closed)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
+
+
+class MultiThreadedEnv(MultiThreadedEnvWrapper):
+    """An EnvPool task as a TorchRL environment.
+
+        env = MultiThreadedEnv(num_workers=3, env_name="Pendulum-v1")
+        env.rollout(5)
+        env.close()
+
+    Args:
+        num_workers: environments; the batch size is [num_workers].
+        env_name: EnvPool's name of the task; "ALE/" before it is dropped.
+        create_env_kwargs: EnvPool's own arguments; with `seed`, `num_threads` and `max_episode_steps`.
+        categorical_action_encoding, disable_env_checker, frame_skip, device, allow_done_after_reset: as for the
+            wrapper.
+
+    Raises:
+        UnknownEnv: EnvPool has no such task; with near matches.
+        EnvBuildError: an argument is not known or does not fit.
+        ValueError: a frame_skip below 1, or a device that does not exist.
+    """
+
+    def __init__(
+        self,
+        num_workers: int,
+        env_name: str,
+        *,
+        create_env_kwargs: dict[str, Any] | None = None,
+        categorical_action_encoding: bool = False,
+        disable_env_checker: bool | None = None,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        build = builder_of_task(env_name, num_workers, create_env_kwargs)
+        self._begin(build, frame_skip, categorical_action_encoding, device, allow_done_after_reset)
+        self.env_name = env_name.replace("ALE/", "")
+        """EnvPool's name of the task."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
+
+
+def _composite(nested: dict[str, Any], shape: torch.Size, device: torch.device | None) -> Composite:
+    parts = {k: _composite(v, shape, device) if isinstance(v, dict) else v for k, v in nested.items()}
+    return Composite(parts, shape=shape, device=device)

@@ -1,0 +1,190 @@
+"""One collector in this process with the face of a fleet: TorchRL's `Collector`, whose policy is the learner's own.
+
+Nothing is stepped between two batches. Used by one thread at a time.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.build import build_collector, rebuild
+from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.engine.fleet_state import FleetState
+from cormorant_worker.engine.loan import Loan, LoanPart
+from cormorant_worker.engine.protocol import FleetStats, Receipt, WorkerStats
+from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
+from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.staged import PolicyVersion
+
+_NAME = "local-0"
+
+
+class InProcessFleet:
+    """Collects each batch when it is asked for. Publishing copies weights into the policy, and counts a version."""
+
+    def __init__(self, job: CollectorJob, parts: Parts) -> None:
+        """Build the environments and try the policy.
+
+        Raises:
+            EnvError, PolicyError: they cannot be used; says why.
+        """
+        self.job = job
+        self._parts = parts
+        self._place = WorkerPlace(seed=job.spec.collection.seed)
+        with _exceptions_of_environments():
+            self._collector = build_collector(job, self._place, parts).collector
+        num_envs = self._collector.num_envs
+        self._steps = -(-job.spec.collection.frames_per_batch // num_envs)
+        self._block = Block(self._collector.layout(self._steps))
+        total = job.spec.collection.total_frames
+        self._total = None if total is None else -(-total // num_envs) * num_envs
+        self._frames = 0
+        self._published = 0
+        self._is_closed = False
+
+    @property
+    def layout(self) -> Layout:
+        """What a full batch holds."""
+        return self._collector.layout(self._steps)
+
+    def borrow(self) -> Loan | None:
+        """Collect the next batch; None when there is none left.
+
+        Raises:
+            FleetClosed: the collector was shut down.
+            Exception: what an environment raised.
+        """
+        if self._is_closed:
+            raise FleetClosed("the collector was shut down; make another one")
+        left = None if self._total is None else self._total - self._frames
+        if left == 0:
+            return None
+        num_frames = self._steps * self._collector.num_envs
+        with _exceptions_of_environments():
+            filled = self._collector.fill(self._block, num_frames if left is None else min(num_frames, left))
+        self._frames += filled.num_frames
+        return Loan(
+            (LoanPart(worker=_NAME, attempt=0, block=self._block, memory=None),),
+            mode="async",
+            num_frames=filled.num_frames,
+            min_version=filled.version,
+            max_version=filled.version,
+            storing_device="cpu",
+            on_copied=lambda: None,
+            on_release=lambda: None,
+        )
+
+    def publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()) -> Receipt:
+        """Let weights act from the next batch on.
+
+        Raises:
+            WeightsMismatch: they do not fit the policy; nothing was published.
+        """
+        del workers  # there is one
+        slot = self._collector.weights
+        slot.offer({model: dict(tensors) for model, tensors in weights.items()}, version=self._next_version())
+        slot.apply()
+        return self.receipt(slot.version)
+
+    def _next_version(self) -> PolicyVersion:
+        return PolicyVersion(self._collector.weights.version + 1)
+
+    def receipt(self, version: int) -> Receipt:
+        """The collector acts with every version that was published."""
+        return Receipt(version=PolicyVersion(version), applied=(_NAME,), waiting=())
+
+    def seed(self, seed: int) -> tuple[str, ...]:
+        """Begin anew with environments and streams of a seed."""
+        self._place = replace(self._place, seed=seed)
+        with _exceptions_of_environments():
+            rebuild(self._collector, self.job, self._place, self._parts)
+        return (_NAME,)
+
+    def restart(self) -> None:
+        self._collector.restart()
+
+    def pause(self) -> None:
+        """Nothing is stepped between two batches."""
+
+    def resume(self) -> None: ...
+
+    def state(self) -> bytes:
+        """What going on from the last batch needs, the policy's weights among it."""
+        current = self._collector.weights.current()
+        return FleetState(
+            frames=self._frames,
+            version=self._collector.weights.version,
+            weights=bytes(WeightsBlob.of(current).buffer) if current else b"",
+            attempts={_NAME: 0},
+            seed=self._place.seed,
+            workers={_NAME: self._collector.state()},
+        ).to_bytes()
+
+    def restore(self, state: bytes) -> None:
+        """Go on from a `state()`.
+
+        Raises:
+            StateError: it is of other collectors.
+        """
+        saved = FleetState.from_bytes(state)
+        if set(saved.workers) != {_NAME}:
+            raise StateError(f"the state holds workers {sorted(saved.workers)}, this collector is {_NAME} alone")
+        if saved.weights:
+            self._collector.weights.load(WeightsBlob.from_bytes(saved.weights).weights())
+            self._collector.weights.version = saved.version
+        self._collector.restore(saved.workers[_NAME])
+        self._frames = saved.frames
+
+    def stats(self) -> FleetStats:
+        """What is known of the one collector."""
+        version, collector = self._collector.weights.version, self._collector
+        worker = WorkerStats(
+            name=_NAME,
+            attempt=0,
+            phase="waiting",
+            frames=self._frames,
+            version=version,
+            pid=0,
+            env_restarts=collector.env_restarts,
+        )
+        return FleetStats(
+            frames=self._frames,
+            settled_frames=self._frames,
+            stepped_frames=self._frames,
+            total_frames=self._total,
+            episodes=0,
+            recent_returns=(),
+            recent_lengths=(),
+            version=version,
+            dropped={},
+            restarts=0,
+            queued_batches=0,
+            paused=False,
+            workers=(worker,),
+            groups={},
+            queue_capacity=0,
+            queue_waits_s={},
+            undurable_frames=0,
+        )
+
+    def close(self) -> None:
+        """Close the environments. May be called twice."""
+        self._is_closed = True
+        self._collector.close()
+
+
+@contextmanager
+def _exceptions_of_environments() -> Iterator[None]:
+    """What an environment raised is the script's to see, as it was raised."""
+    try:
+        yield
+    except EnvRaised as error:
+        if error.__context__ is None:
+            raise
+        error.__context__.add_note(str(error).partition("\n")[0])
+        raise error.__context__ from None

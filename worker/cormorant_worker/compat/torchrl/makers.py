@@ -1,0 +1,87 @@
+"""TorchRL's ways to say which environments: callables, or environments themselves, with keyword arguments."""
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import cloudpickle
+import gymnasium
+
+from cormorant_worker.errors import EnvBuildError
+
+
+class Maker:
+    """Calls a user's maker with its arguments, in the process where the environment steps. Pickled for it."""
+
+    def __init__(self, maker: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        """Take a callable, or an environment, which is sent as it is.
+
+        Raises:
+            TypeError: it is neither, or an environment with keyword arguments.
+        """
+        self.maker = maker
+        self._kwargs = dict(kwargs or {})
+        self._is_env = is_env(maker)
+        if self._is_env and self._kwargs:
+            raise TypeError(
+                f"env_kwargs {self._kwargs} were given with an environment that is built already "
+                f"({type(maker).__name__}); give a callable that builds it"
+            )
+        if not self._is_env and not callable(maker):
+            raise TypeError(
+                f"{maker!r} ({type(maker).__name__}) makes no environment; give a callable that returns one"
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Bytes, so that each call unpickles an environment of its own.
+        maker = cloudpickle.dumps(self.maker) if self._is_env and not isinstance(self.maker, bytes) else self.maker
+        return {**self.__dict__, "maker": maker}
+
+    def __call__(self) -> Any:
+        """A gymnasium.Env, or several environments as a `VectorSource`. Of an environment that was sent: a copy."""
+        if isinstance(self.maker, bytes):
+            return adapt(cloudpickle.loads(self.maker))
+        return adapt(self.maker if self._is_env else self.maker(**self._kwargs))
+
+
+class Calls:
+    """A user's policy factory, called in the worker; what it returns is read as `as_policy` does."""
+
+    def __init__(self, factory: Callable[[], Any], *, is_trusted: bool) -> None:
+        self._factory = factory
+        self._is_trusted = is_trusted
+
+    def __call__(self) -> Any:
+        from cormorant_worker.compat.torchrl.policy import as_policy
+
+        return as_policy(self._factory(), is_trusted=self._is_trusted)
+
+
+def is_env(value: object) -> bool:
+    """True for an environment, TorchRL's or gymnasium's."""
+    return isinstance(value, gymnasium.Env) or is_torchrl_env(value)
+
+
+def is_torchrl_env(value: object) -> bool:
+    """True for TorchRL's. Whoever has one has imported it."""
+    theirs = sys.modules.get("torchrl.envs")
+    return theirs is not None and isinstance(value, theirs.EnvBase)
+
+
+def adapt(made: Any) -> Any:
+    """What a user's maker returned, as our collectors step it.
+
+    Raises:
+        EnvBuildError: it is no environment.
+    """
+    # Asked of the class: TorchRL's batched environments start when they are asked for what they do not have.
+    if isinstance(made, gymnasium.Env) or hasattr(type(made), "vector_env"):
+        return made
+    if is_torchrl_env(made):
+        from cormorant_worker.compat.torchrl.adapter import adapt_torchrl
+
+        return adapt_torchrl(made)
+    raise EnvBuildError(
+        f"the environment's maker returned a {type(made).__module__}.{type(made).__name__}; return a TorchRL "
+        "environment, a gymnasium.Env or a MultiThreadedEnv"
+    )

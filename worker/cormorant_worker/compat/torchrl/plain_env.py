@@ -1,0 +1,137 @@
+"""`MultiThreadedEnv` where TorchRL is not installed: the same methods on TensorDicts, without its specs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from cormorant_worker.compat.torchrl.devices import check_device
+from cormorant_worker.compat.torchrl.pool import Library, Pool, builder_of_pool, builder_of_task
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.spaces import Space
+
+Policy = Callable[[TensorDict], TensorDict]
+
+
+class MultiThreadedEnvWrapper:
+    """A pool that `envpool.make` built, as a TorchRL environment; see `torchrl/env.py` for the arguments."""
+
+    lib = Library()
+
+    def __init__(
+        self,
+        env: Any,
+        *,
+        categorical_action_encoding: bool = False,
+        disable_env_checker: bool | None = None,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        del disable_env_checker, allow_done_after_reset  # EnvPool has no checker, and is never done after a reset
+        self._begin(builder_of_pool(env), frame_skip, categorical_action_encoding, device)
+
+    def _begin(self, build: Any, frame_skip: int | None, is_categorical: bool, device: Any) -> None:
+        self.device = None if device is None else torch.device(check_device(device, "device"))
+        self.pool = Pool(build, frame_skip=frame_skip, categorical_action_encoding=is_categorical, device=self.device)
+        self.num_workers = self.pool.num_envs
+        self.batch_size = torch.Size([self.num_workers])
+
+    @property
+    def observation_space(self) -> Space:
+        """Of one environment. TorchRL's specs are there when TorchRL is."""
+        return self.pool.env.observation_space
+
+    @property
+    def action_space(self) -> Space:
+        return self.pool.env.action_space
+
+    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
+        """The environments as our collectors step them."""
+        return self.pool.vector_env(seeds)
+
+    def reset(self, tensordict: TensorDict | None = None) -> TensorDict:
+        """Begin episodes: everywhere, or where `_reset` says so."""
+        begun = self.pool.begin(None if tensordict is None else tensordict.get("_reset", None))
+        return self._with_flags(begun)
+
+    def _with_flags(self, begun: Mapping[str, Any]) -> TensorDict:
+        no = torch.zeros((self.num_workers, 1), dtype=torch.bool)
+        flags = {name: no.clone() for name in ("done", "terminated", "truncated")}
+        return TensorDict({**begun, **flags}, batch_size=self.batch_size, device=self.device)
+
+    def step(self, tensordict: TensorDict) -> TensorDict:
+        """Step with `tensordict["action"]`; writes what it led to under "next"."""
+        led = TensorDict(self.pool.step(tensordict["action"]), batch_size=self.batch_size, device=self.device)
+        return tensordict.set("next", led)
+
+    def rand_step(self, tensordict: TensorDict | None = None) -> TensorDict:
+        """Step with random actions, from where the environments stand; where an episode ended, the next one begins."""
+        given = tensordict
+        if given is None:
+            nobody = torch.zeros((self.num_workers, 1), dtype=torch.bool)
+            given = self._with_flags(self.pool.begin(nobody))
+        return self.step(given.set("action", self.pool.draw()))
+
+    def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:
+        """Play from new episodes: TensorDict [N, T] with T <= `max_steps`.
+
+        Args:
+            max_steps: T, unless an episode ends before.
+            policy: writes "action" into what it is given; random actions without one.
+            break_when_any_done: stop when an episode ends; else begin the next one there.
+        """
+        rows = []
+        current = self.reset()
+        for _ in range(max_steps):
+            acted = current.set("action", self.pool.draw()) if policy is None else policy(current)
+            rows.append(self.step(acted))
+            following = rows[-1]["next"]
+            if break_when_any_done and bool(following["done"].any()):
+                break
+            kept = [key for key in following.keys() if key != "reward"]  # noqa: SIM118  # a TensorDict, not a dict
+            current = following.select(*kept).clone()
+            if bool(following["done"].any()):
+                current = self.reset(current.set("_reset", following["done"]))
+        stacked: TensorDict = torch.stack(rows, dim=1)
+        stacked.names = [None, "time"]
+        return stacked
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """Build the environments anew: each gets a seed of its own that follows from this one. Returns the next."""
+        from cormorant_worker.compat.torchrl.seeds import next_seed
+
+        self.pool.reseed(seed)
+        return seed if static_seed else next_seed(seed, 1)
+
+    def close(self) -> None:
+        """Let go of the pool. May be called twice."""
+        self.pool.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
+
+
+class MultiThreadedEnv(MultiThreadedEnvWrapper):
+    """An EnvPool task as a TorchRL environment; see `torchrl/env.py` for the arguments."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        env_name: str,
+        *,
+        create_env_kwargs: dict[str, Any] | None = None,
+        categorical_action_encoding: bool = False,
+        disable_env_checker: bool | None = None,
+        frame_skip: int | None = None,
+        device: torch.device | str | None = None,
+        allow_done_after_reset: bool = False,
+    ) -> None:
+        del disable_env_checker, allow_done_after_reset
+        self.env_name = env_name.replace("ALE/", "")
+        build = builder_of_task(env_name, num_workers, create_env_kwargs)
+        self._begin(build, frame_skip, categorical_action_encoding, device)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"

@@ -1,0 +1,239 @@
+"""EnvPool environments that begin an episode when they are asked to: what TorchRL's users expect of `reset` and `step`.
+
+Our environments go on by themselves: a step that ends an episode has begun the next one. Here that first observation
+waits until a reset asks for it, so that nothing is stepped in between, no phantom frame is seen, and a game of several
+lives goes on with its next life.
+
+# N environments
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask, check_pool, envpool_module, reseed_pool
+from cormorant_worker.envs.one_hot import OneHotActions
+from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
+from cormorant_worker.envs.repeat import RepeatedActions
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.actor import cast_to
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.spaces import Array, leaf_spaces, leaves, put_nested
+
+_FLAVOURS = ("gym", "gymnasium", "dm")
+_IGNORED = ("gym_reset_return_info",)
+
+
+class Library:
+    """The attribute `lib` of TorchRL's classes: EnvPool itself, imported when it is asked for."""
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        return envpool_module()
+
+
+class Pool:
+    """N environments of one EnvPool task. Owned by one thread."""
+
+    def __init__(
+        self,
+        build: Callable[[Sequence[int] | None], EnvPoolEnv],
+        *,
+        frame_skip: int | None,
+        categorical_action_encoding: bool,
+        device: torch.device | None,
+    ) -> None:
+        """Build the environments.
+
+        Args:
+            build: gives a pool with these seeds, or with those that it has.
+            frame_skip: steps of an action; None and 1 are one.
+            categorical_action_encoding: discrete actions are numbers; False: one-hot vectors.
+            device: of the tensors; None: the CPU's, without saying so.
+
+        Raises:
+            ValueError: a frame_skip below 1.
+        """
+        if frame_skip is not None and frame_skip < 1:
+            raise ValueError(f"frame_skip {frame_skip} steps for an action; give 1 or more, or leave it out")
+        self._build = build
+        self._frame_skip = frame_skip or 1
+        self._is_categorical = categorical_action_encoding
+        self.device = device or torch.device("cpu")
+        self._open(None)
+
+    def _open(self, seeds: Sequence[int] | None) -> None:
+        self._is_closed = False
+        env = self.env = self.vector_env(seeds)
+        self.num_envs = env.num_envs
+        self.is_dict = isinstance(env.observation_space, gymnasium.spaces.Dict)
+        self.observation = leaves(env.observation_space, () if self.is_dict else ("observation",))
+        self.observation_spaces = leaf_spaces(env.observation_space)
+        (self.action_space,) = leaf_spaces(env.action_space)
+        self._check = ActionCheck(env.action_space)
+        self._random = RandomActor(env.action_space, seed=seeds[0] if seeds else 0)
+        self._obs: tuple[Array, ...] = ()
+        self._waits: Array = np.zeros(self.num_envs, dtype=np.bool_)
+        """[N] whose first observation nobody has asked for."""
+
+    def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
+        """The environments as collectors step them, built anew with a seed for each."""
+        env: VectorEnv = self._build(seeds)
+        if len(leaves(env.action_space, ())) != 1:
+            raise EnvBuildError(f"the actions of this task have several parts ({env.action_space}); use a fleet")
+        if self._frame_skip > 1:
+            env = RepeatedActions(env, self._frame_skip)
+        if isinstance(env.action_space, gymnasium.spaces.Discrete) and not self._is_categorical:
+            env = OneHotActions(env)
+        return env
+
+    def begin(self, asked: torch.Tensor | None) -> dict[str, Any]:
+        """Begin an episode in the environments that are `asked` for, bool [N, ...], or in all of them.
+
+        Returns:
+            Observations of all environments, nested, [N, ...] a leaf.
+        """
+        if self._is_closed:
+            self._open(None)
+        every: Array = np.ones(self.num_envs, dtype=np.bool_)
+        wanted = every if asked is None else asked.reshape(self.num_envs, -1).any(-1).cpu().numpy()
+        if not self._obs:
+            # EnvPool's arrays may be narrower than its spaces say.
+            first = zip(self.env.start(), self.observation, strict=True)
+            self._obs = tuple(values.astype(leaf.dtype) for values, leaf in first)
+        else:
+            rows = np.flatnonzero(wanted & ~self._waits)
+            if len(rows):
+                for kept, values in zip(self._obs, self.env.restart(rows), strict=True):
+                    kept[rows] = values
+        self._waits &= ~wanted
+        return self._nest(self._obs)
+
+    def step(self, action: torch.Tensor) -> dict[str, Any]:
+        """Step every environment.
+
+        Returns:
+            What it led to: observations, the true last ones where episodes ended; `reward` float32, `done`,
+            `terminated` and `truncated` bool, all [N, 1].
+
+        Raises:
+            InvalidAction: NaN, or out of the space.
+        """
+        if not self._obs:
+            self.begin(None)
+        given = self._to_env(action.detach().cpu().numpy())
+        self._check.fit((given,), self.num_envs)
+        (wanted,) = self._check.leaves
+        actions = (given if given.dtype == wanted.dtype else cast_to(wanted, given),)
+        self._check.values(actions)
+        self.env.send(actions, EVERY_ROW)
+        step = self.env.recv()
+        for kept, now in zip(self._obs, step.obs, strict=True):
+            kept[:] = now
+        reached = self._obs
+        if len(step.ended):
+            reached = tuple(leaf.copy() for leaf in self._obs)
+            for leaf, last in zip(reached, step.final, strict=True):
+                leaf[step.ended] = last
+        self._waits[:] = False
+        self._waits[step.ended] = True
+        return self._nest(reached) | {
+            "reward": self._column(step.reward),
+            "done": self._column(step.terminated | step.truncated),
+            "terminated": self._column(step.terminated),
+            "truncated": self._column(step.truncated),
+        }
+
+    def draw(self) -> torch.Tensor:
+        """Random actions, [N, ...]."""
+        (drawn,) = self._random.act((), (), self._waits).actions
+        return torch.from_numpy(self._from_env(drawn)).to(self.device)
+
+    def reseed(self, seed: int) -> None:
+        """Build the environments anew, each with a seed of its own that follows from this one."""
+        self.close()
+        self._open(SeedPath(job_seed=seed, index=0).env_seeds(self.num_envs))
+
+    def close(self) -> None:
+        """Let go of the pool. May be called twice; `begin` builds it again."""
+        self._is_closed = True
+        self.env.close()
+
+    @property
+    def action_start(self) -> int:
+        """The number of the first action; TorchRL's begin at 0."""
+        return int(getattr(self.action_space, "start", 0)) if self._is_number else 0
+
+    @property
+    def _is_number(self) -> bool:
+        return isinstance(self.action_space, gymnasium.spaces.Discrete)
+
+    def _to_env(self, action: Array) -> Array:
+        return action + self.action_start if self.action_start else action
+
+    def _from_env(self, action: Array) -> Array:
+        return np.ascontiguousarray(action - self.action_start if self.action_start else action)
+
+    def _nest(self, obs: Sequence[Array]) -> dict[str, Any]:
+        nested: dict[str, Any] = {}
+        for leaf, values in zip(self.observation, obs, strict=True):
+            put_nested(nested, leaf.key, torch.from_numpy(values.copy()).to(self.device))
+        return nested
+
+    def _column(self, values: Array) -> torch.Tensor:
+        return torch.from_numpy(values.copy()).unsqueeze(-1).to(self.device)
+
+
+def builder_of_task(
+    env_name: str, num_workers: int, create_env_kwargs: Mapping[str, Any] | None
+) -> Callable[[Sequence[int] | None], EnvPoolEnv]:
+    """What builds a task's pool. Refuses what EnvPool does not know before anything is built.
+
+    Args:
+        env_name: EnvPool's name, or Gymnasium's with "ALE/" before it.
+        num_workers: environments.
+        create_env_kwargs: EnvPool's arguments. `seed` is a number, from which each environment's own seed follows, or
+            a list with one for each.
+
+    Raises:
+        UnknownEnv, EnvBuildError: see `EnvPoolTask.check`.
+    """
+    if num_workers < 1:
+        raise EnvBuildError(f"num_workers {num_workers}; give 1 or more environments")
+    given = {name: value for name, value in (create_env_kwargs or {}).items() if name not in _IGNORED}
+    flavour = given.pop("env_type", "gymnasium")
+    if flavour not in _FLAVOURS:
+        raise EnvBuildError(f'create_env_kwargs.env_type "{flavour}" is not known; use {", ".join(_FLAVOURS)}')
+    if (batch_size := given.pop("batch_size", num_workers)) != num_workers:
+        raise EnvBuildError(
+            f"create_env_kwargs.batch_size {batch_size} of num_workers {num_workers}: a TorchRL environment steps all "
+            "of them; leave batch_size out, or use a fleet with batchSize"
+        )
+    threads = given.pop("num_threads", 0) or min(num_workers, available_cpus())
+    seed = given.pop("seed", 0)
+    own = SeedPath(job_seed=seed, index=0).env_seeds(num_workers) if isinstance(seed, int) else [int(s) for s in seed]
+    if len(own) != num_workers:
+        raise EnvBuildError(f"create_env_kwargs.seed has {len(own)} seeds for num_workers {num_workers}; give as many")
+    task = EnvPoolTask(
+        task_id=env_name.replace("ALE/", ""), max_episode_steps=given.pop("max_episode_steps", 0) or 0, kwargs=given
+    )
+    try:
+        task.check()
+    except EnvBuildError as error:
+        raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
+    return lambda seeds: EnvPoolEnv(task, num_threads=threads, seeds=own if seeds is None else seeds)
+
+
+def builder_of_pool(pool: Any) -> Callable[[Sequence[int] | None], EnvPoolEnv]:
+    """What wraps a pool that `envpool.make` built, and builds others like it.
+
+    Raises:
+        EnvBuildError: see `check_pool`.
+    """
+    check_pool(pool)
+    return lambda seeds: EnvPoolEnv.around(pool if seeds is None else reseed_pool(pool, seeds))

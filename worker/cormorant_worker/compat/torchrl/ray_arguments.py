@@ -1,0 +1,238 @@
+"""Arguments that only RayCollector has, read and checked before anything starts."""
+
+import difflib
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from cormorant_worker.compat.torchrl.settings import (
+    MEANINGLESS,
+    Settings,
+    broadcast,
+    exploration_of,
+    limit,
+    read_settings,
+)
+from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.policy.loading import MAIN_MODEL
+
+_CLASSES = (
+    "AsyncCollector", "Collector", "FleetCollector", "MultiAsyncCollector", "MultiSyncCollector",
+    "MultiSyncDataCollector", "MultiaSyncDataCollector", "SyncDataCollector", "aSyncDataCollector",
+)  # fmt: skip
+_CLASS_NAMES = ("single", "sync", "async")
+_OWN = ("max_frames_per_traj", "init_random_frames", "reset_at_each_iter", "exploration_type")
+"""Settings that collectors may have of their own."""
+_DEVICES = ("device", "storing_device", "policy_device")
+_ACTOR = ("accelerator_type", "label_selector", "memory", "num_cpus", "num_gpus", "object_store_memory", "resources",
+          "runtime_env", "scheduling_strategy")  # fmt: skip
+
+
+def check_class(collector_class: Any) -> None:
+    """TorchRL's `collector_class`: here each collector is one process that steps its environments together.
+
+    Raises:
+        TypeError: it is none of TorchRL's.
+    """
+    name = collector_class if isinstance(collector_class, str) else getattr(collector_class, "__name__", "")
+    if collector_class is not None and name not in (*_CLASSES, *_CLASS_NAMES):
+        raise TypeError(
+            f"collector_class {collector_class!r} is none of TorchRL's collectors; leave it out: each collector is a "
+            "process that steps its environments together"
+        )
+
+
+def own_settings(
+    collector_kwargs: Any, *, num_collectors: int, given: dict[str, Any]
+) -> tuple[dict[str, Any], tuple[Mapping[str, Any], ...]]:
+    """What `collector_kwargs` say, for all collectors or for each.
+
+    Args:
+        collector_kwargs: a mapping, or a list of as many as there are collectors. It is not changed.
+        num_collectors: how many there are.
+        given: the other keyword arguments, which these take the place of.
+
+    Returns:
+        Keyword arguments for all, devices of each among them; and each collector's own fields of `CollectorConfig`.
+
+    Raises:
+        TypeError: an argument that a collector cannot have of its own.
+        ValueError: a list of another length, or a value that cannot be.
+    """
+    if collector_kwargs is None:
+        return given, ({},) * num_collectors
+    each = [dict(one or {}) for one in broadcast(collector_kwargs, "collector_kwargs", num_collectors)]
+    known = (*_OWN, *_DEVICES, "split_trajs", "postproc", "set_truncated", "trust_policy")
+    for one in each:
+        _drop_meaningless(one)
+        if unknown := sorted(set(one) - set(known)):
+            near = difflib.get_close_matches(unknown[0], known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise TypeError(f"collector_kwargs have no {unknown[0]}; {hint}")
+    result = dict(given)
+    for name in _DEVICES:
+        if any(name in one for one in each):
+            usual = broadcast(given.get(name), name, num_collectors)
+            result[name] = [one.get(name, usual[i]) for i, one in enumerate(each)]
+    for name in ("split_trajs", "postproc", "set_truncated", "trust_policy"):
+        values = [one[name] for one in each if name in one]
+        if values and any(value != values[0] for value in values):
+            raise ValueError(f"collector_kwargs.{name} differs between collectors: {values}; give one for all")
+        if values:
+            result[name] = values[0]
+    return result, tuple(_config_fields(one, num_collectors) for one in each)
+
+
+def _drop_meaningless(own: dict[str, Any]) -> None:
+    for name in MEANINGLESS:
+        own.pop(name, None)
+    if str(own.get("env_device", "cpu")) in ("cpu", "None"):
+        own.pop("env_device", None)
+
+
+def check_added(collector_kwargs: Any) -> None:
+    """Refuse what collectors that join others cannot have of their own: their batches go the others' way.
+
+    Raises:
+        TypeError: an argument that holds for all collectors, or that there is none of.
+    """
+    known = (*_OWN, *_DEVICES)
+    for one in collector_kwargs if isinstance(collector_kwargs, list | tuple) else [collector_kwargs]:
+        given = dict(one or {})
+        _drop_meaningless(given)
+        if unknown := sorted(set(given) - set(known)):
+            raise TypeError(
+                f"collector_kwargs have {', '.join(unknown)}, which collectors that are added cannot have of their "
+                f"own; they take {', '.join(known)}"
+            )
+
+
+def _config_fields(own: Mapping[str, Any], num_collectors: int) -> dict[str, Any]:
+    settings = read_settings({name: own[name] for name in _OWN if name in own}, num_collectors=num_collectors)
+    fields = {
+        "max_frames_per_traj": ("max_frames_per_trajectory", limit(settings.max_frames_per_traj)),
+        "init_random_frames": ("init_random_frames", limit(settings.init_random_frames)),
+        "reset_at_each_iter": ("reset_at_each_batch", settings.reset_at_each_iter),
+        "exploration_type": ("exploration_type", exploration_of(settings.exploration_type)),
+    }
+    return dict(fields[name] for name in _OWN if name in own)
+
+
+def count_collectors(create_env_fn: Any, num_collectors: int | None) -> int:
+    """How many collectors there are to be.
+
+    Raises:
+        ValueError: no collector, or a list that does not say the same.
+    """
+    if num_collectors is not None and (isinstance(num_collectors, bool) or num_collectors < 1):
+        raise ValueError(f"num_collectors {num_collectors!r}; give 1 or more")
+    if not isinstance(create_env_fn, list | tuple):
+        return num_collectors or 1
+    if not create_env_fn:
+        raise ValueError("create_env_fn is an empty list; give at least one callable that makes an environment")
+    if num_collectors is not None and num_collectors != len(create_env_fn):
+        raise ValueError(
+            f"create_env_fn has {len(create_env_fn)} entries and num_collectors is {num_collectors}; give one of them"
+        )
+    return len(create_env_fn)
+
+
+def is_connected() -> bool:
+    """True where this process belongs to a Ray cluster already. Who does has imported Ray."""
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def ray_options(init: Mapping[str, Any] | None, remote: list[Mapping[str, Any]]) -> RayOptions:
+    """How to connect, and what each actor asks for.
+
+    Args:
+        init: arguments of `ray.init`. Without an address RAY_ADDRESS counts, unless the process is connected.
+        remote: arguments of `ray.remote`, for each collector. The list may grow.
+    """
+    arguments = dict(init or {})
+    address = arguments.pop("address", None) or ("" if is_connected() else os.environ.get("RAY_ADDRESS", ""))
+    return RayOptions(
+        address="" if address == "local" else address,
+        runtime_env=arguments.pop("runtime_env", None) or {},
+        object_store_bytes=arguments.pop("object_store_memory", None) or 0,
+        actors=remote,
+        init=arguments,
+    )
+
+
+def remote_options(remote_configs: Any, num_collectors: int) -> list[Mapping[str, Any]]:
+    """Arguments of `ray.remote` for each collector.
+
+    Raises:
+        ValueError: a list of another length, or an argument that collectors cannot have.
+    """
+    each = [dict(one or {}) for one in broadcast(remote_configs, "remote_configs", num_collectors)]
+    for one in each:
+        if unknown := sorted(set(one) - set(_ACTOR)):
+            raise ValueError(
+                f"remote_configs have {', '.join(unknown)}, which the fleet sets itself or Ray does not know; "
+                f"collectors take {', '.join(_ACTOR)}"
+            )
+    return list(each)
+
+
+def check_interval(interval: int) -> None:
+    """Refuse what `max_weight_update_interval` cannot be.
+
+    Raises:
+        ValueError: no number of batches.
+    """
+    if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
+        raise ValueError(f"max_weight_update_interval {interval!r} is no number of batches; give 0 or more, or -1")
+
+
+def read_updater(given: Any) -> Any:
+    """A `weight_updater`: the object itself, or what a callable makes.
+
+    Raises:
+        TypeError: it has no push_weights.
+    """
+    is_maker = callable(given) and (isinstance(given, type) or not hasattr(given, "push_weights"))
+    updater = given() if is_maker else given
+    if updater is not None and not callable(getattr(updater, "push_weights", None)):
+        raise TypeError(
+            f"weight_updater is a {type(updater).__name__}, which has no push_weights(policy_or_weights=, "
+            "worker_ids=); give an object that has it, or a callable that makes one"
+        )
+    return updater
+
+
+def check_trajs_per_batch(count: int | None, settings: Settings) -> None:
+    """Refuse what `trajs_per_batch` cannot be.
+
+    Raises:
+        ValueError: no number of episodes, or settings that batches of whole episodes cannot have.
+    """
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
+        raise ValueError(
+            f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
+            "split already"
+        )
+    if settings.set_truncated:
+        raise ValueError(
+            "set_truncated with trajs_per_batch: whole episodes go over the ends of batches, where nothing is "
+            "truncated; leave one of them out"
+        )
+
+
+def check_schemes(weight_sync_schemes: Mapping[str, Any] | None) -> None:
+    """Weights have one way here: TorchRL's own for the policy of a RayCollector stands for it.
+
+    Raises:
+        ValueError: another scheme of TorchRL's for sending them.
+    """
+    found = {name: type(scheme).__name__ for name, scheme in (weight_sync_schemes or {}).items()}
+    if found not in ({}, {MAIN_MODEL: "RayWeightSyncScheme"}):
+        raise ValueError(
+            f"weight_sync_schemes {found} was given: weights reach collectors as the fleet publishes them, with a "
+            "version and a receipt; leave it out, and call update_policy_weights_"
+        )

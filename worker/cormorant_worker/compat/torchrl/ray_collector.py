@@ -1,0 +1,546 @@
+"""TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
+
+import asyncio
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from tensordict import TensorDictBase
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.compat.torchrl import ray_arguments as arguments
+from cormorant_worker.compat.torchrl import receivers
+from cormorant_worker.compat.torchrl.attributes import execute
+from cormorant_worker.compat.torchrl.collector import Batch, FleetCollector, NoLength, Plan, on_cpu
+from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
+from cormorant_worker.compat.torchrl.episodes import EpisodePool
+from cormorant_worker.compat.torchrl.makers import Maker
+from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights
+from cormorant_worker.compat.torchrl.receivers import NotSet
+from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
+from cormorant_worker.compat.torchrl.storing import StoreInBuffer
+from cormorant_worker.engine.loan import Loan
+from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.engine.protocol import Receipt
+from cormorant_worker.errors import StateError
+
+
+class RayCollector(FleetCollector):
+    """Collectors as actors of a Ray cluster. Use as a context manager, or call `shutdown`.
+
+        collector = RayCollector(
+            create_env_fn=[make_env], policy=policy, num_collectors=1, frames_per_batch=200, total_frames=10_000
+        )
+        for batch in collector:
+            ...
+
+    With `sync` a batch holds every collector's share, `[W, B, T]`; else it is one collector's, `[B, T]`, first ready,
+    first served, and collectors work on their next batches while the learner has this one.
+
+    Args:
+        create_env_fn: makes one environment; a list makes those of each collector. Environments themselves will do.
+        policy: a TensorDictModule, a module, a callable; None: random actions.
+        policy_factory: makes the policy in the collector; a list: in each.
+        trust_policy: the policy takes TensorDicts, whatever its argument is called.
+        frames_per_batch: frames of a batch: of all collectors together (`sync`), or of each.
+        total_frames: frames in all; -1: for ever.
+        device: torch device of policies and batches; a list: of each collector's.
+        storing_device: torch device on which batches are handed out; a list: each collector's.
+        env_device: environments step on the CPU; anything else is refused.
+        policy_device: torch device of policies alone.
+        create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each collector.
+        max_frames_per_traj: frames after which a trajectory is cut; -1: never.
+        init_random_frames: the first frames, over all collectors, have random actions.
+        reset_at_each_iter: begin every batch with new episodes.
+        postproc: called with each batch.
+        split_trajs: trajectories as padded rows.
+        exploration_type: random | mode | mean | deterministic.
+        collector_class: one of TorchRL's; all of them mean the same here.
+        collector_kwargs: settings for all collectors, or a list of each one's own. It is not changed.
+        num_workers_per_collector: environments of each collector.
+        sync: wait for all collectors.
+        ray_init_config: arguments of `ray.init`. A process that is connected stays so; else `address`, else the
+            environment's RAY_ADDRESS says where; else a cluster of this machine is started, and ends with the
+            collector.
+        remote_configs: arguments of `ray.remote` for each actor, or for all.
+        num_collectors: actors; with a list of makers there are as many as it has.
+        update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
+            that the batch came from.
+        max_weight_update_interval: batches of a collector after which it gets the policy's weights, if nobody published
+            before; 0: after each; -1: never.
+        replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
+            collectors themselves, others where this object is.
+        buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
+        weight_updater: whose `push_weights(policy_or_weights=, worker_ids=)` takes the place of publishing, or what
+            makes it. `register_collector(collector)` is called if it is there.
+        weight_sync_schemes: weights have one way here; a RayWeightSyncScheme for the policy means it.
+        weight_recv_schemes: see `register_scheme_receiver`.
+        use_env_creator: means nothing: makers travel as they are.
+        no_cuda_sync: means nothing here.
+        trajs_per_batch: batches of so many whole episodes, `[N, longest]`, padded and masked.
+        pre_collect_hook: called before each batch is waited for.
+        post_collect_hook: called with each batch.
+        **more: further fields of `Settings`.
+
+    Raises:
+        ValueError, TypeError: arguments that cannot be; before anything starts.
+        FleetError: the cluster cannot be reached or started.
+        WorkerFailed, ControlTimeout: a collector cannot start, or was not placed in time.
+    """
+
+    def __init__(
+        self,
+        create_env_fn: Any,
+        policy: Any = None,
+        *,
+        policy_factory: Any = None,
+        trust_policy: bool | None = None,
+        frames_per_batch: int,
+        total_frames: int | None = -1,
+        device: Any = None,
+        storing_device: Any = None,
+        env_device: Any = None,
+        policy_device: Any = None,
+        create_env_kwargs: Any = None,
+        max_frames_per_traj: int | None = -1,
+        init_random_frames: int | None = -1,
+        reset_at_each_iter: bool = False,
+        postproc: Callable[..., Any] | None = None,
+        split_trajs: bool = False,
+        exploration_type: Any = "random",
+        collector_class: Any = None,
+        collector_kwargs: Any = None,
+        num_workers_per_collector: int = 1,
+        sync: bool = False,
+        ray_init_config: Mapping[str, Any] | None = None,
+        remote_configs: Any = None,
+        num_collectors: int | None = None,
+        update_after_each_batch: bool = False,
+        max_weight_update_interval: int = -1,
+        replay_buffer: Any = None,
+        buffer_in_workers: bool | None = None,
+        weight_updater: Any = None,
+        weight_sync_schemes: Mapping[str, Any] | None = None,
+        weight_recv_schemes: Mapping[str, Any] | None = None,
+        use_env_creator: bool = False,
+        no_cuda_sync: bool | None = None,
+        trajs_per_batch: int | None = None,
+        pre_collect_hook: Callable[[], None] | None = None,
+        post_collect_hook: Callable[..., None] | None = None,
+        **more: Any,
+    ) -> None:
+        del use_env_creator, no_cuda_sync
+        count = arguments.count_collectors(create_env_fn, num_collectors)
+        arguments.check_class(collector_class)
+        arguments.check_schemes(weight_sync_schemes)
+        given: dict[str, Any] = {
+            "policy_factory": policy_factory, "trust_policy": trust_policy, "frames_per_batch": frames_per_batch,
+            "total_frames": total_frames, "device": device, "storing_device": storing_device, "env_device": env_device,
+            "policy_device": policy_device, "max_frames_per_traj": max_frames_per_traj,
+            "init_random_frames": init_random_frames, "reset_at_each_iter": reset_at_each_iter, "postproc": postproc,
+            "split_trajs": split_trajs, "exploration_type": exploration_type, "replay_buffer": replay_buffer,
+            "pre_collect_hook": pre_collect_hook, "post_collect_hook": post_collect_hook, **more,
+        }  # fmt: skip
+        given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
+        self._remote = arguments.remote_options(remote_configs, count)
+        self._ray_options = arguments.ray_options(ray_init_config, self._remote)
+        self._has_other_devices = bool(self._ray_options.address) or arguments.is_connected()
+        """Collectors may act on other machines."""
+        settings = read_settings(given, num_collectors=count, is_remote=self._has_other_devices)
+        arguments.check_interval(max_weight_update_interval)
+        if update_after_each_batch and weight_updater is None:
+            check_has_weights(policy, "update_after_each_batch")
+        if max_weight_update_interval >= 0 and weight_updater is None:
+            check_has_weights(policy, f"max_weight_update_interval {max_weight_update_interval}")
+        arguments.check_trajs_per_batch(trajs_per_batch, settings)
+        self._updates_each = update_after_each_batch
+        self._update_interval = max_weight_update_interval
+        self._batches_since: Counter[str] = Counter()
+        """By collector: batches since it was given weights."""
+        self._last: tuple[str, ...] = ()
+        """Collectors of the last batch."""
+        self._pool = None if trajs_per_batch is None else EpisodePool(trajs_per_batch)
+        self._waiting: deque[TensorDictBase] = deque()
+        """Batches of whole episodes that are complete."""
+        is_remote_buffer = type(replay_buffer).__name__ == "RayReplayBuffer"
+        self._extends_in_workers = replay_buffer is not None and (
+            is_remote_buffer if buffer_in_workers is None else buffer_in_workers
+        )
+        if self._extends_in_workers and (trajs_per_batch is not None or post_collect_hook is not None):
+            raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
+        self.weight_updater = arguments.read_updater(weight_updater)
+        """What takes the place of publishing; None: nothing does."""
+        self._receiver_schemes: dict[str, Any] = {}
+        self._worker_idx: int | None = None
+        makers = _makers(create_env_fn, create_env_kwargs, num_workers_per_collector, count)
+        plan = Plan(
+            mode="sync" if sync else "async", makers=makers, policy=policy, settings=settings, overrides=overrides
+        )
+        super().__init__(plan)
+        try:
+            if hasattr(self.weight_updater, "register_collector"):
+                self.weight_updater.register_collector(self)
+            if weight_recv_schemes:
+                self.register_scheme_receiver(weight_recv_schemes)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    # -- what to run -------------------------------------------------------------------------------------------
+
+    def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
+        # Who has no Ray collector needs no Ray.
+        from cormorant_worker.engine.ray.fleet import RayFleet
+
+        return RayFleet(job, options, self._ray_options)
+
+    def _all_parts(self) -> list[Parts]:
+        if not self._extends_in_workers:
+            return super()._all_parts()
+        settings = self._settings
+        store = StoreInBuffer(settings)
+        return [replace(parts, on_batch=store) for parts in super()._all_parts()]
+
+    def _storing_devices(self, count: int) -> tuple[str, ...]:
+        # Where collectors fill the buffer themselves, no batch is handed out here.
+        return ("cpu",) * count if self._extends_in_workers else super()._storing_devices(count)
+
+    @property
+    def remote_collectors(self) -> list[Any]:
+        """Ray's handles of the actors that live now, in the collectors' order."""
+        return list(self.fleet.actors)
+
+    @property
+    def num_collectors(self) -> int:
+        """Collectors that there are to be."""
+        return self._plan.num_collectors
+
+    @property
+    def worker_idx(self) -> int:
+        """Which worker of a larger set-up this is; set it to say so.
+
+        Raises:
+            RuntimeError: nobody has.
+        """
+        if self._worker_idx is None:
+            raise NotSet("worker_idx has not been set: this collector is no part of another one")
+        return self._worker_idx
+
+    @worker_idx.setter
+    def worker_idx(self, index: int) -> None:
+        self._worker_idx = index
+
+    def add_collectors(
+        self,
+        create_env_fn: Any,
+        num_envs: int | None = None,
+        policy: Any = None,
+        collector_kwargs: Any = None,
+        remote_configs: Any = None,
+    ) -> None:
+        """Add collectors, and wait until they stand at their first observation. They begin with the newest weights,
+        under trajectory ids of their own; in sync mode batches grow by their share.
+
+        Args:
+            create_env_fn: a maker for each new collector.
+            num_envs: environments of each, as many as the others have.
+            policy: theirs; None: the collector's own.
+            collector_kwargs: as for the collector; devices, limits and exploration alone.
+            remote_configs: as for the collector.
+
+        Raises:
+            ValueError, TypeError: arguments that cannot be; nothing was added.
+            WorkerFailed, ControlTimeout: they cannot start.
+        """
+        given = create_env_fn if isinstance(create_env_fn, list | tuple) else [create_env_fn]
+        count = arguments.count_collectors(given, None)
+        have = len(self._plan.makers[0])
+        if num_envs is not None and num_envs != have:
+            raise ValueError(f"num_envs {num_envs}: the collectors of a fleet have as many environments each, {have}")
+        arguments.check_added(collector_kwargs)
+        taken, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given={})
+        remote = arguments.remote_options(remote_configs, count)
+        makers = _makers(given, None, have, count)
+        acting = self._policy if policy is None else as_policy(policy)
+        devices, general = (
+            devices_of(taken.get(name), name, count, is_remote=self._has_other_devices)
+            for name in ("policy_device", "device")
+        )
+        stored = self._stored_of_added(taken, count)
+        usual, before = self._usual, self.num_collectors
+        added = [
+            replace(
+                usual,
+                envs=makers[i],
+                policy=None if usual.policy_factory is not None and policy is None else on_cpu(acting),
+                policy_factory=usual.policy_factory if policy is None else None,
+                settings=overrides[i],
+                device=devices[i] or general[i] or usual.device,
+            )
+            for i in range(count)
+        ]
+        data = [parts.to_bytes() for parts in added]
+        self._remote += [{}] * (before - len(self._remote)) + remote
+        self._parts += data
+        self._devices += [parts.device for parts in added]
+        self._storing += stored
+        own = self._plan.overrides or ({},) * before
+        self._plan = replace(self._plan, makers=(*self._plan.makers, *makers), overrides=(*own, *overrides))
+        self.fleet.resize(self.num_collectors)
+
+    def _stored_of_added(self, taken: Mapping[str, Any], count: int) -> tuple[str, ...]:
+        if self._extends_in_workers or not (taken.get("storing_device") or taken.get("device")):
+            return (self._storing[-1],) * count
+        stored = storing_devices(taken.get("storing_device"), taken.get("device"), count)
+        if self._plan.mode == "sync" and {*stored, *self._storing} != {self._storing[0]}:
+            raise ValueError(
+                f"storing_device {list(stored)} of the new collectors and {self._storing[0]} of the others differ, and "
+                "their batches are stacked; leave it out"
+            )
+        return stored
+
+    # -- batches -----------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        """As of `FleetCollector`; with `trajs_per_batch` nobody knows."""
+        if self._pool is not None:
+            raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
+        return super().__len__()
+
+    def _collect(self) -> tuple[Batch] | None:
+        if self._pool is None:
+            return super()._collect()
+        while not self._waiting:
+            loan = self._begin()
+            if loan is None:
+                rest = self._pool.rest()
+                if rest is None:
+                    return None
+                self._waiting.append(rest)
+                break
+            self._note(loan)
+            batch = self._frames_of(loan)
+            self._frames += loan.num_frames
+            rows = batch.shape[0] // len(loan.parts)
+            envs = [(part.worker, row) for part in loan.parts for row in range(rows)]
+            self._waiting += self._pool.add(self._place(batch, loan), envs)
+        episodes = self._waiting.popleft()
+        self._iterations += 1
+        postproc = self._settings.postproc
+        return self._hand_out(episodes if postproc is None else postproc(episodes))
+
+    def _deliver(self, loan: Loan) -> TensorDictBase | None:
+        self._note(loan)
+        return None if self._extends_in_workers else super()._deliver(loan)
+
+    # -- weights -----------------------------------------------------------------------------------------------
+
+    def _note(self, loan: Loan) -> None:
+        self._last = tuple(part.worker for part in loan.parts)
+        self._batches_since.update(self._last)
+
+    def _update(self) -> None:
+        super()._update()
+        if not self._last:
+            return
+        last, self._last = self._last, ()
+        due = set(last) if self._updates_each else set()
+        if self._update_interval >= 0:
+            due |= {name for name in last if self._batches_since[name] >= max(1, self._update_interval)}
+        if due:
+            everybody = self._plan.mode == "sync"
+            self.update_policy_weights_(worker_ids=None if everybody else [_number(name) for name in sorted(due)])
+
+    def update_policy_weights_(
+        self,
+        policy_or_weights: Any = None,
+        *,
+        weights: Any = None,
+        policy: Any = None,
+        worker_ids: Any = None,
+        model_id: str | None = None,
+        weights_dict: Mapping[str, Any] | None = None,
+    ) -> Receipt:
+        """Publish weights, or have the `weight_updater` push them; arguments and errors as of `FleetCollector`."""
+        if self.weight_updater is not None:
+            if model_id is not None or weights_dict is not None:
+                raise ValueError(
+                    "model_id and weights_dict go nowhere with a weight_updater: its push_weights takes "
+                    "policy_or_weights and worker_ids; give one of policy_or_weights, weights, policy"
+                )
+            source = next((one for one in (policy_or_weights, weights, policy) if one is not None), None)
+            source = self._given_policy if source is None else source
+            self.weight_updater.push_weights(policy_or_weights=source, worker_ids=worker_ids)
+            kept: Receipt = self.fleet.receipt(self.fleet.version)
+            return kept
+        receipt = super().update_policy_weights_(
+            policy_or_weights,
+            weights=weights,
+            policy=policy,
+            worker_ids=worker_ids,
+            model_id=model_id,
+            weights_dict=weights_dict,
+        )
+        for name in (*receipt.applied, *receipt.waiting):
+            self._batches_since[name] = 0
+        return receipt
+
+    def init_updater(self, *args: Any, **kwargs: Any) -> None:
+        """Call the weight updater's `init`; does nothing without one."""
+        if self.weight_updater is not None:
+            self.weight_updater.init(*args, **kwargs)
+
+    def register_scheme_receiver(
+        self, weight_recv_schemes: Mapping[str, Any], *, synchronize_weights: bool = True
+    ) -> None:
+        """Take weights from a parent: whatever has a `receive()` that returns weights of the model it stands under.
+
+        Args:
+            weight_recv_schemes: by model. `init_on_receiver(model_id=, context=)` is called if it is there: TorchRL's
+                read `policy` and `worker_idx` of this object then.
+            synchronize_weights: call `connect()` if it is there, and publish what came with it or with `receive()`.
+
+        Raises:
+            TypeError: something that cannot receive.
+        """
+        receivers.check_receivers(weight_recv_schemes)
+        for model_id, scheme in weight_recv_schemes.items():
+            receivers.begin(model_id, scheme, self)
+            self._receiver_schemes[model_id] = scheme
+        if not synchronize_weights:
+            return
+        version = self.fleet.version
+        connected = [receivers.connect(scheme) for scheme in weight_recv_schemes.values()]
+        if any(connected):
+            if self.fleet.version == version:
+                self.update_policy_weights_()
+        else:
+            self.receive_weights()
+
+    def receive_weights(self, policy_or_weights: Any = None, *, weights: Any = None, policy: Any = None) -> None:
+        """Take weights and publish them to the collectors: those given, those that registered schemes receive, or those
+        of the policy that the collector was made with.
+
+        Raises:
+            ValueError: weights were given, and schemes are registered.
+        """
+        is_given = any(one is not None for one in (policy_or_weights, weights, policy))
+        if is_given and self._receiver_schemes:
+            raise ValueError(
+                f"weights were given, and those of {', '.join(self._receiver_schemes)} come from registered schemes; "
+                "call receive_weights() without arguments"
+            )
+        if not self._receiver_schemes:
+            self.update_policy_weights_(policy_or_weights, weights=weights, policy=policy)
+            return
+        found: dict[str, Any] = {}
+        for model_id, scheme in self._receiver_schemes.items():
+            version = self.fleet.version
+            received = scheme.receive()
+            # TorchRL's call `update_policy_weights_` themselves.
+            if received is not None and self.fleet.version == version:
+                found[model_id] = received
+        if found:
+            self.update_policy_weights_(weights_dict=found)
+
+    def cascade_execute(self, attr_path: str, *args: Any, **kwargs: Any) -> Any:
+        """Call a method of something that belongs to this collector, or read an attribute: `"fleet.stats"`,
+        `"_receiver_schemes['policy'].receive"`.
+
+        Raises:
+            AttributeError: the path leads nowhere.
+            ValueError: arguments for what cannot be called.
+        """
+        return execute(self, attr_path, *args, **kwargs)
+
+    # -- seeds, state ------------------------------------------------------------------------------------------
+
+    def set_seed(self, seed: int, static_seed: bool = False) -> int:
+        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
+        following = super().set_seed(seed, static_seed)
+        self._forget_episodes()
+        return following
+
+    def state_dict(self) -> "OrderedDict[str, Any]":
+        """As of `FleetCollector`.
+
+        Raises:
+            StateError: with `trajs_per_batch`: frames of episodes that go on are counted, and no state holds them.
+        """
+        if self._pool is not None:
+            raise StateError(
+                "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
+                "would be missing; iterate without trajs_per_batch, or save the policy and begin anew"
+            )
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
+        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
+        super().load_state_dict(state_dict, strict)
+        self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        self._waiting.clear()
+        if self._pool is not None:
+            self._pool.clear()
+
+    # -- running free, the end ---------------------------------------------------------------------------------
+
+    def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
+        """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
+        del workers, timeout  # what the fleet knows already, nobody is asked
+        known = self.fleet.stats()
+        alive = sum(worker.pid != 0 for worker in known.workers)
+        own = {"workers": self.num_collectors, "workers_alive": alive, "worker_frames": known.frames}
+        if self._pool is not None:
+            own["episodes_given_up"] = self._pool.given_up
+        return {**super().stats(), **own}
+
+    def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them
+        self,
+        timeout: float | None = None,
+        shutdown_ray: bool = False,
+        *,
+        close_env: bool = True,
+        raise_on_error: bool = True,
+    ) -> None:
+        """End the thread and the collectors, environments in order. May be called twice.
+
+        Args:
+            timeout: seconds for the thread of `start` to end its batch; it ends with the fleet at the latest.
+            close_env: environments are always closed.
+            raise_on_error: raise what ended the thread of `start`.
+            shutdown_ray: end the connection to Ray, too, and with it whatever this process has there. A cluster that
+                the collector started ends with it in any case.
+        """
+        try:
+            super().shutdown(timeout, close_env=close_env, raise_on_error=raise_on_error)
+        finally:
+            if shutdown_ray:
+                from cormorant_worker.engine.ray.cluster import disconnect
+
+                disconnect()
+
+    def _close(self) -> None:
+        receivers.end(self._receiver_schemes)
+        super()._close()
+
+    async def async_shutdown(  # type: ignore[override]  # a coroutine, as TorchRL's own RayCollector has it
+        self, shutdown_ray: bool = False, *, timeout: float | None = None
+    ) -> None:
+        """As `shutdown`, for those who must not block their event loop."""
+        await asyncio.to_thread(self.shutdown, timeout, shutdown_ray=shutdown_ray)
+
+
+def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> tuple[tuple[Maker, ...], ...]:
+    if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
+        raise ValueError(f"num_workers_per_collector {num_envs!r} is no number of environments; give 1 or more")
+    fns = broadcast(create_env_fn, "create_env_fn", count)
+    kwargs = [given or {} for given in broadcast(env_kwargs, "create_env_kwargs", count)]
+    return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])

@@ -1,0 +1,228 @@
+"""TorchRL's collector helpers: `sync_sync_collector`, `sync_async_collector`, `make_collector_onpolicy`,
+`make_collector_offpolicy` and their configs.
+
+    list of n, only collectors given     each has ceil(n / collectors)
+    list of n, only per collector given  ceil(n / per collector) collectors
+    list, neither given                  one environment a collector
+    a callable, both given               collectors * per collector environments
+    a callable, one given                the other is 1
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from cormorant_postproc import MultiStep
+from cormorant_worker.compat.torchrl.collector import FleetCollector, Mode, Plan
+from cormorant_worker.compat.torchrl.makers import Maker
+from cormorant_worker.compat.torchrl.settings import read_settings
+
+
+def sync_sync_collector(
+    env_fns: Any,
+    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    num_env_per_collector: int | None = None,
+    num_collectors: int | None = None,
+    policy: Any = None,
+    **kwargs: Any,
+) -> FleetCollector:
+    """Collectors that are waited for: one batch from all of them, and nothing is stepped until the next is asked for.
+
+    Args:
+        env_fns: a callable that makes one environment, or a list of them, which may differ.
+        env_kwargs: keyword arguments of the callables: for all, or for each.
+        num_env_per_collector: environments of each collector.
+        num_collectors: processes.
+        policy: a TensorDictModule, a module, a callable; None: random actions.
+        **kwargs: see `Settings`.
+
+    Raises:
+        ValueError, TypeError: arguments that cannot be; before anything starts.
+        WorkerFailed: a collector cannot start.
+    """
+    return _make("sync", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
+
+
+def sync_async_collector(
+    env_fns: Any,
+    env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+    num_env_per_collector: int | None = None,
+    num_collectors: int | None = None,
+    policy: Any = None,
+    **kwargs: Any,
+) -> FleetCollector:
+    """Collectors that go on while the learner learns: batches as they come, first ready, first served.
+
+    Arguments and errors are those of `sync_sync_collector`.
+    """
+    return _make("async", env_fns, env_kwargs, num_env_per_collector, num_collectors, policy, kwargs)
+
+
+def _make(
+    mode: Mode,
+    env_fns: Any,
+    env_kwargs: Any,
+    per: int | None,
+    count: int | None,
+    policy: Any,
+    kwargs: Mapping[str, Any],
+    seed: int = 0,
+) -> FleetCollector:
+    makers = share_out(env_fns, env_kwargs, per, count)
+    settings = read_settings(kwargs, num_collectors=len(makers))
+    return FleetCollector(Plan(mode=mode, makers=makers, policy=policy, settings=settings, seed=seed))
+
+
+def share_out(
+    env_fns: Any, env_kwargs: Any, num_env_per_collector: int | None, num_collectors: int | None
+) -> tuple[tuple[Maker, ...], ...]:
+    """The makers of each collector's environments; see the module for who gets how many.
+
+    Raises:
+        ValueError: numbers that do not fit together.
+        TypeError: something that makes no environment.
+    """
+    for name, value in (("num_env_per_collector", num_env_per_collector), ("num_collectors", num_collectors)):
+        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+            raise ValueError(f"{name} {value!r} is no number of them; give 1 or more")
+    per, count = num_env_per_collector, num_collectors
+    if isinstance(env_fns, list | tuple):
+        n = len(env_fns)
+        if not n:
+            raise ValueError("env_fns is an empty list; give at least one callable that makes an environment")
+        if per is None:
+            per = 1 if count is None else -(-n // count)
+        count = count or -(-n // per)
+        if per * count < n:
+            raise ValueError(
+                f"num_env_per_collector {per} * num_collectors {count} is {per * count}, fewer than the {n} "
+                "environments of env_fns; raise one of them"
+            )
+        if (needed := -(-n // per)) != count:
+            raise ValueError(
+                f"{n} environments at {per} a collector fill {needed} collectors, not num_collectors {count}: "
+                "some would have none; change one of the three"
+            )
+        if n % per:
+            raise ValueError(
+                f"{n} environments at {per} a collector leave {n % per} for the last one; the collectors of a "
+                f"fleet have as many environments each: give {n + per - n % per}, or another number a collector"
+            )
+        env_fns = list(env_fns)
+    else:
+        per, count = per or 1, count or 1
+        n = per * count
+        env_fns = [env_fns] * n
+    kwargs = _each(env_kwargs, n)
+    made = [Maker(maker, given) for maker, given in zip(env_fns, kwargs, strict=True)]
+    return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
+
+
+def _each(env_kwargs: Any, n: int) -> list[Mapping[str, Any]]:
+    if env_kwargs is None:
+        return [{}] * n
+    if isinstance(env_kwargs, Mapping):
+        return [env_kwargs] * n
+    if len(env_kwargs) != n:
+        raise ValueError(f"env_kwargs has {len(env_kwargs)} entries for {n} environments; give as many, or one for all")
+    return [given or {} for given in env_kwargs]
+
+
+@dataclass
+class OnPolicyCollectorConfig:
+    """What `make_collector_onpolicy` reads; any object with these attributes will do."""
+
+    collector_device: Any = field(default_factory=lambda: ["cpu"])
+    """Torch device of policy and batches, or one for each collector."""
+    pin_memory: bool = False
+    """Batches lie in pinned memory."""
+    frames_per_batch: int = 1000
+    """Frames of a batch, of all environments together."""
+    total_frames: int = 50_000_000
+    """Frames in all. An environment that repeats actions counts each action once."""
+    num_workers: int = 32
+    """Environments that `make_env` gives in all."""
+    env_per_collector: int = 8
+    """Environments that each call of `make_env` gives: there are ceil(num_workers / env_per_collector) collectors."""
+    seed: int = 42
+    """What all environments and streams derive theirs from."""
+    exploration_type: str = "random"
+    """random | mode | mean | deterministic."""
+    async_collection: bool = False
+    """Go on collecting while the learner learns; off-policy only."""
+    max_frames_per_traj: int = -1
+    """Frames after which a trajectory is cut; -1: never."""
+    gamma: float = 0.99
+    """Discount of multi-step rewards."""
+
+
+@dataclass
+class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
+    """What `make_collector_offpolicy` reads."""
+
+    multi_step: bool = False
+    """Sum rewards over `n_steps_return` steps."""
+    n_steps_return: int = 3
+    """Steps of a multi-step reward."""
+    init_random_frames: int = 50_000
+    """The first frames have random actions."""
+
+
+def make_collector_onpolicy(
+    make_env: Callable[..., Any],
+    actor_model_explore: Any,
+    cfg: Any,
+    make_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+) -> FleetCollector:
+    """A collector that is waited for, whose trajectories come split.
+
+    Args:
+        make_env: makes the environment of one collector.
+        actor_model_explore: the policy.
+        cfg: an OnPolicyCollectorConfig, or anything with its attributes. It is not changed.
+        make_env_kwargs: keyword arguments of `make_env`: for all, or for each collector.
+
+    Raises:
+        ValueError: numbers that do not fit, fewer num_workers than env_per_collector among them.
+    """
+    return _make_from(cfg, make_env, actor_model_explore, make_env_kwargs, is_off_policy=False)
+
+
+def make_collector_offpolicy(
+    make_env: Callable[..., Any],
+    actor_model_explore: Any,
+    cfg: Any,
+    make_env_kwargs: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+) -> FleetCollector:
+    """A collector for off-policy learners: asynchronous if `cfg.async_collection`, with multi-step rewards if
+    `cfg.multi_step`. Arguments and errors are those of `make_collector_onpolicy`.
+    """
+    return _make_from(cfg, make_env, actor_model_explore, make_env_kwargs, is_off_policy=True)
+
+
+def _make_from(cfg: Any, make_env: Any, policy: Any, env_kwargs: Any, *, is_off_policy: bool) -> FleetCollector:
+    workers, per = int(cfg.num_workers), int(cfg.env_per_collector)
+    if workers < 1 or per < 1 or workers < per:
+        raise ValueError(
+            f"num_workers {workers} and env_per_collector {per}: there must be at least as many environments as one "
+            "collector has, and one at least"
+        )
+    if (seed := int(cfg.seed)) < 0:
+        raise ValueError(f"seed {seed} cannot be: seeds begin at 0")
+    kwargs: dict[str, Any] = {
+        "max_frames_per_traj": getattr(cfg, "max_frames_per_traj", -1),
+        "frames_per_batch": cfg.frames_per_batch,
+        "total_frames": cfg.total_frames,
+        "device": cfg.collector_device,
+        "storing_device": cfg.collector_device,
+        "split_trajs": True,
+        "exploration_type": cfg.exploration_type,
+        "pin_memory": getattr(cfg, "pin_memory", False),
+    }
+    mode: Mode = "sync"
+    if is_off_policy:
+        mode = "async" if cfg.async_collection else "sync"
+        kwargs["init_random_frames"] = cfg.init_random_frames
+        if cfg.multi_step:
+            kwargs["postproc"] = MultiStep(gamma=getattr(cfg, "gamma", 0.99), n_steps=cfg.n_steps_return)
+    return _make(mode, make_env, env_kwargs, 1, -(-workers // per), policy, kwargs, seed)

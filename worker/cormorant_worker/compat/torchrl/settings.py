@@ -1,0 +1,221 @@
+"""The keyword arguments of TorchRL's collectors, read and checked before anything starts."""
+
+import difflib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from cormorant_contract.base import COUNT_MAX, INT32_MAX
+from cormorant_worker.compat.buffer_room import room_of
+from cormorant_worker.compat.torchrl.devices import devices_of
+from cormorant_worker.policy.exploration import ExplorationType
+
+MEANINGLESS = ("use_buffers", "no_cuda_sync", "num_threads", "num_sub_threads", "return_same_td", "use_env_creator")
+"""Arguments about how TorchRL's own collectors work; taken, and without a meaning here."""
+
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "auto_register_policy_transforms": (None, False),
+    "backend": (None, "direct"),
+    "backend_options": (None,),
+    "collector_class": (None,),
+    "compact_obs": (False,),
+    "compile_policy": (None, False),
+    "cudagraph_policy": (None, False),
+    "extend_buffer": (True,),
+    "init_fn": (None,),
+    "interruptor": (None,),
+    "track_policy_version": (None, False, True),
+    "track_traj_ids": (True, False),
+    "traj_format": (None,),
+    "trajs_per_batch": (None,),
+    "trajs_per_write": (None,),
+    "weight_recv_schemes": (None, {}),
+    "weight_sync_schemes": (None, {}),
+    "weight_updater": (None,),
+    "worker_idx": (None,),
+}
+"""Arguments of TorchRL's collectors that have no meaning here, with the values that change nothing."""
+
+Hook = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """How to collect. Names and defaults are TorchRL's; `docs/how-to/migrating-from-torchrl.md` has them all."""
+
+    frames_per_batch: int = 200
+    """Frames of a batch: of all collectors together in sync mode, of each in async mode; rounded up to whole steps."""
+    total_frames: int | None = None
+    """Frames in all; None or -1: for ever. Rounded up to whole steps, else exact."""
+    max_frames_per_traj: int | None = None
+    """Frames after which a trajectory is cut, truncated; None, 0 or less: never."""
+    init_random_frames: int | None = None
+    """The first frames, over all collectors, have random actions; None, 0 or less: none."""
+    reset_at_each_iter: bool = False
+    """Begin every batch with new episodes."""
+    reset_when_done: bool = True
+    """Environments are always reset where an episode ends."""
+    split_trajs: bool | None = False
+    """Give trajectories as padded rows with `("collector", "mask")`."""
+    postproc: Hook | None = None
+    """Called with each batch, after splitting; its result is what is handed out."""
+    exploration_type: Any = "random"
+    """random | mode | mean | deterministic, or TorchRL's ExplorationType."""
+    device: Any = None
+    """Torch device of the policies, or one for each collector; batches are stored there unless storing_device says
+    otherwise."""
+    storing_device: Any = None
+    """Torch device on which batches are handed out, or one for each collector."""
+    env_device: Any = None
+    """Environments step on the CPU; anything else is refused."""
+    policy_device: Any = None
+    """Torch device of the policies alone."""
+    update_at_each_batch: bool = False
+    """Publish the policy's weights before each batch."""
+    preemptive_threshold: float | None = None
+    """Share of the collectors whose batches must be complete before the others hand over what they have (sync)."""
+    set_truncated: bool = False
+    """Mark the last frame of each row truncated, unless it terminated."""
+    replay_buffer: Any = None
+    """Extended with each batch; iteration gives None."""
+    pre_collect_hook: Hook | None = None
+    """Called without arguments before each batch is waited for."""
+    post_collect_hook: Hook | None = None
+    """Called with each batch before it is handed out."""
+    trust_policy: bool | None = None
+    """The policy takes TensorDicts, whatever its argument is called."""
+    policy_factory: Any = None
+    """Makes the policy in each collector: a callable, or one for each; in place of the policy."""
+    cat_results: str | int | None = None
+    """None or "stack": batches of several collectors are stacked; a number: joined along that dimension (sync)."""
+    pin_memory: bool = False
+    """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
+    vectorization: Literal["subprocess", "inline"] = "subprocess"
+    """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
+    max_restarts: int = 10
+    """Ours: deaths of the collector in one place that are made good; one more ends everything."""
+    startup_timeout_s: float = 300.0
+    """Ours: from starting a collector to its first observation."""
+
+
+def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: bool = False) -> Settings:
+    """Check keyword arguments.
+
+    Args:
+        given: by name.
+        num_collectors: how many there will be.
+        is_remote: policies may act on other machines, whose devices are not known here.
+
+    Raises:
+        TypeError: an argument that TorchRL's collectors do not have, either; with near matches.
+        ValueError: a value that cannot be; with the value.
+    """
+    known = [field.name for field in fields(Settings)]
+    meant = {name: value for name, value in given.items() if name not in MEANINGLESS and not _is_neutral(name, value)}
+    if refused := sorted(name for name in meant if name in NEUTRAL):
+        name = refused[0]
+        raise TypeError(
+            f"{name}={meant[name]!r} means something to TorchRL's own collectors and nothing here; leave it out"
+        )
+    if unknown := sorted(set(meant) - set(known)):
+        near = difflib.get_close_matches(unknown[0], known, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+        raise TypeError(f"collectors have no argument {unknown[0]}; {hint}")
+    settings = Settings(**meant)
+    _check_numbers(settings)
+    if not settings.reset_when_done:
+        raise ValueError("reset_when_done False cannot be: an environment that is done is reset; leave it out")
+    exploration_of(settings.exploration_type)
+    for name in ("device", "storing_device", "policy_device"):
+        devices_of(getattr(settings, name), name, num_collectors, is_remote=is_remote and name != "storing_device")
+    for env_device in devices_of(settings.env_device, "env_device", num_collectors, is_remote=False):
+        if env_device not in ("", "cpu"):
+            raise ValueError(f"env_device {env_device} cannot be: environments step on the CPU; leave it out")
+    if settings.replay_buffer is not None:
+        _check_buffer(settings)
+    for name in ("postproc", "pre_collect_hook", "post_collect_hook"):
+        if (hook := getattr(settings, name)) is not None and not callable(hook):
+            raise ValueError(f"{name} is {hook!r}, which cannot be called")
+    return settings
+
+
+def _is_neutral(name: str, value: object) -> bool:
+    return name in NEUTRAL and any(value is one or value == one for one in NEUTRAL[name])
+
+
+def _check_numbers(settings: Settings) -> None:
+    cat = settings.cat_results
+    if cat not in (None, "stack") and (not isinstance(cat, int) or isinstance(cat, bool)):
+        raise ValueError(f'cat_results {cat!r} is no dimension; give "stack", or the number of one')
+    if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
+        raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is no number of frames; give 1 or more")
+    total = settings.total_frames
+    if total is not None and (not _is_count(total) or (total < 1 and total != -1)):
+        raise ValueError(f"total_frames {total!r} is no number of frames; give 1 or more, or -1 for ever")
+    for name in ("max_frames_per_traj", "init_random_frames"):
+        value = getattr(settings, name)
+        if value is not None and not _is_count(value):
+            raise ValueError(f"{name} {value!r} is no number of frames; give 1 or more, or -1 for none")
+    if not _is_count(settings.max_restarts) or not 0 <= settings.max_restarts <= INT32_MAX:
+        raise ValueError(f"max_restarts {settings.max_restarts!r} is no number of restarts; give 0 to {INT32_MAX}")
+    threshold = settings.preemptive_threshold
+    if threshold is not None and not 0 < threshold <= 1:
+        raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one above 0, at most 1")
+    if settings.vectorization not in ("subprocess", "inline"):
+        raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
+
+
+def _check_buffer(settings: Settings) -> None:
+    buffer = settings.replay_buffer
+    if not hasattr(buffer, "extend"):
+        raise ValueError(f"replay_buffer is a {type(buffer).__name__}, which has no extend; give a replay buffer")
+    room, frames = room_of(buffer), settings.frames_per_batch
+    if room.is_wide:
+        raise ValueError(
+            "replay_buffer's storage has two dimensions, and it is extended with single frames; use a storage of one "
+            'dimension: ("collector", "traj_ids") tells trajectories apart'
+        )
+    # What a postproc leaves of a batch, nobody knows.
+    if room.max_frames is not None and settings.postproc is None and frames > room.max_frames:
+        raise ValueError(
+            f"replay_buffer holds {room.max_frames:,} frames and frames_per_batch is {frames:,}: the first would be "
+            "overwritten before anybody reads them; make it larger, or frames_per_batch smaller"
+        )
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def exploration_of(given: Any) -> ExplorationType:
+    """Our exploration type, from a string or from TorchRL's.
+
+    Raises:
+        ValueError: there is none of that name.
+    """
+    name = str(getattr(given, "name", given)).rpartition(".")[2].lower()
+    try:
+        return ExplorationType(name)
+    except ValueError:
+        known = ", ".join(ExplorationType)
+        raise ValueError(f'exploration_type "{name}" is not known; use one of {known}') from None
+
+
+def broadcast(given: Any, name: str, count: int) -> list[Any]:
+    """One value for each collector, from one for all or a list of as many.
+
+    Raises:
+        ValueError: a list of another length.
+    """
+    if not isinstance(given, list | tuple):
+        return [given] * count
+    if len(given) != count:
+        raise ValueError(f"{name} has {len(given)} entries for {count} collectors; give as many, or one for all")
+    return list(given)
+
+
+def limit(value: int | None) -> int:
+    """A number of frames; 0 for TorchRL's ways to say that there is no limit. What nobody lives to see, such as
+    `sys.maxsize`, is the most that can be counted.
+    """
+    return min(value, COUNT_MAX) if value is not None and value > 0 else 0

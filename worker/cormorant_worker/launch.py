@@ -1,0 +1,296 @@
+"""The Python front door: from a manifest to a running fleet, or to one collector in this process.
+
+    from cormorant_worker import open_fleet
+
+    with open_fleet("job.yaml", workers=2) as fleet:
+        for batch in fleet.batches():                  # TensorDict [B, T]
+            learn(batch)
+            fleet.publish(policy.state_dict())
+
+    with open_fleet(env=MyEnv, policy=policy, num_envs=8, workers=2) as fleet:     # without a manifest
+        ...
+
+A script that opens a fleet needs no `if __name__ == "__main__"`: worker processes never import it.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from cormorant_contract import errors as contract
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+from cormorant_manifest.entrypoints import missing_entrypoints
+from cormorant_manifest.reader import STDIN, load_jobs
+from cormorant_worker.collect.overrides import NO_PARTS, Parts
+from cormorant_worker.errors import FleetError, ManifestError
+from cormorant_worker.scripted import EnvChoice, Scripted
+
+if TYPE_CHECKING:
+    from cormorant_worker.collect.collector import Collector
+    from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.ray.options import RayOptions
+
+_FOR_SCRIPTS = (
+    "policy",
+    "policy_factory",
+    "num_envs",
+    "frames_per_batch",
+    "total_frames",
+    "mode",
+    "seed",
+    "collection",
+)
+"""Arguments that go with `env` and say nothing beside a manifest."""
+
+Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
+"""A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
+
+
+def open_fleet(
+    manifest: Manifest | None = None,
+    *,
+    env: EnvChoice | None = None,
+    policy: Any = None,
+    policy_factory: Callable[..., Any] | None = None,
+    num_envs: int = 8,
+    frames_per_batch: int = 0,
+    total_frames: int = 0,
+    mode: Literal["async", "sync"] = "async",
+    vectorization: Literal["subprocess", "inline"] = "subprocess",
+    seed: int = 0,
+    collection: Mapping[str, Any] | None = None,
+    name: str = "",
+    workers: int = 0,
+    device: str = "",
+    storing_device: str = "cpu",
+    startup_timeout_s: float = 300.0,
+    engine: Literal["local", "ray"] = "local",
+    ray: "RayOptions | None" = None,
+) -> "LocalFleet":
+    """Start the workers of a job and wait until each stands at its first observation.
+
+        with open_fleet("examples/cartpole-ppo.yaml") as fleet:
+            policy = mlp(*fleet.spaces)
+            for batch in fleet.batches():
+                update(policy, batch)
+                fleet.publish(policy.state_dict())
+
+    Environments and policies of a script or a notebook need no manifest: classes, functions and modules are sent to the
+    workers by value.
+
+        with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, num_envs=8, workers=2) as fleet:
+            batch = fleet.take()
+
+    Args:
+        manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
+            entrypoints find the modules beside it. Excludes `env` and what follows it, down to `collection`.
+        env: what makes one gymnasium.Env (a class, a function without arguments), a gymnasium id, or a mapping as
+            `spec.env` of a manifest.
+        policy: what acts: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
+            None: random actions.
+        policy_factory: `factory(observation_space, action_space)`, called in each worker, in place of `policy`.
+        num_envs: environments of each worker.
+        frames_per_batch: of each worker; 0: 64 steps of its environments.
+        total_frames: of the fleet, exact; 0: until it is closed.
+        mode: async: batches as they come; sync: one of all workers, stacked.
+        vectorization: subprocess: a process an environment; inline: all in the worker's own process.
+        seed: of the fleet.
+        collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
+        name: metadata.name of the job, for files with several.
+        workers: worker processes; 0 = as many as the manifest says, at most one a processor.
+        device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
+        storing_device: torch device on which batches are handed out.
+        startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
+            `LocalFleet(load_job("job.yaml"), FleetOptions(...))` takes all of them, and so does `RayFleet`.
+        engine: "local": processes of this machine. "ray": actors of a Ray cluster, which may be of this machine, too.
+        ray: which cluster, and what each worker asks of it; only with engine "ray".
+
+    Returns:
+        The running fleet; close it, or use it as a context manager.
+
+    Raises:
+        ManifestError: the manifest is refused; with every problem found, one a line.
+        FleetError: the Ray cluster cannot be reached or started; or `ray` without engine "ray".
+        DeviceUnavailable: a gpu is asked for and torch finds none.
+        UnknownEnv, EnvBuildError: EnvPool cannot build the task.
+        WorkerFailed: a worker cannot start; names it and says why.
+        DatasetError: the dataset's folder cannot be used, or belongs to another job.
+    """
+    from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.engine.options import FleetOptions
+
+    if engine not in ("local", "ray"):
+        raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
+    if ray is not None and engine != "ray":
+        raise FleetError('options of Ray were given and the engine is "local"; add engine="ray"')
+    job, parts = _described(
+        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
+        frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
+        collection=collection or {},
+    )  # fmt: skip
+    if parts is NO_PARTS:
+        refuse_unknown_names(job, is_this_machine=engine == "local")
+    options = FleetOptions(
+        workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
+        parts=() if parts is NO_PARTS else (parts.to_bytes(),),
+    )  # fmt: skip
+    if engine == "ray":
+        # Who has no Ray fleet needs no Ray.
+        from cormorant_worker.engine.ray.fleet import RayFleet
+
+        return RayFleet(job, options, ray)
+    return LocalFleet(job, options)
+
+
+def make_collector(
+    manifest: Manifest | None = None,
+    *,
+    env: EnvChoice | None = None,
+    policy: Any = None,
+    policy_factory: Callable[..., Any] | None = None,
+    num_envs: int = 8,
+    vectorization: Literal["subprocess", "inline"] = "inline",
+    seed: int = 0,
+    collection: Mapping[str, Any] | None = None,
+    name: str = "",
+    device: str = "cpu",
+) -> "Collector":
+    """Build one collector in this process: no workers, no queue, no dataset.
+
+        with make_collector("examples/halfcheetah.yaml") as collector:
+            batch = collector.collect(num_steps=10_000)        # exactly so many frames, [B, T]
+            played = collector.collect(num_episodes=20)        # exactly so many episodes
+
+    It has the streams of the fleet's first worker. `output`, `workerGroups` and `totalFrames` of the manifest count
+    for nothing here.
+
+    Args:
+        manifest: this, and all that is not named here, is as for `open_fleet`.
+        env: what makes one gymnasium.Env, in place of a manifest.
+        policy: what acts; None: random actions.
+        policy_factory: makes it from the spaces.
+        num_envs: environments.
+        vectorization: inline: in this process; subprocess: a process an environment.
+        seed: of the collector.
+        collection: further fields of `spec.collection`.
+        name: metadata.name of the job, for files with several.
+        device: torch device of the policy.
+
+    Raises:
+        ManifestError: the manifest is refused; with every problem found, one a line.
+        EnvError, PolicyError, WeightsError: an environment or the policy cannot be built.
+    """
+    from cormorant_worker.collect.build import build_collector
+    from cormorant_worker.collect.place import WorkerPlace
+
+    job, parts = _described(
+        manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
+        vectorization=vectorization, seed=seed, collection=collection or {},
+    )  # fmt: skip
+    if (pool := job.spec.env.envpool) is not None and pool.kwargs:
+        from cormorant_worker.envs.envpool import EnvPoolTask
+        from cormorant_worker.envs.probe import probe
+
+        task = EnvPoolTask(
+            task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=job.spec.env.max_episode_steps
+        )
+        task.check()
+        # Some arguments end the process that uses them, and this one is the caller's.
+        probe(task)
+    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), parts).collector
+
+
+def _described(manifest: Manifest | None, name: str, env: EnvChoice | None, **given: Any) -> tuple[CollectorJob, Parts]:
+    """The job that a manifest or a script describes, and the script's objects.
+
+    Raises:
+        ManifestError: there is neither, or both, or what there is is refused.
+    """
+    if env is not None:
+        if manifest is not None:
+            raise ManifestError("a manifest and env were both given; give one: the manifest names its environment")
+        scripted = Scripted(env=env, **given)
+        return scripted.job(), scripted.parts()
+    if manifest is None:
+        raise ManifestError('give a manifest, such as open_fleet("job.yaml"), or env=what makes one environment')
+    if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
+        raise ManifestError(f"a {type(manifest).__name__} is no manifest; an environment goes to env=")
+    plain = Scripted(env="")
+    if changed := [name for name, value in given.items() if name in _FOR_SCRIPTS and value != getattr(plain, name)]:
+        raise ManifestError(f"{', '.join(changed)} were given beside a manifest, which has fields for them; use those")
+    return load_job(manifest, name=name), NO_PARTS
+
+
+def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:
+    """Read a CollectorJob and put its folder on the import path.
+
+    Args:
+        manifest: path of a YAML file, a mapping, or a CollectorJob, which is returned as it is.
+        name: metadata.name of the job, for files with several.
+
+    Raises:
+        ManifestError: the manifest is refused, with every problem found; or the file holds several jobs and none of
+            that name.
+    """
+    if isinstance(manifest, CollectorJob):
+        return manifest
+    try:
+        if isinstance(manifest, Mapping):
+            return parse_job(dict(manifest))
+        path = os.fspath(manifest)
+        job = pick_job(load_jobs(path), name, source=path)
+    except contract.ManifestError as error:
+        raise ManifestError(str(error)) from error
+    if path != STDIN:
+        add_import_folder(Path(path).resolve().parent)
+    return job
+
+
+def pick_job(jobs: list[CollectorJob], name: str, *, source: str) -> CollectorJob:
+    """The job of that name; with one job in the file, the name may be left out.
+
+    Raises:
+        ManifestError: there are several, or none of that name.
+    """
+    names = [job.metadata.name for job in jobs]
+    if not name and len(jobs) == 1:
+        return jobs[0]
+    if not name:
+        raise ManifestError(f"{source} holds {len(jobs)} CollectorJobs ({', '.join(names)}); choose one by its name")
+    found = [job for job in jobs if job.metadata.name == name]
+    if len(found) != 1:
+        many = "no CollectorJob" if not found else f"{len(found)} CollectorJobs"
+        raise ManifestError(f'{source} holds {many} named "{name}"; it has {", ".join(names)}')
+    return found[0]
+
+
+def add_import_folder(folder: Path) -> None:
+    """Let this process and the workers it starts import from a folder, as the job's `code` is in pods."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+
+def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> None:
+    """Refuse an EnvPool task that cannot be built and entrypoints that nobody wrote, before any process is started: the
+    answer comes in a blink.
+
+    Args:
+        job: the manifest.
+        is_this_machine: workers import from the same folders as this process. Those of other machines may have modules
+            that are not here.
+
+    Raises:
+        UnknownEnv: no such task, with near matches.
+        EnvBuildError: its runtime is missing, or it has no such argument.
+        ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
+    """
+    block = job.spec.env.envpool
+    if block is not None:
+        from cormorant_worker.envs.envpool import EnvPoolTask
+
+        EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs)).check()
+    if is_this_machine and (problems := missing_entrypoints(job)):
+        raise ManifestError("\n".join(map(str, problems)))

@@ -1,0 +1,313 @@
+"""Acting: observations in, actions out, as numpy arrays of this process. One call a vector step.
+
+`PolicyActor` asks the user's policy; `RandomActor` (random_actions.py) draws from the action space. What a policy
+computes beside the action is found by one dry run at the start, so that the hot loop knows every array ahead.
+
+# n rows (environments that act now)
+"""
+
+import copy
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import gymnasium
+import numpy as np
+import torch
+
+from cormorant_worker.errors import PolicyError, PolicyMismatch
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.loading import PolicyModels
+from cormorant_worker.policy.staging import Staging, as_numpy
+from cormorant_worker.spaces import (
+    Array,
+    Arrays,
+    Key,
+    Leaf,
+    Space,
+    flatten,
+    leaves,
+    put_nested,
+    unflattener,
+)
+
+
+class Acted(NamedTuple):
+    """What an actor decided for n rows. Arrays belong to the receiver until the next `act`."""
+
+    actions: Arrays
+    """[n, ...] a leaf of the action space, in the space's dtypes."""
+    outputs: Arrays = ()
+    """[n, ...] each of `Actor.outputs`."""
+    states: Arrays = ()
+    """[n, ...] each of `Actor.states`, as they are after this step."""
+
+
+class Actor(Protocol):
+    outputs: tuple[Leaf, ...]
+    """What it computes beside the action."""
+    states: tuple[Leaf, ...]
+    """Recurrent states: given back to it at the next step, zero (or its own initial value) at the first."""
+    initial_states: Arrays
+    """[1, ...] each of `states`, at the first step of a trajectory."""
+    device: torch.device
+    """Whose generator draws; the CPU's where none does."""
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        """Decide for n rows: observations [n, ...] a leaf, states [n, ...], is_init [n] bool."""
+        ...
+
+
+class PolicyActor:
+    """Asks a policy, on its device. Observations are read where they lie: no copy on a CPU."""
+
+    def __init__(
+        self,
+        models: PolicyModels,
+        observation: Space,
+        action: Space,
+        *,
+        device: torch.device,
+        num_rows: int = 2,
+        is_shared: bool = False,
+    ) -> None:
+        """Find out by one dry run what the policy reads and writes.
+
+        Args:
+            models: the policy's modules.
+            observation: one environment's observation space.
+            action: one environment's action space.
+            device: where the policy acts; its modules are moved there.
+            num_rows: observations in the dry run: as many as the policy will get at once, for policies that know how
+                many environments there are.
+            is_shared: the modules are the learner's own. They are called without gradient, and not in inference mode,
+                which would leave tensors in them (lazy parameters, statistics) that no learner can train with.
+
+        Raises:
+            PolicyError: the policy raised in the dry run.
+            PolicyMismatch: its action does not fit the action space.
+        """
+        self.models = models
+        self.device = device
+        self._is_shared = is_shared
+        for module in models.modules.values():
+            module.to(device)
+        self._space = observation
+        self._observation = leaves(observation, ("observation",))
+        self._action = leaves(action, ("action",))
+        self._check = ActionCheck(action)
+        self._nest = _nester(observation)
+        self.outputs: tuple[Leaf, ...] = ()
+        self.states: tuple[Leaf, ...] = ()
+        self.initial_states: Arrays = ()
+        self._state_dtypes: dict[Key, torch.dtype] = {}
+        """States that the policy wants in a dtype that numpy does not have."""
+        self._is_simple = False
+        self._staging = Staging(device) if device.type == "cuda" else None
+        # Whoever made a TensorDictModule has imported tensordict; nobody else pays for it.
+        self._tensordict = sys.modules.get("tensordict")
+        self._speaks_tensordict = self._tensordict is not None and isinstance(
+            models.acting, self._tensordict.nn.TensorDictModuleBase
+        )
+        self._call = self._call_tensordict_module if self._speaks_tensordict else self._call_plain
+        self._dry_run(num_rows)
+        # One observation, one action, nothing else, on the CPU: the common case needs no dictionaries.
+        self._is_simple = (
+            isinstance(observation, gymnasium.spaces.Box)
+            and len(self._action) == 1
+            and not (self.outputs or self.states or self._speaks_tensordict)
+            and device.type == "cpu"
+        )
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        """Decide for n rows. The caller holds `inference_mode` and the exploration type."""
+        if self._is_shared and torch.is_inference_mode_enabled():
+            with torch.inference_mode(False), torch.no_grad():
+                return self.act(obs, states, is_init)
+        if self._is_simple:
+            result = self.models.acting(torch.from_numpy(obs[0]))
+            if isinstance(result, torch.Tensor):
+                return Acted((_to_numpy(as_numpy(result), self._action[0]),))
+        written = self._call(obs, states, is_init)
+        try:
+            tensors = [written[key] for key in self._written]
+        except KeyError as missing:
+            raise PolicyMismatch(
+                f"the policy did not write {missing} this time; it must write the same keys at every step"
+            ) from missing
+        arrays: Sequence[Any] = tensors if self._staging is None else self._staging.download(tensors)
+        found = [_to_numpy(array, leaf) for array, leaf in zip(arrays, self._leaves, strict=True)]
+        actions, outputs = len(self._action), len(self._action) + len(self.outputs)
+        return Acted(tuple(found[:actions]), tuple(found[actions:outputs]), tuple(found[outputs:]))
+
+    def _call_plain(self, obs: Arrays, states: Arrays, is_init: Array) -> Mapping[Key, torch.Tensor]:
+        result = self.models.acting(self._nest(self._tensors(obs)))
+        if isinstance(result, torch.Tensor):
+            return {("action",): result}
+        return dict(_flat(result))
+
+    def _call_tensordict_module(self, obs: Arrays, states: Arrays, is_init: Array) -> Mapping[Key, torch.Tensor]:
+        n = len(is_init)
+        given: dict[str, Any] = {}
+        *tensors, init = self._tensors((*obs, *states, is_init))
+        for leaf, tensor in zip((*self._observation, *self.states), tensors, strict=True):
+            dtype = self._state_dtypes.get(leaf.key, tensor.dtype)
+            put_nested(given, leaf.key, tensor if tensor.dtype == dtype else tensor.to(dtype))
+        given["is_init"] = init.unsqueeze(-1)
+        assert self._tensordict is not None
+        result = self.models.acting(self._tensordict.TensorDict(given, batch_size=[n], device=self.device))
+        return dict(_flat(result))
+
+    def _tensors(self, arrays: Sequence[Array]) -> list[torch.Tensor]:
+        if self._staging is not None:
+            return self._staging.upload(arrays)
+        return [torch.from_numpy(array) for array in arrays]
+
+    def _dry_run(self, n: int) -> None:
+        obs = samples(self._space, n)
+        before = tuple(array.copy() for array in obs)
+        first = np.ones(n, dtype=np.bool_)
+        with torch.no_grad() if self._is_shared else torch.inference_mode():
+            self._find_states(obs, first)
+            states = tuple(np.repeat(value, n, axis=0) for value in self.initial_states)
+            written = self._try(obs, states, first)
+        if any(not np.array_equal(ours, theirs) for ours, theirs in zip(obs, before, strict=True)):
+            raise PolicyMismatch(
+                "the policy changes its observations in place, and with them what is stored; let it change a copy "
+                "(observation.clone(), or mul instead of mul_)"
+            )
+        if missing := [".".join(leaf.key) for leaf in self._action if leaf.key not in written]:
+            raise PolicyMismatch(
+                f"the policy wrote {sorted('.'.join(key) for key in written)} and not {', '.join(missing)}"
+            )
+        self._check.fit(tuple(as_numpy(written[leaf.key]) for leaf in self._action), n)
+        known = {leaf.key for leaf in (*self._observation, *self._action, *self.states)}
+        known |= {("next", *leaf.key) for leaf in self.states} | {("is_init",)}
+        self.outputs = tuple(_output_leaf(key, value, n) for key, value in written.items() if key not in known)
+        self._leaves = (*self._action, *self.outputs, *self.states)
+        self._written: list[Key] = [leaf.key for leaf in (*self._action, *self.outputs)]
+        self._written += [("next", *leaf.key) for leaf in self.states]
+
+    def _find_states(self, obs: Arrays, first: Array) -> None:
+        """Recurrent states by TorchRL's convention: the policy reads `state` and writes `("next", state)`."""
+        acting: Any = self.models.acting
+        if not self._speaks_tensordict:
+            return
+        reads = {_key(key) for key in acting.in_keys}
+        carried = [_key(key)[1:] for key in acting.out_keys if _key(key)[0] == "next" and _key(key)[1:] in reads]
+        if not carried:
+            return
+        initial = getattr(acting, "initial_state", None)
+        if callable(initial):
+            given: Mapping[Key, torch.Tensor] = dict(_flat(initial(1)))
+            if missing := [".".join(key) for key in carried if key not in given]:
+                raise PolicyMismatch(
+                    f"initial_state(1) of the policy returned {sorted('.'.join(key) for key in given)} and not "
+                    f"{', '.join(missing)}, which it carries from step to step; return a tensor [batch_size, ...] for "
+                    "each"
+                )
+        else:
+            given = {key: torch.zeros_like(value[:1]) for key, value in self._try_without_states(obs, first, carried)}
+        self.states = tuple(_output_leaf(key, given[key], 1) for key in carried)
+        self._state_dtypes = {key: given[key].dtype for key in carried if given[key].dtype == torch.bfloat16}
+        self.initial_states = tuple(as_numpy(given[key]) for key in carried)
+
+    def _try_without_states(
+        self, obs: Arrays, first: Array, carried: Sequence[Key]
+    ) -> Iterable[tuple[Key, torch.Tensor]]:
+        try:
+            written = self._try(obs, (), first)
+        except PolicyError as error:
+            names = ", ".join(".".join(key) for key in carried)
+            raise PolicyError(
+                f"the policy carries {names} from step to step and could not act without: {error}; give it "
+                f"initial_state(batch_size), which returns what episodes begin with, a tensor [batch_size, ...] for "
+                "each of those keys"
+            ) from error
+        return [(key, written["next", *key]) for key in carried]
+
+    def _try(self, obs: Arrays, states: Arrays, first: Array) -> Mapping[Key, torch.Tensor]:
+        try:
+            return self._call(obs, states, first)
+        except Exception as error:
+            raise PolicyError(
+                f"the policy raised {type(error).__name__} on observations of shape {[a.shape for a in obs]}: {error}"
+            ) from error
+
+
+def _to_numpy(tensor: Any, leaf: Leaf) -> Array:
+    array: Array = tensor if isinstance(tensor, np.ndarray) else as_numpy(tensor)
+    if array.dtype != leaf.dtype:
+        array = cast_to(leaf, array)
+    if array.shape[1:] != leaf.shape:
+        raise PolicyMismatch(f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, before it {leaf.shape}")
+    return array
+
+
+def cast_to(leaf: Leaf, array: Array) -> Array:
+    """An array in a leaf's dtype.
+
+    Raises:
+        PolicyMismatch: the leaf holds whole numbers, and these are none, or too large for it.
+    """
+    cast: Array = array.astype(leaf.dtype)
+    if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
+        bad = array[cast != array]
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(leaf.key)} is {array.dtype.name} with {bad[0]}, the environment wants whole "
+            f"numbers ({leaf.dtype.name}); return class indices"
+        )
+    return cast
+
+
+def _output_leaf(key: Key, value: Any, n: int) -> Leaf:
+    try:
+        array = as_numpy(value)
+    except TypeError as error:
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(key)} is {getattr(value, 'dtype', type(value).__name__)}, which numpy does not "
+            f"have ({error}); return it as float32"
+        ) from error
+    if array.shape[:1] != (n,):
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first must be {n}"
+        )
+    return Leaf(key=key, shape=array.shape[1:], dtype=array.dtype)
+
+
+def _key(key: str | tuple[str, ...]) -> Key:
+    return (key,) if isinstance(key, str) else tuple(key)
+
+
+def _is_nested(value: Any) -> bool:
+    tensordict = sys.modules.get("tensordict")
+    return isinstance(value, Mapping) or (tensordict is not None and isinstance(value, tensordict.TensorDictBase))
+
+
+def _flat(value: Any, prefix: Key = ()) -> Iterable[tuple[Key, torch.Tensor]]:
+    """Walk nested mappings and TensorDicts; private keys (a leading underscore) stay private, as in TorchRL."""
+    if not _is_nested(value):
+        raise PolicyMismatch(
+            f'the policy returned {type(value).__name__}; return the action as a tensor, or a mapping with "action"'
+        )
+    for name, part in value.items():
+        if str(name).startswith("_"):
+            continue
+        if _is_nested(part):
+            yield from _flat(part, (*prefix, str(name)))
+        else:
+            yield (*prefix, str(name)), part
+
+
+def _nester(space: Space) -> Callable[[Sequence[torch.Tensor]], Any]:
+    """Nest tensors as the space is nested; a plain Box passes through."""
+    if isinstance(space, gymnasium.spaces.Dict | gymnasium.spaces.Tuple):
+        return unflattener(space)
+    return lambda tensors: tensors[0]
+
+
+def samples(space: Space, n: int) -> Arrays:
+    """Values of a space, the same every time: zeros are not in every one of them."""
+    own = copy.deepcopy(space)
+    own.seed(0)
+    return tuple(np.stack(parts) for parts in zip(*(flatten(own, own.sample()) for _ in range(n)), strict=True))

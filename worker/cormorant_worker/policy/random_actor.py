@@ -1,0 +1,93 @@
+"""Actions drawn from the space: the random policy, and the warm-up frames of any other."""
+
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from cormorant_worker.errors import PolicyMismatch
+from cormorant_worker.policy.actor import Acted
+from cormorant_worker.spaces import Array, Arrays, Leaf, OneHot, Space, leaf_spaces
+
+_STEPS_AHEAD = 64
+
+
+class RandomActor:
+    """Draws uniformly from the action space, as gymnasium's `sample` does, many steps at a time."""
+
+    def __init__(self, space: Space, seed: int) -> None:
+        self.outputs: tuple[Leaf, ...] = ()
+        self.states: tuple[Leaf, ...] = ()
+        self.initial_states: Arrays = ()
+        self.device = torch.device("cpu")
+        self.generator = np.random.default_rng(seed)
+        self._samplers = tuple(_sampler(part, self.generator) for part in leaf_spaces(space))
+        self._chunk: Arrays = ()
+        self._used = 0
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        """Draw actions for as many rows as there are in `is_init`."""
+        n = len(is_init)
+        if not self._chunk or self._used + n > len(self._chunk[0]):
+            self._chunk, self._used = tuple(draw(max(n * _STEPS_AHEAD, 1)) for draw in self._samplers), 0
+        start, self._used = self._used, self._used + n
+        return Acted(tuple(leaf[start : self._used] for leaf in self._chunk))
+
+    def reseed(self, seed: int) -> None:
+        """Go on as a new one with this seed would begin."""
+        self.restore(dict(np.random.default_rng(seed).bit_generator.state))
+
+    def state(self) -> dict[str, Any]:
+        """The generator's state as plain JSON values. What was drawn ahead is dropped."""
+        self._chunk, self._used = (), 0
+        return dict(self.generator.bit_generator.state)
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from `state()`."""
+        self._chunk, self._used = (), 0
+        self.generator.bit_generator.state = state
+
+
+def _sampler(space: Space, generator: np.random.Generator) -> Callable[[int], Array]:
+    """Gymnasium's own distribution for a leaf, drawn n at a time."""
+    match space:
+        case gymnasium.spaces.Discrete():
+            first, stop = int(space.start), int(space.start) + int(space.n)
+            return lambda n: generator.integers(first, stop, size=n, dtype=np.dtype(space.dtype))
+        case gymnasium.spaces.MultiDiscrete():
+            start, nvec = np.asarray(space.start), np.asarray(space.nvec)
+            return lambda n: (start + generator.integers(0, nvec, size=(n, *nvec.shape))).astype(space.dtype)
+        case OneHot():
+            vectors = np.eye(space.size, dtype=np.dtype(space.dtype))
+            return lambda n: vectors[generator.integers(0, len(vectors), size=n)]
+        case gymnasium.spaces.MultiBinary():
+            return lambda n: generator.integers(0, 2, size=(n, *space.shape), dtype=np.int8).astype(space.dtype)
+        case gymnasium.spaces.Box():
+            return _box_sampler(space, generator)
+    raise PolicyMismatch(f"cannot draw random actions from {space}")
+
+
+def _box_sampler(space: gymnasium.spaces.Box, generator: np.random.Generator) -> Callable[[int], Array]:
+    """Uniform where bounded on both sides, exponential where on one, normal where on none."""
+    below, above = space.bounded_below, space.bounded_above
+    bounded = below & above
+    low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+    if np.dtype(space.dtype).kind in "iu":
+        first, stop = space.low.astype(np.int64), space.high.astype(np.int64) + 1
+        return lambda n: generator.integers(first, stop, size=(n, *space.shape)).astype(space.dtype)
+    if bounded.all():
+        return lambda n: generator.uniform(low, high, size=(n, *space.shape)).astype(space.dtype)
+
+    def draw(n: int) -> Array:
+        shape = (n, *space.shape)
+        drawn = generator.normal(size=shape)
+        tail = generator.exponential(size=shape)
+        drawn = np.where(below & ~above, low + tail, drawn)
+        drawn = np.where(~below & above, high - tail, drawn)
+        safe_low, safe_high = np.where(bounded, low, 0.0), np.where(bounded, high, 1.0)
+        drawn = np.where(bounded, generator.uniform(safe_low, safe_high, size=shape), drawn)
+        return drawn.astype(space.dtype)
+
+    return draw

@@ -1,0 +1,1 @@
+"""Published weights: one safetensors blob from publish to apply, and staging beside the weights that act."""

@@ -1,0 +1,197 @@
+"""Published weights as one safetensors file in shared memory: written once, mapped by every worker, not copied between.
+
+    create -> fill `buffer` -> check -> publish          bytes that come from outside (the head)
+    of                              -> publish          tensors of this process
+
+Tensors are named `model/name`; plain names belong to a default model. The file's header alone says whether it fits.
+"""
+
+import warnings
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
+
+import torch
+
+from cormorant_contract.tensor_file import (
+    TORCH_NAMES,
+    MalformedTensorFile,
+    TensorEntry,
+    TensorFile,
+    looks_like_pickle,
+    make_header,
+    parse_header,
+)
+from cormorant_worker.errors import MalformedWeights, WeightsError
+from cormorant_worker.policy.loading import MAIN_MODEL
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.weights.staged import TensorSpec, Weights
+
+_TORCH: dict[str, torch.dtype] = {name: getattr(torch, attribute) for name, attribute in TORCH_NAMES.items()}
+_NAMES = {dtype: name for name, dtype in _TORCH.items()}
+
+Tensors = Mapping[str, Mapping[str, TensorEntry]]
+"""Where each tensor lies, by model, then by name."""
+
+
+class WeightsBlob:
+    """One safetensors file in shared memory. The memory is let go of with the last reference."""
+
+    def __init__(self, size_bytes: int) -> None:
+        self.memory = SharedMemory.create(max(1, size_bytes))
+        self.size_bytes = size_bytes
+        self.default_model = MAIN_MODEL
+        self.tensors: Tensors = {}
+        """Empty until `check`."""
+        self.digest = ""
+        """Whoever received the bytes may note theirs here."""
+        self._data_start = 0
+        weakref.finalize(self, self.memory.close)
+
+    @classmethod
+    def create(cls, size_bytes: int) -> "WeightsBlob":
+        """Make an empty one; fill `buffer`, then call `check`.
+
+        Raises:
+            FleetError: there is no memory for so many bytes.
+        """
+        return cls(size_bytes)
+
+    @classmethod
+    def of(cls, weights: Weights) -> "WeightsBlob":
+        """Write tensors by model and name, each of them straight to its place.
+
+        Raises:
+            WeightsError: a tensor's dtype has no name in safetensors.
+        """
+        named = [(f"{model}/{name}", tensor) for model, tensors in weights.items() for name, tensor in tensors.items()]
+        # The widest first: then each of them lies at a multiple of its element's size.
+        flat = dict(sorted(named, key=lambda item: -item[1].dtype.itemsize))
+        for name, tensor in flat.items():
+            if tensor.dtype not in _NAMES:
+                raise WeightsError(f"{name} is {tensor.dtype}, which safetensors cannot hold; convert it first")
+        header, file = make_header((name, _NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in flat.items())
+        blob = cls(file.size_bytes)
+        buffer = blob.buffer
+        buffer[: len(header)] = header
+        blob.tensors, blob._data_start = _by_model(file, MAIN_MODEL), file.data_start
+        with torch.no_grad():
+            for name, tensor in flat.items():
+                _view(buffer, file.data_start, file.tensors[name]).copy_(tensor)
+        return blob
+
+    @classmethod
+    def from_bytes(cls, data: bytes | memoryview) -> "WeightsBlob":
+        """Copy and check the bytes of a file.
+
+        Raises:
+            MalformedWeights: they are not safetensors.
+        """
+        return cls.joined((data,)).check()
+
+    @classmethod
+    def joined(cls, pieces: Sequence[bytes | memoryview]) -> "WeightsBlob":
+        """Copy a file that comes in pieces. It is not checked yet."""
+        blob = cls(sum(len(piece) for piece in pieces))
+        at = 0
+        for piece in pieces:
+            blob.buffer[at : at + len(piece)] = piece
+            at += len(piece)
+        return blob
+
+    @property
+    def buffer(self) -> memoryview:
+        """The file's bytes, writable until it is published."""
+        return self.memory.buffer[: self.size_bytes]
+
+    def check(self, default_model: str = MAIN_MODEL, *, header: TensorFile | None = None) -> "WeightsBlob":
+        """Read the header: sets `tensors`. Whether they fit the policy is for `publish` to say.
+
+        Args:
+            default_model: whose tensors those are that carry no model's name.
+            header: of these bytes, from whoever has parsed it already.
+
+        Raises:
+            MalformedWeights: the bytes are not safetensors.
+        """
+        file = header or _parse(self.buffer)
+        self.tensors, self._data_start = _by_model(file, default_model), file.data_start
+        self.default_model = default_model
+        return self
+
+    @property
+    def specs(self) -> dict[str, dict[str, TensorSpec]]:
+        """Shapes and dtypes, from the header alone."""
+        return {
+            model: {
+                name: TensorSpec(shape=entry.shape, dtype=TORCH_NAMES[entry.dtype]) for name, entry in entries.items()
+            }
+            for model, entries in self.tensors.items()
+        }
+
+    def weights(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Views of the memory, by model and name; they keep it alive."""
+        return _views(self.buffer, self._data_start, self.tensors)
+
+
+def read_weights(
+    data: memoryview, *, default_model: str = MAIN_MODEL, models: Iterable[str] = ()
+) -> dict[str, dict[str, torch.Tensor]]:
+    """Views of a file's tensors, by model and name; they keep its memory alive.
+
+    Args:
+        data: the file.
+        default_model: whose tensors those are that carry no model's name.
+        models: leave out all others; none = all of them.
+
+    Raises:
+        MalformedWeights: the bytes are not safetensors.
+    """
+    file = _parse(data)
+    tensors = _by_model(file, default_model)
+    wanted = tuple(models) or tuple(tensors)
+    return _views(data, file.data_start, {model: tensors[model] for model in wanted})
+
+
+def _parse(data: memoryview) -> TensorFile:
+    try:
+        return parse_header(data)
+    except MalformedTensorFile as error:
+        # Only now: the length of a safetensors header may begin with the same bytes as a pickle.
+        if looks_like_pickle(bytes(data[:8])):
+            raise MalformedWeights(
+                "the weights are a pickle (torch.save); save them with safetensors.torch.save_file", is_pickle=True
+            ) from error
+        raise MalformedWeights(f"the weights are not safetensors: {error}", offset=error.offset) from error
+
+
+def _by_model(file: TensorFile, default_model: str) -> dict[str, dict[str, TensorEntry]]:
+    found: dict[str, dict[str, TensorEntry]] = {}
+    for key, entry in file.tensors.items():
+        model, slash, name = key.partition("/")
+        if not slash:
+            model, name = default_model, key
+        if name in found.setdefault(model, {}):
+            raise MalformedWeights(f'the weights hold {model}/{name} twice: as "{name}" and as "{model}/{name}"')
+        found[model][name] = entry
+    return found
+
+
+def _views(buffer: memoryview, data_start: int, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
+    with warnings.catch_warnings() if buffer.readonly else nullcontext():
+        if buffer.readonly:
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
+        return {
+            model: {name: _view(buffer, data_start, entry) for name, entry in entries.items()}
+            for model, entries in tensors.items()
+        }
+
+
+def _view(buffer: memoryview, data_start: int, entry: TensorEntry) -> torch.Tensor:
+    dtype, size = _TORCH[entry.dtype], entry.end - entry.begin
+    if not size:
+        return torch.empty(entry.shape, dtype=dtype)
+    whole = torch.frombuffer(buffer, dtype=torch.uint8, count=size, offset=data_start + entry.begin)
+    # Others' files may begin a tensor anywhere; torch wants it at a multiple of its element's size.
+    aligned = whole if whole.data_ptr() % dtype.itemsize == 0 else whole.clone()
+    return aligned.view(dtype).reshape(entry.shape)

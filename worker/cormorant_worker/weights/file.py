@@ -1,0 +1,80 @@
+"""Weights as safetensors bytes: the one format that crosses processes, files and the network. Never pickle.
+
+One model's tensors carry their state dict's names; several models are told apart by a prefix: `policy/heads.weight`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import fsspec
+import torch
+
+from cormorant_worker.errors import WeightsError
+from cormorant_worker.policy.loading import MAIN_MODEL
+from cormorant_worker.weights.blob import WeightsBlob, read_weights
+from cormorant_worker.weights.staged import Weights, is_extra_state
+
+
+def to_bytes(weights: Weights) -> bytes:
+    """Serialise tensors by model and name."""
+    return bytes(WeightsBlob.of(weights).buffer)
+
+
+def from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
+    """Read tensors by model and name; names without a prefix belong to the model "policy".
+
+    Returns:
+        Views of the bytes, to be read only.
+
+    Raises:
+        MalformedWeights: the bytes are not safetensors.
+    """
+    return read_weights(memoryview(data))
+
+
+def by_model(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Group `model/name` tensors by model."""
+    weights: dict[str, dict[str, torch.Tensor]] = {}
+    for key, tensor in flat.items():
+        model, slash, name = key.partition("/")
+        if not slash:
+            model, name = MAIN_MODEL, key
+        weights.setdefault(model, {})[name] = tensor
+    return weights
+
+
+def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
+    """A state dict, or state dicts by model name, by model name.
+
+    Raises:
+        WeightsError: it is a mixture of both, or neither.
+    """
+    weights = _published(weights)
+    if all(isinstance(value, torch.Tensor) for value in weights.values()):
+        return by_model(weights)
+    if not all(isinstance(value, Mapping) for value in weights.values()):
+        raise WeightsError("weights are a state dict (tensors by name), or state dicts by model name")
+    return weights
+
+
+def _published(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """The same without what modules' `get_extra_state` added."""
+    return {
+        name: _published(value) if isinstance(value, Mapping) else value
+        for name, value in weights.items()
+        if not is_extra_state(name)
+    }
+
+
+def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:
+    """Read a safetensors file from a path or any fsspec URI.
+
+    Raises:
+        WeightsError: it cannot be opened, or is not safetensors.
+    """
+    try:
+        with fsspec.open(uri, "rb") as file:
+            data = file.read()
+    except (OSError, ValueError, ImportError) as error:
+        raise WeightsError(f"cannot read weights from {uri}: {error}") from error
+    return from_bytes(data)
