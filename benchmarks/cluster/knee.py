@@ -29,11 +29,11 @@ from benchmarks.cluster.process import Counted, frames_now, move_heads, stub_hea
 from benchmarks.cluster.upkeep import Objects, Raw
 from cormorant_operator import names
 from cormorant_operator.controller import Controller
+from cormorant_operator.defaults import Site
 from cormorant_operator.errors import Conflict
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.pace import Pace
+from cormorant_operator.kube.rate_limit import Pace
 from cormorant_operator.settings import BURST, COUNTERS_SHARE, REQUESTS_PER_S
-from cormorant_operator.site import Site
 
 FRAMES_PER_SECOND = 1000.0
 SAMPLE_S = 1.0

@@ -25,13 +25,13 @@ import structlog
 from benchmarks.cluster.addresses import allow_many_connections, next_address
 from benchmarks.cluster.jobs import manifest
 from benchmarks.cluster.process import move_heads, stub_heads
-from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.defaults import Site
 from cormorant_operator.errors import NotFound
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
-from cormorant_operator.reconcile import reconcile
-from cormorant_operator.site import Site
+from cormorant_operator.kube.client import Cluster
 
 Raw = dict[str, Any]
 ROUNDS = 5

@@ -16,17 +16,17 @@ from typing import Any
 
 import structlog
 
-from cormorant_operator.cluster import Cluster
-from cormorant_operator.connection import find_connection
 from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.leader import Leader, Terms
+from cormorant_operator.kube.auth import find_connection
+from cormorant_operator.kube.client import Cluster
+from cormorant_operator.kube.leader import Leader, Terms
+from cormorant_operator.kube.rate_limit import Pace
+from cormorant_operator.kube.watch import Watch
 from cormorant_operator.logs import configure_logs
-from cormorant_operator.pace import Pace
 from cormorant_operator.probes import Probes
 from cormorant_operator.settings import Settings, read_settings
-from cormorant_operator.watch import Watch
 
 log = structlog.get_logger()
 _OK, _FAILED, _REFUSED = 0, 1, 2

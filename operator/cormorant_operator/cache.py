@@ -10,11 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cormorant_operator.children import digest_of
 from cormorant_operator.job import Job, Unreadable, read_job
-from cormorant_operator.observed import Pod
+from cormorant_operator.observed import Pod, Roster
 from cormorant_operator.pod_facts import birth_of, controller_uid, read_pod
-from cormorant_operator.roster import Roster
+from cormorant_operator.render.children import digest_of
 
 _MOST_GRAVES = 20_000
 Kind = str

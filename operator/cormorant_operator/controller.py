@@ -15,21 +15,20 @@ import structlog
 
 from cormorant_operator import names
 from cormorant_operator.cache import Cache
-from cormorant_operator.cluster import Cluster, ListedKind
+from cormorant_operator.decide.events import event
+from cormorant_operator.decide.plan import CheckNode, CheckTemplate, DrainHead, Note, Plan, TellHead
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.decide.status import refused_status
+from cormorant_operator.defaults import Site
 from cormorant_operator.errors import ApiError, HeadSilent, OperatorError, Refused, TokenRefused
 from cormorant_operator.executor import Executor, Heads
 from cormorant_operator.job import Identity, Job, Unreadable
+from cormorant_operator.job_state import Census, Memory
+from cormorant_operator.kube.client import Cluster, ListedKind
+from cormorant_operator.kube.rate_limit import Purpose, purpose
 from cormorant_operator.logs import about
-from cormorant_operator.memory import Census, Memory
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.observed import HeadAnswer, Observed, Pod
-from cormorant_operator.pace import Purpose, purpose
-from cormorant_operator.plan import CheckNode, CheckTemplate, DrainHead, Note, Plan, TellHead
-from cormorant_operator.reconcile import reconcile
-from cormorant_operator.recorder import event
-from cormorant_operator.roster import Roster
-from cormorant_operator.site import Site
-from cormorant_operator.status import refused_status
+from cormorant_operator.observed import HeadAnswer, Observed, Pod, Roster
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()

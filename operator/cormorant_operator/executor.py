@@ -12,12 +12,7 @@ import structlog
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.cache import Cache
-from cormorant_operator.children import secret
-from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
-from cormorant_operator.job import Identity, Job
-from cormorant_operator.memory import Memory
-from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
-from cormorant_operator.plan import (
+from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
     CheckNode,
@@ -28,13 +23,18 @@ from cormorant_operator.plan import (
     DeleteJob,
     DeletePod,
     DrainHead,
-    Manifest,
     MarkPod,
     TellHead,
     owner_of,
 )
+from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
+from cormorant_operator.job import Identity, Job
+from cormorant_operator.job_state import Memory
+from cormorant_operator.names import Manifest
+from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
 from cormorant_operator.pod_facts import controller_uid, read_node, write_time
-from cormorant_operator.tokens import derive
+from cormorant_operator.render.children import secret
+from cormorant_operator.render.tokens import derive
 
 log = structlog.get_logger()
 _MOST_NODES = 64

@@ -7,11 +7,11 @@ from pydantic import BaseModel, ValidationError
 
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
-from cormorant_operator.entrypoints import API_PORT
 from cormorant_operator.errors import HeadSilent, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
-from cormorant_operator.tokens import derive
+from cormorant_operator.render.entrypoints import API_PORT
+from cormorant_operator.render.tokens import derive
 
 T = TypeVar("T", bound=BaseModel)
 ANSWER_S = 2.0

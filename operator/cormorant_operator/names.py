@@ -7,7 +7,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from cormorant_contract.children import (
     ATTEMPT,
@@ -40,6 +40,9 @@ __all__ = [
     "api_service",
     "tokens_secret",
 ]
+
+Manifest: TypeAlias = dict[str, Any]
+"""A Kubernetes object as JSON."""
 
 CANARY = "canary"
 """Role of a pod that tries an image, and the name of its container."""

@@ -1,18 +1,17 @@
 """What exists: the facts that `reconcile` decides by. Plain values, made by `pod_facts`, `world` and `head_client`."""
 
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
-from typing import TYPE_CHECKING, Literal
-
-if TYPE_CHECKING:
-    from cormorant_operator.roster import Roster
-
-from cormorant_operator.entrypoints import EXIT_BLOCKED
+from typing import Literal, NamedTuple
 
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker", "canary"]
+
+EXIT_REFUSED, EXIT_BLOCKED = 2, 3
+"""Exit codes of a head: it cannot use what it was given; its surroundings have to be put right first."""
 
 
 class Obstacle(Enum):
@@ -202,12 +201,114 @@ class NodeFact:
     at: datetime
 
 
+Place = tuple[str, int]
+"""A slot, by group and index."""
+
+
+class Make(NamedTuple):
+    """What calm workers were made from."""
+
+    group: str
+    template: str
+    base_image: str
+
+
+class Roster:
+    """The pods of one job. Changed by the cache only, between two reconciles."""
+
+    def __init__(self) -> None:
+        self.pods: dict[str, Pod] = {}
+        """Every pod by uid."""
+        self.restless: dict[str, Pod] = {}
+        """Heads, canaries, and workers that are not calm, by uid."""
+        self.calm: dict[Make, dict[int, Pod]] = {}
+        """Calm workers by what they were made from, and by index."""
+        self.restarts: Counter[Make] = Counter()
+        """Failures that the slots of calm workers ever had."""
+        self._places: defaultdict[Place, dict[str, Pod]] = defaultdict(dict)
+        """Workers of each slot, by uid."""
+
+    @classmethod
+    def of(cls, pods: Iterable[Pod]) -> "Roster":
+        """The roster of some pods."""
+        roster = cls()
+        for pod in pods:
+            roster.put(pod)
+        return roster
+
+    def put(self, pod: Pod) -> None:
+        """A pod is there, or has changed."""
+        self.drop(pod.uid)
+        self.pods[pod.uid] = pod
+        if pod.role != "worker":
+            self.restless[pod.uid] = pod
+            return
+        place = self._places[pod.group, pod.index]
+        self._take_out(place)
+        place[pod.uid] = pod
+        self._sort_in(place)
+
+    def drop(self, uid: str) -> None:
+        pod = self.pods.pop(uid, None)
+        if pod is None:
+            return
+        if pod.role != "worker":
+            del self.restless[uid]
+            return
+        place = self._places[pod.group, pod.index]
+        self._take_out(place)
+        del place[uid]
+        if place:
+            self._sort_in(place)
+        else:
+            del self._places[pod.group, pod.index]
+
+    def _sort_in(self, place: Mapping[str, Pod]) -> None:
+        """Each pod of a slot becomes calm or restless."""
+        if len(place) == 1:
+            (pod,) = place.values()
+            if _is_calm(pod):
+                make = _make_of(pod)
+                self.calm.setdefault(make, {})[pod.index] = pod
+                self.restarts[make] += pod.restarts
+                return
+        self.restless.update(place)
+
+    def _take_out(self, place: Mapping[str, Pod]) -> None:
+        """The opposite, before a slot changes."""
+        for uid, pod in place.items():
+            if self.restless.pop(uid, None) is None:
+                make = _make_of(pod)
+                del self.calm[make][pod.index]
+                self.restarts[make] -= pod.restarts
+                if not self.calm[make]:
+                    del self.calm[make], self.restarts[make]
+
+
+def _is_calm(pod: Pod) -> bool:
+    return (
+        pod.ready_since is not None
+        and pod.is_scheduled
+        and pod.is_ready
+        and not pod.failures
+        and not pod.is_disrupted
+        and pod.obstacle is Obstacle.NONE
+        and pod.retiring_since is None
+        and pod.draining_since is None
+        and pod.stalled_since is None
+    )
+
+
+def _make_of(pod: Pod) -> Make:
+    return Make(pod.group, pod.template, pod.base_image)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
     """Everything of one job at one moment."""
 
     pods: tuple[Pod, ...] = ()
-    roster: "Roster | None" = None
+    roster: Roster | None = None
     """The same pods, sorted by whether they need a look; None: to be made of them."""
     attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Highest attempt that was ever seen of each slot, by group and index: also of pods that are gone."""

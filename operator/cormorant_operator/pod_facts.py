@@ -1,11 +1,11 @@
 """A pod as the API server sends it becomes the few facts that `reconcile` reads. The raw object ends here."""
 
+import json
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from cormorant_operator import names
-from cormorant_operator.entrypoints import last_words, settled_frames
 from cormorant_operator.observed import NodeFact, Obstacle, Pod, PodPhase, Role
 
 _PHASES: Mapping[str, PodPhase] = {
@@ -191,3 +191,23 @@ def _moment(text: str | None) -> datetime | None:
 def write_time(moment: datetime) -> str:
     """A time as annotations hold it."""
     return moment.isoformat().replace("+00:00", "Z")
+
+
+def settled_frames(message: str) -> int | None:
+    """Settled frames that a head's termination message tells of, `{"frames": 1000}`; None when it tells of none."""
+    frames = _document(message).get("frames")
+    return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
+
+
+def last_words(message: str) -> str:
+    """Why a container ended, by its termination message: `reason` of the head's JSON, or the last lines of a log."""
+    document = _document(message)
+    return str(document.get("reason", "")) if "frames" in document else message.strip()
+
+
+def _document(message: str) -> dict[str, Any]:
+    try:
+        document = json.loads(message)
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}

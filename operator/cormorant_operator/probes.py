@@ -8,10 +8,10 @@ from aiohttp import web
 
 from cormorant_contract.metrics import Metric
 from cormorant_contract.metrics import operator as declared
-from cormorant_operator.cluster import Cluster
 from cormorant_operator.controller import Controller
 from cormorant_operator.job import Job
-from cormorant_operator.memory import HEAD_STATES
+from cormorant_operator.job_state import HEAD_STATES
+from cormorant_operator.kube.client import Cluster
 from cormorant_operator.metrics import Values
 
 

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from cormorant_operator.defaults import Site
 from cormorant_operator.errors import SettingsError
 from cormorant_operator.head_client import DEFAULT_URL
-from cormorant_operator.site import Site
 
 _SHORTEST_KEY = 32
 REQUESTS_PER_S, BURST = 50.0, 100

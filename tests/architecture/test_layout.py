@@ -71,7 +71,7 @@ def test_worker_processes_start_without_tensordict() -> None:
 def test_the_operator_is_small_and_its_decision_needs_nothing() -> None:
     heavy = {"torch", "ray", "numpy", "tensordict", "yaml", "fastapi"}
     assert not imported_by("import cormorant_operator.__main__") & (heavy - {"yaml"})
-    assert not imported_by("import cormorant_operator.reconcile") & (heavy | {"kopf", "aiohttp", "structlog"})
+    assert not imported_by("import cormorant_operator.decide.reconcile") & (heavy | {"kopf", "aiohttp", "structlog"})
 
 
 def test_modules_say_what_they_are_for() -> None:

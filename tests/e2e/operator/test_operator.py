@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator.cluster import Cluster
-from cormorant_operator.connection import find_connection
 from cormorant_operator.errors import Conflict
+from cormorant_operator.kube.auth import find_connection
+from cormorant_operator.kube.client import Cluster
 from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHead, StubHeads

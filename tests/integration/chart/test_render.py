@@ -10,10 +10,11 @@ import yaml
 
 from cormorant_cli.crd import crd_yaml
 from cormorant_contract.parsing import parse_job
-from cormorant_operator import entrypoints, names
-from cormorant_operator.pods import Birth, head_pod, worker_pod
+from cormorant_operator import names
+from cormorant_operator.defaults import Site
+from cormorant_operator.render import entrypoints
+from cormorant_operator.render.pods import Birth, head_pod, worker_pod
 from cormorant_operator.settings import read_settings
-from cormorant_operator.site import Site
 from cormorant_testing.helm import CHART, KUBERNETES, POD_MONITOR, Manifest, find, helm, pod_template, render, sets
 from cormorant_testing.operator_world import make_job
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from cormorant_api.__main__ import listen_host
-from cormorant_operator.children import secret
 from cormorant_operator.errors import HeadSilent
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.render.children import secret
+from cormorant_operator.render.tokens import derive
 from cormorant_operator.templates import Templates
-from cormorant_operator.tokens import derive
 from cormorant_testing.collecting import make_job
 from cormorant_testing.operator_world import make_job as operator_job
 from cormorant_testing.serving import Served, serve

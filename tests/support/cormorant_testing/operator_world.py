@@ -12,11 +12,7 @@ from typing import Any
 
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator.children import digest_of
-from cormorant_operator.entrypoints import last_words, settled_frames
-from cormorant_operator.job import Identity, Job, find
-from cormorant_operator.observed import HeadAnswer, NodeFact, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
-from cormorant_operator.plan import (
+from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
     CheckNode,
@@ -31,9 +27,12 @@ from cormorant_operator.plan import (
     Plan,
     TellHead,
 )
-from cormorant_operator.pod_facts import birth_of, read_pod, write_time
-from cormorant_operator.reconcile import reconcile
-from cormorant_operator.site import Site
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.defaults import Site
+from cormorant_operator.job import Identity, Job, find
+from cormorant_operator.observed import HeadAnswer, NodeFact, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
+from cormorant_operator.pod_facts import birth_of, last_words, read_pod, settled_frames, write_time
+from cormorant_operator.render.children import digest_of
 from cormorant_operator.templates import Templates
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)

@@ -18,10 +18,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from cormorant_operator.observed import Obstacle
-from cormorant_operator.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
-from cormorant_operator.reconcile import reconcile
-from cormorant_operator.roster import Roster
+from cormorant_operator.decide.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.observed import Obstacle, Roster
 from cormorant_testing.operator_world import BEGIN, World, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}

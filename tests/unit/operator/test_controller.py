@@ -9,10 +9,10 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
+from cormorant_operator.defaults import Site
 from cormorant_operator.errors import Conflict, HeadSilent, NotFound, Refused, TokenRefused, Unreachable
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
-from cormorant_operator.site import Site
 from cormorant_testing.operator_world import make_spec
 
 SITE = Site(poll_s=0.1, hurried_poll_s=0.1, resync_again_s=0.1)

@@ -2,8 +2,8 @@
 
 from datetime import timedelta
 
+from cormorant_operator.decide.plan import CheckNode, CreatePod
 from cormorant_operator.observed import Obstacle
-from cormorant_operator.plan import CheckNode, CreatePod
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 

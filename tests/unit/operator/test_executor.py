@@ -10,15 +10,15 @@ import pytest
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus, Condition
 from cormorant_operator.cache import Cache
-from cormorant_operator.children import config_map, digest_of, services
-from cormorant_operator.cluster import error_of
-from cormorant_operator.conditions import Fact, merge
+from cormorant_operator.decide.conditions import Fact, merge
+from cormorant_operator.decide.plan import Action, ApplyChild, CheckNode, CreatePod, CreateTokens, DeletePod
 from cormorant_operator.errors import Conflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Identity
-from cormorant_operator.memory import Memory
+from cormorant_operator.job_state import Memory
+from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import Refusal, RefusalKind
-from cormorant_operator.plan import Action, ApplyChild, CheckNode, CreatePod, CreateTokens, DeletePod
+from cormorant_operator.render.children import config_map, digest_of, services
 from cormorant_testing.operator_world import BEGIN, World, make_job, of_kind, running
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

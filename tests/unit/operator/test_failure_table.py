@@ -6,9 +6,7 @@ from datetime import timedelta
 import pytest
 
 from cormorant_contract.status import FramesStatus
-from cormorant_operator.job import Unreadable, read_job
-from cormorant_operator.observed import Refusal, RefusalKind
-from cormorant_operator.plan import (
+from cormorant_operator.decide.plan import (
     ApplyChild,
     CheckTemplate,
     CreatePod,
@@ -16,9 +14,11 @@ from cormorant_operator.plan import (
     DeletePod,
     Plan,
 )
-from cormorant_operator.reconcile import reconcile
-from cormorant_operator.site import Site
-from cormorant_operator.status import refused_status
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.decide.status import refused_status
+from cormorant_operator.defaults import Site
+from cormorant_operator.job import Unreadable, read_job
+from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running, waiting
 
 

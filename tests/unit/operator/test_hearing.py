@@ -2,7 +2,7 @@
 
 from datetime import timedelta
 
-from cormorant_operator.memory import Census, Memory
+from cormorant_operator.job_state import Census, Memory
 from cormorant_operator.observed import HeadAnswer
 from cormorant_testing.operator_world import BEGIN
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cormorant_operator.errors import Conflict, LeaseLost, NotFound, Unreachable
-from cormorant_operator.leader import Leader, Terms
+from cormorant_operator.kube.leader import Leader, Terms
 
 TERMS = Terms(lasts_s=0.3, renew_within_s=0.2, retry_s=0.02)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator.plan import (
+from cormorant_operator.decide.plan import (
     ApplyChild,
     CreatePod,
     DeleteJob,

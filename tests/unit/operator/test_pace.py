@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from cormorant_operator.pace import Pace, Purpose, purpose
-from cormorant_operator.site import Site
+from cormorant_operator.defaults import Site
+from cormorant_operator.kube.rate_limit import Pace, Purpose, purpose
 
 
 class Clock:

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from cormorant_operator import children, entrypoints, names
+from cormorant_operator import names, pod_facts
+from cormorant_operator.defaults import Site
+from cormorant_operator.names import Manifest
 from cormorant_operator.observed import NodeFact, Pod
-from cormorant_operator.overlay import merge
-from cormorant_operator.plan import Manifest
 from cormorant_operator.pod_facts import read_node, read_pod
-from cormorant_operator.pods import Birth, head_pod, worker_pod
-from cormorant_operator.quantity import parse_bytes
-from cormorant_operator.site import Site
+from cormorant_operator.render import children, entrypoints
+from cormorant_operator.render.pods import Birth, head_pod, worker_pod
+from cormorant_operator.render.quantity import parse_bytes
+from cormorant_operator.render.template_merge import merge
+from cormorant_operator.render.tokens import derive
 from cormorant_operator.templates import Templates
-from cormorant_operator.tokens import derive
 from cormorant_testing.operator_world import make_job
 
 BIRTH = Birth(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
@@ -516,7 +517,7 @@ def test_secret_has_a_key_a_role() -> None:
     ("message", "frames"), [('{"frames": 7}', 7), ('{"frames": true}', None), ("oops", None), ("[1]", None), ("", None)]
 )
 def test_last_words_of_a_head(message: str, frames: int | None) -> None:
-    assert entrypoints.settled_frames(message) == frames
+    assert pod_facts.settled_frames(message) == frames
 
 
 @pytest.mark.parametrize(
@@ -528,7 +529,7 @@ def test_last_words_of_a_head(message: str, frames: int | None) -> None:
     ],
 )
 def test_why_a_head_ended(message: str, words: str) -> None:
-    assert entrypoints.last_words(message) == words
+    assert pod_facts.last_words(message) == words
 
 
 @pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])

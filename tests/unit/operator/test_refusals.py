@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from cormorant_operator.cache import Cache
-from cormorant_operator.cluster import error_of
+from cormorant_operator.decide.plan import CheckTemplate, CreatePod
 from cormorant_operator.executor import Executor
-from cormorant_operator.memory import Memory
+from cormorant_operator.job_state import Memory
+from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import RefusalKind
-from cormorant_operator.plan import CheckTemplate, CreatePod
 from cormorant_testing.operator_world import World, make_job, of_kind
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cormorant_operator.observed import Observed, Pod
-from cormorant_operator.plan import DeletePod
-from cormorant_operator.reconcile import reconcile
-from cormorant_operator.roster import Roster
-from cormorant_operator.view import View
+from cormorant_operator.decide.plan import DeletePod
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.decide.view import View
+from cormorant_operator.observed import Observed, Pod, Roster
 from cormorant_testing.operator_world import BEGIN, World, of_kind, running
 
 PODS = st.builds(

@@ -5,9 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from cormorant_operator.children import digest_of, services
-from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
-from cormorant_operator.plan import (
+from cormorant_operator.decide.plan import (
     ApplyChild,
     CheckTemplate,
     CreatePod,
@@ -15,7 +13,9 @@ from cormorant_operator.plan import (
     DeletePod,
     TellHead,
 )
-from cormorant_operator.reconcile import reconcile
+from cormorant_operator.decide.reconcile import reconcile
+from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
+from cormorant_operator.render.children import digest_of, services
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 # -- room ------------------------------------------------------------------------------------------------------

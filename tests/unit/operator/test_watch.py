@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from cormorant_operator.watch import run_bounded
+from cormorant_operator.kube.watch import run_bounded
 
 
 def test_a_task_that_will_not_end_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:

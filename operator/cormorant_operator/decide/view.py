@@ -7,12 +7,11 @@ from functools import cached_property
 
 from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
-from cormorant_operator.backoff import failures_after, refusal_delay_s
+from cormorant_operator.decide.backoff import failures_after, refusal_delay_s
+from cormorant_operator.decide.slots import Slot, slots_of
+from cormorant_operator.defaults import Site
 from cormorant_operator.job import Job, is_true
-from cormorant_operator.observed import HeadAnswer, Observed, Pod, Refusal, RefusalKind, Verdict
-from cormorant_operator.roster import Make, Roster
-from cormorant_operator.site import Site
-from cormorant_operator.slots import Slot, slots_of
+from cormorant_operator.observed import HeadAnswer, Make, Observed, Pod, Refusal, RefusalKind, Roster, Verdict
 from cormorant_operator.templates import Templates
 
 VERDICT_LASTS_S = 600.0

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cormorant_operator import names
-from cormorant_operator.backoff import RESET_AFTER_S, next_attempt_at
-from cormorant_operator.canary import tidy_canaries, try_image
-from cormorant_operator.children import config_map
+from cormorant_operator.decide.backoff import RESET_AFTER_S, next_attempt_at
+from cormorant_operator.decide.canary import tidy_canaries, try_image
+from cormorant_operator.decide.plan import Action, CheckNode, CreatePod, DeletePod
+from cormorant_operator.decide.progress import frames_settled
+from cormorant_operator.decide.view import View
+from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
-from cormorant_operator.plan import Action, CheckNode, CreatePod, DeletePod, Manifest
-from cormorant_operator.pods import Birth, head_pod
-from cormorant_operator.progress import frames_settled
-from cormorant_operator.view import View
+from cormorant_operator.render.children import config_map
+from cormorant_operator.render.pods import Birth, head_pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

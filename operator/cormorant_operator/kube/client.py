@@ -15,7 +15,7 @@ import kopf
 
 from cormorant_operator import names
 from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, Unreachable
-from cormorant_operator.pace import Pace
+from cormorant_operator.kube.rate_limit import Pace
 
 REQUEST_S = 15.0
 """For one attempt."""

@@ -6,12 +6,13 @@ from typing import Any
 
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.workers import WorkerGroup
-from cormorant_operator import entrypoints, names
+from cormorant_operator import names
+from cormorant_operator.defaults import Site
 from cormorant_operator.job import Job
-from cormorant_operator.overlay import merge
-from cormorant_operator.plan import Manifest
-from cormorant_operator.quantity import parse_bytes
-from cormorant_operator.site import Site
+from cormorant_operator.names import Manifest
+from cormorant_operator.render import entrypoints
+from cormorant_operator.render.quantity import parse_bytes
+from cormorant_operator.render.template_merge import merge
 
 GPU = "nvidia.com/gpu"
 _REQUESTS: Mapping[str, Mapping[str, str]] = {

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import structlog
 
 from cormorant_operator.errors import ApiError, Conflict, LeaseLost, NotFound, Unreachable
-from cormorant_operator.pace import Purpose, purpose
+from cormorant_operator.kube.rate_limit import Purpose, purpose
 
 log = structlog.get_logger()
 

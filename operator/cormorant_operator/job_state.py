@@ -8,9 +8,9 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.decide.plan import POD_OWNER, DrainHead, TellHead
 from cormorant_operator.job import Identity
 from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict
-from cormorant_operator.plan import POD_OWNER, DrainHead, TellHead
 
 _MOST_VERDICTS = 64
 _REMAKE_S = 30.0

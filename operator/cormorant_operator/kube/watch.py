@@ -18,7 +18,7 @@ import structlog
 from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.schema import PLURAL
 from cormorant_operator import names
-from cormorant_operator.connection import find_connection
+from cormorant_operator.kube.auth import find_connection
 
 log = structlog.get_logger()
 _KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}

@@ -5,12 +5,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from cormorant_contract.job import API_VERSION, KIND
-from cormorant_operator import entrypoints, names
+from cormorant_operator import names
+from cormorant_operator.defaults import Site
 from cormorant_operator.job import Job
-from cormorant_operator.plan import Manifest
-from cormorant_operator.pods import owner_reference
-from cormorant_operator.site import Site
-from cormorant_operator.tokens import Tokens
+from cormorant_operator.names import Manifest
+from cormorant_operator.render import entrypoints
+from cormorant_operator.render.pods import owner_reference
+from cormorant_operator.render.tokens import Tokens
 
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:

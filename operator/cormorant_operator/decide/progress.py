@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from cormorant_contract.status import FramesStatus, WeightsStatus
+from cormorant_operator.decide.obstacles import is_waiting_for_room
+from cormorant_operator.decide.view import View
 from cormorant_operator.job import find, is_true, since
-from cormorant_operator.obstacles import is_waiting_for_room
-from cormorant_operator.view import View
 
 _MOMENT_POLLS = 4
 """A large batch takes a while: so many looks without a new frame mean nothing yet."""

@@ -1,14 +1,16 @@
 """`status` as it should read after a reconcile, and whether that is worth a write."""
 
+from collections.abc import Iterable
 from datetime import datetime, timedelta
 
-from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, GroupStatus
-from cormorant_operator import names, progress
-from cormorant_operator.conditions import Course, facts, merge, reason_in_the_way
-from cormorant_operator.failures import recent_failures
+from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, Failure, GroupStatus
+from cormorant_operator import names
+from cormorant_operator.decide import progress
+from cormorant_operator.decide.conditions import Course, facts, merge, reason_in_the_way
+from cormorant_operator.decide.phases import phase_of
+from cormorant_operator.decide.view import View
 from cormorant_operator.job import Unreadable, find
-from cormorant_operator.phases import phase_of
-from cormorant_operator.view import View
+from cormorant_operator.observed import Pod
 
 _COUNTERS = ("frames", "weights")
 
@@ -99,3 +101,28 @@ def _start_time(view: View, course: Course) -> datetime | None:
     if course.suspension == "suspended":
         return None
     return before if before is not None else view.now
+
+
+_MOST = 10
+_LONGEST_REASON = 128
+_LONGEST_MESSAGE = 512
+
+
+def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
+    """Those of the status and those that are seen now, each once, the newest last.
+
+    The same pods give the same list however often it is made.
+    """
+    found = {failure.pod: failure for failure in status.recent_failures}
+    for pod in pods:
+        is_over = pod.phase == "Failed" and not pod.is_terminating and pod.draining_since is None
+        if is_over and pod.role != "canary" and pod.name not in found:
+            found[pod.name] = Failure(
+                pod=pod.name,
+                reason=(pod.reason or "Error")[:_LONGEST_REASON],
+                exit_code=pod.exit_code,
+                time=pod.ended or pod.created,
+                message=" ".join(pod.message.split())[-_LONGEST_MESSAGE:],
+            )
+    ordered = sorted(found.values(), key=lambda failure: (failure.time, failure.pod))
+    return tuple(ordered[-_MOST:])

@@ -26,13 +26,14 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
-from cormorant_operator import names, progress
+from cormorant_operator import names
+from cormorant_operator.decide import progress
+from cormorant_operator.decide.obstacles import acceptance_trouble, scheduling_trouble
+from cormorant_operator.decide.outcome import Outcome, how_it_ended
+from cormorant_operator.decide.suspension import State
+from cormorant_operator.decide.view import View
 from cormorant_operator.job import find
 from cormorant_operator.observed import Pod
-from cormorant_operator.obstacles import acceptance_trouble, scheduling_trouble
-from cormorant_operator.outcome import Outcome, how_it_ended
-from cormorant_operator.suspension import State
-from cormorant_operator.view import View
 
 _LONGEST_MESSAGE = 1024
 _MOST_UNKNOWN = 5

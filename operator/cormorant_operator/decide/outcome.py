@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal
 
-from cormorant_operator import progress
-from cormorant_operator.backoff import failures_after
-from cormorant_operator.entrypoints import EXIT_REFUSED
-from cormorant_operator.observed import Pod
-from cormorant_operator.obstacles import acceptance_trouble, is_late, late_at, scheduling_trouble
-from cormorant_operator.view import View
+from cormorant_operator.decide import progress
+from cormorant_operator.decide.backoff import failures_after
+from cormorant_operator.decide.obstacles import acceptance_trouble, is_late, late_at, scheduling_trouble
+from cormorant_operator.decide.plan import Action, DeleteJob, DeletePod, Plan
+from cormorant_operator.decide.view import View
+from cormorant_operator.observed import EXIT_REFUSED, Pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,3 +135,20 @@ def how_it_ended(pod: Pod) -> str:
     said = " ".join(pod.message.split())
     words = f": {said[-300:]}" if said else ""
     return f"{pod.name} ended last{code} ({pod.reason or pod.phase}){words}"
+
+
+def clean_up(view: View) -> Plan:
+    """Decide about a job whose end is written in its status. Nothing of it is ever created again."""
+    status, policy = view.job.status, view.policy
+    finished, ttl_s = status.completion_time, policy.ttl_seconds_after_finished
+    over = view.after(finished, ttl_s) if finished is not None and ttl_s is not None else None
+    if over is not None and view.now >= over:
+        return Plan(actions=(DeleteJob(),))
+    actions: list[Action] = []
+    for pod in view.observed.pods:
+        if pod.is_terminating or policy.clean_pod_policy == "None":
+            continue
+        # A head that ended keeps its log; one that still runs keeps a node busy for nothing.
+        if pod.role != "head" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar:
+            actions.append(DeletePod(pod=pod, why="the job is over"))
+    return Plan(actions=tuple(actions), due=over)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from cormorant_operator import names
+from cormorant_operator.decide.plan import POD_OWNER
+from cormorant_operator.decide.view import View
 from cormorant_operator.observed import Obstacle, Pod, RefusalKind
-from cormorant_operator.plan import POD_OWNER
-from cormorant_operator.view import View
 
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cormorant_operator.backoff import RESET_AFTER_S, failures_after, next_attempt_at, restarts_after
+from cormorant_operator.decide.backoff import RESET_AFTER_S, failures_after, next_attempt_at, restarts_after
 from cormorant_operator.observed import Pod
 
 

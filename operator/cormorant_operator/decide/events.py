@@ -1,10 +1,14 @@
 """Events: what changed from one status to the next, told once."""
 
 from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
 
+from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus, Condition
-from cormorant_operator.job import find
-from cormorant_operator.plan import Note
+from cormorant_operator import names
+from cormorant_operator.decide.plan import Note
+from cormorant_operator.job import Identity, find
 
 _WARNINGS = {("Accepted", "False"), ("Stalled", "True"), ("Failed", "True")}
 _NEWS = {
@@ -56,3 +60,32 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return False
     return (after.type, after.status) in _NEWS or after.reason in _BLOCKED
+
+
+_LONGEST = 1024
+
+
+def event(identity: Identity, note: Note, *, at: datetime) -> dict[str, Any]:
+    """One Event. Two operators that tell the same at the same second make the same one."""
+    time = at.replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    key = names.digest(identity.uid, note.reason, note.message, time)
+    return {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"name": f"{identity.name}.{key}", "namespace": identity.namespace},
+        "involvedObject": {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "name": identity.name,
+            "namespace": identity.namespace,
+            "uid": identity.uid,
+        },
+        "reason": note.reason,
+        "message": note.message[:_LONGEST],
+        "type": "Warning" if note.is_warning else "Normal",
+        "source": {"component": names.MANAGER},
+        "reportingComponent": names.MANAGER,
+        "firstTimestamp": time,
+        "lastTimestamp": time,
+        "count": 1,
+    }

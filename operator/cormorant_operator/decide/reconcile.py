@@ -8,16 +8,12 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cormorant_operator import names
-from cormorant_operator.children import budgets, config_map, digest_of, network_policy, services
-from cormorant_operator.cleanup import clean_up
-from cormorant_operator.conditions import Course
-from cormorant_operator.heads import HeadPlan, plan_head, render_head
-from cormorant_operator.job import Job
-from cormorant_operator.notes import notes_of
-from cormorant_operator.observed import Observed, Obstacle
-from cormorant_operator.obstacles import fitting_sizes
-from cormorant_operator.outcome import Outcome, find_outcome, outcome_dues
-from cormorant_operator.plan import (
+from cormorant_operator.decide.conditions import Course
+from cormorant_operator.decide.events import notes_of
+from cormorant_operator.decide.heads import HeadPlan, plan_head, render_head
+from cormorant_operator.decide.obstacles import fitting_sizes
+from cormorant_operator.decide.outcome import Outcome, clean_up, find_outcome, outcome_dues
+from cormorant_operator.decide.plan import (
     Action,
     ApplyChild,
     CheckTemplate,
@@ -26,19 +22,22 @@ from cormorant_operator.plan import (
     DeleteChild,
     DeleteJob,
     DeletePod,
-    Manifest,
     MarkPod,
     Plan,
     TellHead,
     owner_of,
 )
-from cormorant_operator.pods import Birth, worker_pod
-from cormorant_operator.progress import moving_until, stall_deadline
-from cormorant_operator.site import Site
-from cormorant_operator.status import is_counting, make_status, write_at
-from cormorant_operator.suspension import Suspension, plan_suspension
-from cormorant_operator.view import View
-from cormorant_operator.workers import WorkerPlan, plan_workers
+from cormorant_operator.decide.progress import moving_until, stall_deadline
+from cormorant_operator.decide.status import is_counting, make_status, write_at
+from cormorant_operator.decide.suspension import Suspension, plan_suspension
+from cormorant_operator.decide.view import View
+from cormorant_operator.decide.workers import WorkerPlan, plan_workers
+from cormorant_operator.defaults import Site
+from cormorant_operator.job import Job
+from cormorant_operator.names import Manifest
+from cormorant_operator.observed import Observed, Obstacle
+from cormorant_operator.render.children import budgets, config_map, digest_of, network_policy, services
+from cormorant_operator.render.pods import Birth, worker_pod
 
 _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
 

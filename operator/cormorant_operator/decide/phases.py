@@ -1,9 +1,9 @@
 """`status.phase`: the conditions in one word, for people. Nothing decides by it."""
 
 from cormorant_contract.status import Phase
-from cormorant_operator import progress
-from cormorant_operator.conditions import Course
-from cormorant_operator.view import View
+from cormorant_operator.decide import progress
+from cormorant_operator.decide.conditions import Course
+from cormorant_operator.decide.view import View
 
 
 def phase_of(view: View, course: Course) -> Phase:

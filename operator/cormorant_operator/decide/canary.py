@@ -11,9 +11,10 @@ from datetime import datetime
 from typing import Any
 
 from cormorant_operator import names
+from cormorant_operator.decide.plan import Action, CreatePod, DeletePod
+from cormorant_operator.decide.view import View
+from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
-from cormorant_operator.plan import Action, CreatePod, DeletePod, Manifest
-from cormorant_operator.view import View
 
 _RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 _AGAIN_S = 30.0

@@ -10,9 +10,9 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_operator import names
-from cormorant_operator.plan import Action, CheckNode, DeletePod, DrainHead, MarkPod
-from cormorant_operator.view import View
-from cormorant_operator.workers import live_workers
+from cormorant_operator.decide.plan import Action, CheckNode, DeletePod, DrainHead, MarkPod
+from cormorant_operator.decide.view import View
+from cormorant_operator.decide.workers import live_workers
 
 State = Literal["no", "draining", "deleting", "suspended"]
 

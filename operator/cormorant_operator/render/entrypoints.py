@@ -18,7 +18,6 @@ have to be put right first (a volume that is full, stale or read-only; a node wi
 signal, others: it failed and may work the next time.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +29,6 @@ LAST_WORDS_FILE = "/dev/termination-log"
 """Kubernetes' default for a container's last words."""
 
 GCS_PORT, WORKER_PORT = 6379, 8000
-EXIT_DONE, EXIT_REFUSED, EXIT_BLOCKED = 0, 2, 3
 
 SCRAPED: Mapping[str, str] = {
     "prometheus.io/scrape": "true",
@@ -123,26 +121,6 @@ def worker_env(
         "CORMORANT_GRACE_SECONDS": str(grace_s),
     }
     return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
-
-
-def settled_frames(message: str) -> int | None:
-    """Settled frames that a head's termination message tells of, `{"frames": 1000}`; None when it tells of none."""
-    frames = _document(message).get("frames")
-    return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
-
-
-def last_words(message: str) -> str:
-    """Why a container ended, by its termination message: `reason` of the head's JSON, or the last lines of a log."""
-    document = _document(message)
-    return str(document.get("reason", "")) if "frames" in document else message.strip()
-
-
-def _document(message: str) -> dict[str, Any]:
-    try:
-        document = json.loads(message)
-    except ValueError:
-        return {}
-    return document if isinstance(document, dict) else {}
 
 
 def _plain(values: Mapping[str, str]) -> list[dict[str, Any]]:

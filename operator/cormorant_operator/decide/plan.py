@@ -3,13 +3,11 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
-
-Manifest: TypeAlias = dict[str, Any]
-"""A Kubernetes object as JSON: rendered here, sent by the executor, read by nobody between."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

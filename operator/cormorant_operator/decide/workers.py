@@ -7,11 +7,11 @@ from datetime import datetime
 
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
+from cormorant_operator.decide.plan import Action, CreatePod, DeletePod, MarkPod
+from cormorant_operator.decide.slots import Slot
+from cormorant_operator.decide.view import View
 from cormorant_operator.observed import Pod
-from cormorant_operator.plan import Action, CreatePod, DeletePod, MarkPod
-from cormorant_operator.pods import Birth, worker_pod
-from cormorant_operator.slots import Slot
-from cormorant_operator.view import View
+from cormorant_operator.render.pods import Birth, worker_pod
 
 
 @dataclass(slots=True, kw_only=True)

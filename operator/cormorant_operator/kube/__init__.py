@@ -1,0 +1,1 @@
+"""Talks to the API server: requests, watches, the leader's lease."""

@@ -1,0 +1,1 @@
+"""Builds Kubernetes objects as JSON. Pure."""
