@@ -15,8 +15,8 @@ from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 ENTRYPOINTS = {"mlp": "cormorant_worker.policies:mlp", "atari_cnn": "cormorant_worker.policies:atari_cnn"}
 
@@ -81,9 +81,9 @@ def _fleet(workload: Workload, workers: int) -> Iterator[protocol.Take]:
         yield take
 
 
-def open_local_fleet(job: CollectorJob, *, workers: int) -> LocalFleet:
+def open_local_fleet(job: CollectorJob, *, workers: int) -> Fleet:
     """The one place that knows how a fleet is opened."""
-    return LocalFleet(job, FleetOptions(workers=workers))
+    return Fleet(job, FleetOptions(workers=workers))
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:

@@ -18,8 +18,8 @@ import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_of
 from cormorant_api.settings import DEFAULT_PORT, HeadSettings
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError, FleetInterrupted
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job, refuse_unknown_names
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.termination_message import explain
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cormorant_contract.job import CollectorJob
-    from cormorant_worker.engine.local import LocalFleet
+    from cormorant_worker.fleet.fleet import Fleet
 
 _SIGNAL_BASE = 128
 
@@ -89,14 +89,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return EXIT_DONE if end == "done" else _SIGNAL_BASE + (signals.number or signal.SIGTERM)
 
 
-def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":
+def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], Fleet]":
     if given.fleet == "local":
-        from cormorant_worker.engine.local import LocalFleet
+        from cormorant_worker.fleet.fleet import Fleet
 
-        return LocalFleet
+        return Fleet
     try:
-        from cormorant_worker.engine.ray.fleet import RayFleet
-        from cormorant_worker.engine.ray.options import RayOptions
+        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.options import RayOptions
     except ImportError as error:
         raise HeadError(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"

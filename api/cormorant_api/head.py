@@ -35,10 +35,10 @@ from cormorant_api.weights.updates import UpdateTracker
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
-from cormorant_worker.engine.events import FleetEvent
-from cormorant_worker.engine.loan import Loan
-from cormorant_worker.engine.protocol import Fleet, FleetStats
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.events import FleetEvent
+from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.protocol import Fleet, FleetStats
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()

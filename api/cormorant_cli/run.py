@@ -34,9 +34,9 @@ from cormorant_manifest.reader import STDIN, load_jobs
 
 if TYPE_CHECKING:
     from cormorant_api.server import HeadServer
-    from cormorant_worker.engine.local import LocalFleet
-    from cormorant_worker.engine.options import FleetOptions
-    from cormorant_worker.engine.protocol import FleetStats
+    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.options import FleetOptions
+    from cormorant_worker.fleet.protocol import FleetStats
 
 INTERRUPTED = 130
 Reason = Literal["done", "already_complete", "interrupted"]
@@ -187,18 +187,18 @@ class Site:
         """True where more workers than processors are no use."""
         return self.fleet is FleetKind.LOCAL or not self.ray_address
 
-    def maker(self) -> "Callable[[CollectorJob, FleetOptions], LocalFleet]":
+    def maker(self) -> "Callable[[CollectorJob, FleetOptions], Fleet]":
         """What makes the fleet.
 
         Raises:
             ModuleNotFoundError: Ray is asked for and not installed.
         """
         if self.fleet is FleetKind.LOCAL:
-            from cormorant_worker.engine.local import LocalFleet
+            from cormorant_worker.fleet.fleet import Fleet
 
-            return LocalFleet
-        from cormorant_worker.engine.ray.fleet import RayFleet
-        from cormorant_worker.engine.ray.options import RayOptions
+            return Fleet
+        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.options import RayOptions
 
         return partial(RayFleet, ray_options=RayOptions(address=self.ray_address))
 
@@ -288,8 +288,8 @@ class _Session:
             CormorantError: what the worker says.
             KeyboardInterrupt: while workers were being started.
         """
-        from cormorant_worker.engine.options import FleetOptions, default_workers
         from cormorant_worker.errors import EnvError
+        from cormorant_worker.fleet.options import FleetOptions, default_workers
         from cormorant_worker.launch import refuse_unknown_names
 
         workers = workers or default_workers(self._job, is_this_machine=self._site.is_this_machine)
@@ -311,7 +311,7 @@ class _Session:
         return reason
 
     @contextmanager
-    def _opened(self, options: "FleetOptions") -> "Iterator[tuple[LocalFleet, HeadServer | None]]":
+    def _opened(self, options: "FleetOptions") -> "Iterator[tuple[Fleet, HeadServer | None]]":
         """The running fleet, under a head with `--serve`; closed at the end."""
         make_fleet = self._site.maker()
         if self._serving is None:
@@ -337,7 +337,7 @@ class _Session:
             yield server.start_fleet(make_fleet, options), server
 
     @contextmanager
-    def _scraped(self, fleet: "LocalFleet") -> Iterator[None]:
+    def _scraped(self, fleet: "Fleet") -> Iterator[None]:
         """Inside, whoever asks on `--metrics-port` is told of the fleet."""
         if not self._metrics_port:
             yield
@@ -351,7 +351,7 @@ class _Session:
         with server:
             yield
 
-    def _collect(self, fleet: "LocalFleet", server: "HeadServer | None") -> Reason:
+    def _collect(self, fleet: "Fleet", server: "HeadServer | None") -> Reason:
         """Be the consumer of the queue, if there is one and nobody serves it, and show what goes on, until all is done
         or Ctrl-C.
         """
@@ -373,7 +373,7 @@ class _Session:
             self._due = now + self._display.interval_s
             self._display.progress(self._snapshot(stats, now, server.waits_for(stats) if server is not None else ""))
 
-    def _advance(self, fleet: "LocalFleet") -> bool:
+    def _advance(self, fleet: "Fleet") -> bool:
         """Take a batch, or wait a moment. True when all frames are delivered."""
         from cormorant_worker.errors import ControlTimeout
 

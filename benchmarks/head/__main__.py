@@ -28,16 +28,16 @@ from benchmarks.head.instant import InstantEngine
 from cormorant_api.http.tokens import Role
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job
 
 _SECONDS = 12.0
 _NULL = "benchmarks.head.null_env:NullEnv"
 
 
-class TimedFleet(LocalFleet):
+class TimedFleet(Fleet):
     """Notes how long its thread holds the condition, turn by turn."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -141,7 +141,7 @@ def measure(kind: str, workers: int, seconds: float) -> Row:
 
 
 @contextmanager
-def taking(fleet: LocalFleet) -> Iterator[list[int]]:
+def taking(fleet: Fleet) -> Iterator[list[int]]:
     """A learner that takes what there is."""
     taken, over = [0], threading.Event()
 
@@ -164,7 +164,7 @@ def taking(fleet: LocalFleet) -> Iterator[list[int]]:
         thread.join(10)
 
 
-def publish(fleet: LocalFleet, until: float, receipts_s: list[float]) -> None:
+def publish(fleet: Fleet, until: float, receipts_s: list[float]) -> None:
     while time.monotonic() < until or not receipts_s:
         began = time.monotonic()
         receipt = fleet.publish({"weight": torch.zeros(64, 64)}, wait_s=60.0)

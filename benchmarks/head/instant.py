@@ -11,8 +11,12 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
-from cormorant_worker.engine.link import Link, Payload, Source
-from cormorant_worker.engine.messages import (
+from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.spaces import Leaf
+from cormorant_worker.weights.staged import TensorSpec
+from cormorant_worker.worker.heartbeat import Phase
+from cormorant_worker.worker.messages import (
     Applied,
     Begin,
     Finish,
@@ -24,10 +28,6 @@ from cormorant_worker.engine.messages import (
     Start,
     Ticket,
 )
-from cormorant_worker.engine.pulse import Phase
-from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.spaces import Leaf
-from cormorant_worker.weights.staged import TensorSpec
 
 OBSERVATION = gymnasium.spaces.Box(-1.0, 1.0, (4,), np.float32)
 ACTION = gymnasium.spaces.Discrete(2)
@@ -54,7 +54,7 @@ class InstantPayload:
 class InstantLink:
     """A worker whose every answer is there before it was asked, except that the fleet has to come and get it."""
 
-    def __init__(self, place: WorkerPlace, wake: Callable[[Link], None]) -> None:
+    def __init__(self, place: WorkerPlace, wake: Callable[[WorkerConnection], None]) -> None:
         self.place = place
         self.pid = 1 + place.index
         self.phase = Phase.WAITING
@@ -96,7 +96,7 @@ class InstantLink:
         self._say(
             Sealed(
                 number=ticket.number,
-                slot=ticket.slot,
+                block_index=ticket.block_index,
                 num_frames=ticket.num_frames,
                 num_rows=1,
                 num_ends=0,
@@ -177,7 +177,7 @@ class InstantEngine:
     def check_devices(self, job: CollectorJob, device: str) -> None:
         pass
 
-    def open(self, wake: Callable[[Link], None]) -> None:
+    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         self._wake = wake
 
     def make_room_for(self, num_workers: int) -> None:

@@ -17,10 +17,10 @@ from cormorant_worker.collect.build import build_collector
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming, Laps, Timing
-from cormorant_worker.engine.events import FleetEvent
-from cormorant_worker.engine.messages import Sealed
+from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
+from cormorant_worker.worker.messages import Sealed
 
 SCRAPE_S = 15.0
 BATCHES = 4
@@ -75,9 +75,10 @@ def _collecting(
         for _ in range(BATCHES):
             filled = collector.fill(block, block.layout.num_frames)
             sealed = Sealed(
-                number=0, slot=0, num_frames=filled.num_frames, num_rows=block.num_rows, num_ends=0, min_version=0,
-                max_version=0, returns=tuple(filled.episodes.returns), lengths=tuple(filled.episodes.lengths),
-                durable_frames=0, env_restarts=0, num_terminated=filled.episodes.num_terminated,
+                number=0, block_index=0, num_frames=filled.num_frames, num_rows=block.num_rows, num_ends=0,
+                min_version=0, max_version=0, returns=tuple(filled.episodes.returns),
+                lengths=tuple(filled.episodes.lengths), durable_frames=0, env_restarts=0,
+                num_terminated=filled.episodes.num_terminated,
                 timing=_timing_of(timing),
             )  # fmt: skip
             hear(FleetEvent(kind="sealed", worker="cpu-0", frames=filled.num_frames, sealed=sealed))

@@ -21,16 +21,16 @@ from benchmarks.workloads import WORKLOADS
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.messages import Sealed, Ticket
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.ray.actor import GROUPS, WorkerActor
-from cormorant_worker.engine.ray.cluster import Cluster
-from cormorant_worker.engine.ray.fleet import RayFleet
-from cormorant_worker.engine.ray.link import RayLink
-from cormorant_worker.engine.ray.objects import ObjectBlocks
-from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool
+from cormorant_worker.fleet.ray.cluster import Cluster
+from cormorant_worker.fleet.ray.connection import RayConnection
+from cormorant_worker.fleet.ray.fleet import RayFleet
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.spaces import Leaf
+from cormorant_worker.worker.messages import Sealed, Ticket
 
 STORE_BYTES = 1 << 30
 BATCH_BYTES = 28_000_000
@@ -51,9 +51,10 @@ class SealingActor(WorkerActor):
             block.lengths[:] = start.num_rows
             self._uplink.send(
                 Sealed(
-                    number=ticket.number, slot=ticket.slot, num_frames=start.num_frames, num_rows=start.num_rows,
-                    num_ends=0, min_version=0, max_version=0, returns=(), lengths=(), durable_frames=0, env_restarts=0,
-                    num_terminated=0, timing=BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0),
+                    number=ticket.number, block_index=ticket.block_index, num_frames=start.num_frames,
+                    num_rows=start.num_rows, num_ends=0, min_version=0, max_version=0, returns=(), lengths=(),
+                    durable_frames=0, env_restarts=0, num_terminated=0,
+                    timing=BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0),
                 )
             )  # fmt: skip
 
@@ -95,9 +96,9 @@ def _hand_over_speeds(*, rounds: int) -> tuple[list[float], list[float]]:
     """MB/s of our actor and of a bare one, round by round."""
     cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
     layout, woken = _layout(), threading.Event()
-    blocks = ObjectBlocks(layout, 5, store_bytes=STORE_BYTES)
+    blocks = RayBlockPool(layout, 5, store_bytes=STORE_BYTES)
     handle = ray.remote(concurrency_groups=GROUPS)(SealingActor).options(num_cpus=0).remote(layout, [])
-    link = RayLink(
+    link = RayConnection(
         WorkerPlace(),
         handle,
         node_id=cluster.node_id,
@@ -133,22 +134,23 @@ def _landed_bare() -> Iterator[int]:
         under_way.append(actor.collect.remote(number=0))
 
 
-def _landed(link: RayLink, blocks: ObjectBlocks, woken: threading.Event) -> Iterator[int]:
+def _landed(link: RayConnection, blocks: RayBlockPool, woken: threading.Event) -> Iterator[int]:
     """Bytes of each batch as it becomes readable here."""
     number = 0
     while True:
         while blocks.num_made < 2:
             number += 1
-            slot, _ = blocks.lend(0)
-            link.send_ticket(Ticket(number=number, slot=slot, slot_is_new=False, num_frames=0, version=0), None)
+            block_index, _ = blocks.lend(0)
+            ticket = Ticket(number=number, block_index=block_index, block_is_new=False, num_frames=0, version=0)
+            link.send_ticket(ticket, None)
         if not woken.wait(60.0):
             raise TimeoutError(f"no batch came within 60 s; the actor is {link.describe_doing()}")
         woken.clear()
         for message in link.receive(()):
             if isinstance(message, Sealed):
-                block = blocks.block(message.slot)
+                block = blocks.block(message.block_index)
                 size = sum(array.nbytes for array in block.used_arrays().values())
-                blocks.give_back(message.slot)
+                blocks.give_back(message.block_index)
                 yield size
 
 
@@ -165,7 +167,7 @@ def _fleet_ratio(*, rounds: int, seconds: float) -> float:
         return median(ratios)
 
 
-def _rate(fleet: LocalFleet, seconds: float) -> float:
+def _rate(fleet: Fleet, seconds: float) -> float:
     """Frames a second that a consumer gets, without what had been collected before."""
     with _running(fleet):
         for _ in range(fleet.stats().queued_batches + 2 * WORKERS):
@@ -178,7 +180,7 @@ def _rate(fleet: LocalFleet, seconds: float) -> float:
 
 
 @contextmanager
-def _running(fleet: LocalFleet) -> Iterator[None]:
+def _running(fleet: Fleet) -> Iterator[None]:
     fleet.resume()
     yield
     fleet.pause()

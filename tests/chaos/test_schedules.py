@@ -15,8 +15,8 @@ from cormorant_testing.chaos.fleet_world import FleetWorld
 from cormorant_testing.chaos.head_world import HeadWorld
 from cormorant_testing.chaos.judge import Finding
 from cormorant_testing.chaos.plan import Plan, plan_of
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 FIRST = int(os.environ.get("CORMORANT_CHAOS_FIRST", "0"))
 SCHEDULES = int(os.environ.get("CORMORANT_CHAOS_SCHEDULES", "6"))
@@ -32,9 +32,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def nursery() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     """Held here, the fleets of this process import torch once."""
-    from cormorant_worker.engine.nursery import borrow, give_back
+    from cormorant_worker.fleet.local.fork_server import borrow, give_back
 
     held = borrow()
     yield
@@ -44,23 +44,23 @@ def nursery() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def ray_cluster() -> Iterator[None]:
     """Shared by the fleets of this process; heads have their own."""
-    from cormorant_worker.engine.ray.cluster import Cluster
-    from cormorant_worker.engine.ray.options import RayOptions
+    from cormorant_worker.fleet.ray.cluster import Cluster
+    from cormorant_worker.fleet.ray.options import RayOptions
 
     cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
     yield
     cluster.close()
 
 
-def on_ray(job: Any, options: FleetOptions) -> LocalFleet:
-    from cormorant_worker.engine.ray.fleet import RayFleet
-    from cormorant_worker.engine.ray.options import RayOptions
+def on_ray(job: Any, options: FleetOptions) -> Fleet:
+    from cormorant_worker.fleet.ray.fleet import RayFleet
+    from cormorant_worker.fleet.ray.options import RayOptions
 
     return RayFleet(job, options, RayOptions(num_cpus=0))
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
-def test_schedule(seed: int, tmp_path: Path, nursery: None, request: pytest.FixtureRequest) -> None:
+def test_schedule(seed: int, tmp_path: Path, fork_server: None, request: pytest.FixtureRequest) -> None:
     plan = plan_of(seed)
     print(plan.describe())  # noqa: T201  # what pytest shows of a schedule that fails
     print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above
@@ -69,7 +69,7 @@ def test_schedule(seed: int, tmp_path: Path, nursery: None, request: pytest.Fixt
         return
     if plan.engine == "ray":
         request.getfixturevalue("ray_cluster")
-    world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else LocalFleet)
+    world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else Fleet)
     try:
         world.run()
     except BaseException:

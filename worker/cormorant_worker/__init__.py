@@ -6,15 +6,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cormorant_worker.engine.local import LocalFleet
-    from cormorant_worker.engine.options import FleetOptions
+    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.launch import load_job, make_collector, open_fleet
 
-__all__ = ["FleetOptions", "LocalFleet", "load_job", "make_collector", "open_fleet"]
+__all__ = ["FleetOptions", "Fleet", "load_job", "make_collector", "open_fleet"]
 
 _HOMES = {
-    "FleetOptions": "cormorant_worker.engine.options",
-    "LocalFleet": "cormorant_worker.engine.local",
+    "FleetOptions": "cormorant_worker.fleet.options",
+    "Fleet": "cormorant_worker.fleet.fleet",
     "load_job": "cormorant_worker.launch",
     "make_collector": "cormorant_worker.launch",
     "open_fleet": "cormorant_worker.launch",

@@ -30,8 +30,8 @@ from cormorant_worker.scripted import EnvChoice, Scripted
 
 if TYPE_CHECKING:
     from cormorant_worker.collect.collector import Collector
-    from cormorant_worker.engine.local import LocalFleet
-    from cormorant_worker.engine.ray.options import RayOptions
+    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.ray.options import RayOptions
 
 _FOR_SCRIPTS = (
     "policy",
@@ -69,7 +69,7 @@ def open_fleet(
     startup_timeout_s: float = 300.0,
     engine: Literal["local", "ray"] = "local",
     ray: "RayOptions | None" = None,
-) -> "LocalFleet":
+) -> "Fleet":
     """Start the workers of a job and wait until each stands at its first observation.
 
         with open_fleet("examples/cartpole-ppo.yaml") as fleet:
@@ -104,7 +104,7 @@ def open_fleet(
         device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
         storing_device: torch device on which batches are handed out.
         startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
-            `LocalFleet(load_job("job.yaml"), FleetOptions(...))` takes all of them, and so does `RayFleet`.
+            `Fleet(load_job("job.yaml"), FleetOptions(...))` takes all of them, and so does `RayFleet`.
         engine: "local": processes of this machine. "ray": actors of a Ray cluster, which may be of this machine, too.
         ray: which cluster, and what each worker asks of it; only with engine "ray".
 
@@ -119,8 +119,8 @@ def open_fleet(
         WorkerFailed: a worker cannot start; names it and says why.
         DatasetError: the dataset's folder cannot be used, or belongs to another job.
     """
-    from cormorant_worker.engine.local import LocalFleet
-    from cormorant_worker.engine.options import FleetOptions
+    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.options import FleetOptions
 
     if engine not in ("local", "ray"):
         raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
@@ -139,10 +139,10 @@ def open_fleet(
     )  # fmt: skip
     if engine == "ray":
         # Who has no Ray fleet needs no Ray.
-        from cormorant_worker.engine.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.fleet import RayFleet
 
         return RayFleet(job, options, ray)
-    return LocalFleet(job, options)
+    return Fleet(job, options)
 
 
 def make_collector(

@@ -9,8 +9,8 @@ from cormorant_api.http.uploads import parse_body
 from cormorant_contract.rest.base import Count, Version
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.tensor_file import TensorFile
-from cormorant_worker.engine.fleet_state import FleetState
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.weights.blob import WeightsBlob
 
 _KEY = "cormorant_fleet"

@@ -9,8 +9,8 @@ from cormorant_api.head import Head
 from cormorant_api.http.transfer import Hangup, SlowReader, chunks_of, send_within
 from cormorant_api.routes.lending import lend_next, oldest_wanted
 from cormorant_contract.rest.headers import BATCH_STREAM
-from cormorant_worker.engine.loan import Loan
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.loan import Loan
 from cormorant_worker.wire import encode
 
 _LOOK_S = 1.0

@@ -35,10 +35,10 @@ from cormorant_contract.tensor_file import (
     make_header,
     parse_header,
 )
-from cormorant_worker.engine.kept_weights import KeptPublish, read_kept
-from cormorant_worker.engine.protocol import Receipt
 from cormorant_worker.errors import CormorantError, MalformedWeights
+from cormorant_worker.fleet.protocol import Receipt
 from cormorant_worker.weights.blob import WeightsBlob
+from cormorant_worker.weights.cached import CachedPublish, read_cached
 from cormorant_worker.weights.staged import PolicyVersion, WeightSpecs
 
 log = structlog.get_logger()
@@ -200,7 +200,7 @@ class Publisher:
             if version <= self.version:
                 break
             try:
-                kept = read_kept(offers.fetch(worker))
+                kept = read_cached(offers.fetch(worker))
                 with self._publishing:
                     if version <= self.version:
                         break
@@ -214,7 +214,7 @@ class Publisher:
             return True
         return False
 
-    def _take_over(self, kept: Sequence[KeptPublish], *, author: str) -> None:
+    def _take_over(self, kept: Sequence[CachedPublish], *, author: str) -> None:
         """Put publishes of an earlier head into the store and publish the newest, or do neither."""
         verified = []
         for publish in kept:

@@ -21,9 +21,9 @@ from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Reply, Served, serve, weights_file
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import FleetClosed
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 
 def stepped(served: Served) -> int:
@@ -543,7 +543,7 @@ def test_housekeeping_outlives_a_disk_that_is_full(tmp_path: Path) -> None:
         assert head.failure == ""
 
 
-class Blocked(LocalFleet):
+class Blocked(Fleet):
     """A fleet that answers one request only once it is being closed."""
 
     asked, closing = threading.Event(), threading.Event()

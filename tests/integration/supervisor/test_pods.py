@@ -15,7 +15,7 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.pods import TOKEN, Pod, free_port, head_pod, tokens_file, worker_pod
 from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, weights_file
-from cormorant_worker.engine.ray.leaving import ACTOR_TITLE
+from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

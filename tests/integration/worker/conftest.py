@@ -10,9 +10,9 @@ STORE_BYTES = 200 << 20
 
 
 @pytest.fixture(scope="session", autouse=True)
-def nursery() -> Iterator[None]:
+def fork_server() -> Iterator[None]:
     """Fleets of one process share what forks their workers: held here, it imports once for all of these tests."""
-    from cormorant_worker.engine.nursery import borrow, give_back
+    from cormorant_worker.fleet.local.fork_server import borrow, give_back
 
     held = borrow()
     yield
@@ -24,8 +24,8 @@ def ray_cluster() -> Iterator[None]:
     """A Ray cluster of this machine that outlives the fleets of a module."""
     import ray
 
-    from cormorant_worker.engine.ray.cluster import Cluster
-    from cormorant_worker.engine.ray.options import RayOptions
+    from cormorant_worker.fleet.ray.cluster import Cluster
+    from cormorant_worker.fleet.ray.options import RayOptions
 
     cluster = Cluster(RayOptions(object_store_bytes=STORE_BYTES))
     assert ray.is_initialized()

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from cormorant_worker import FleetOptions, LocalFleet, make_collector, open_fleet
-from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import load_job
 from cormorant_worker.policy.staging import Staging
 

@@ -9,9 +9,9 @@ import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import FleetError, StateError
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 class Mischief(threading.Thread):
     """Does something at random moments until the fleet is done."""
 
-    def __init__(self, fleet: LocalFleet, seed: int) -> None:
+    def __init__(self, fleet: Fleet, seed: int) -> None:
         super().__init__()
         self._fleet, self._chance = fleet, random.Random(seed)
         self.over = threading.Event()
@@ -81,7 +81,7 @@ def test_nothing_is_lost_repeated_or_stuck(mode: str, bound: int | None, drops: 
     )  # fmt: skip
     may_miss = drops or bound is not None
     checker = make_checker(2, action="box", lengths=(3, 8), ends="alternate", acts_by_version=True, gaps=may_miss)
-    with LocalFleet(job, FleetOptions(workers=2, control_timeout_s=40.0)) as fleet:
+    with Fleet(job, FleetOptions(workers=2, control_timeout_s=40.0)) as fleet:
         mischief = Mischief(fleet, seed)
         mischief.start()
         for batch in fleet.batches():
@@ -96,5 +96,5 @@ def test_nothing_is_lost_repeated_or_stuck(mode: str, bound: int | None, drops: 
         assert checker.frames == 6007 - stats.dropped.get("drop_oldest", 0)
         assert stats.stepped_frames == stats.frames + sum(stats.dropped.values()) - stats.dropped.get("drop_oldest", 0)
         assert mischief.done
-        slots = fleet._deliveries.slots
+        slots = fleet._deliveries.blocks
         assert len(slots._free) == slots.num_made

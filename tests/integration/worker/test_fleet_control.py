@@ -20,17 +20,17 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
+from cormorant_worker.fleet.fleet import Fleet
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
 
-def start(job: object, **options: object) -> LocalFleet:
+def start(job: object, **options: object) -> Fleet:
     return make_fleet(job, **options)
 
 
-def waiting_batches(fleet: LocalFleet) -> list[TensorDict]:
+def waiting_batches(fleet: Fleet) -> list[TensorDict]:
     """What a paused fleet has collected and nobody has taken."""
     found: list[TensorDict] = []
 
@@ -47,7 +47,7 @@ def ids_of(batches: list[TensorDict]) -> set[int]:
     return {number for batch in batches for number in batch["collector", "traj_ids"].unique().tolist()}
 
 
-def steady(fleet: LocalFleet, seconds: float = 0.4) -> bool:
+def steady(fleet: Fleet, seconds: float = 0.4) -> bool:
     before = fleet.stats().stepped_frames
     time.sleep(seconds)
     return fleet.stats().stepped_frames == before
@@ -322,7 +322,7 @@ def test_a_worker_that_fails_too_often_ends_the_fleet_and_names_the_limit() -> N
 def test_a_worker_that_was_healthy_fails_for_the_first_time_again() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001, run_policy={"maxRestartsPerSlot": 1})
 
-    def kill_again_and_again(fleet: LocalFleet, times: int) -> None:
+    def kill_again_and_again(fleet: Fleet, times: int) -> None:
         for attempt in range(times):
             until(lambda attempt=attempt: [w.attempt for w in fleet.stats().workers] == [attempt])
             while fleet.stats().workers[0].frames < 60:  # batches have 20
@@ -381,15 +381,15 @@ def test_no_process_is_left_when_the_fleets_own_is_killed(tmp_path: Path) -> Non
         """
         import sys
         from cormorant_testing.collecting import make_job
-        from cormorant_worker.engine.local import LocalFleet
-        from cormorant_worker.engine.options import FleetOptions
+        from cormorant_worker.fleet.fleet import Fleet
+        from cormorant_worker.fleet.options import FleetOptions
 
-        fleet = LocalFleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=1))
+        fleet = Fleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=1))
         print(*(worker.pid for worker in fleet.stats().workers), flush=True)
         # A second worker hangs in its environment's constructor when the fleet is killed.
         job = make_job(num_envs=2, failures=[{"at": "init", "how": "hang"}])
         import threading
-        threading.Thread(target=LocalFleet, args=(job, FleetOptions(workers=1))).start()
+        threading.Thread(target=Fleet, args=(job, FleetOptions(workers=1))).start()
         sys.stdin.read()
         """
     )
@@ -430,7 +430,7 @@ def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
             if i % 5 == 0:
                 fleet.publish(weights)
         # Blocks are made when they are first needed.
-        slots = fleet._deliveries.slots
+        slots = fleet._deliveries.blocks
         until(lambda: slots.num_made == slots.limit)
         next(batches)
         time.sleep(0.2)

@@ -15,9 +15,9 @@ from tensordict import TensorDict
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import DatasetMismatch
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.sinks.dataset import read_dataset
 from cormorant_worker.sinks.frames import Frames
 from cormorant_worker.sinks.reading import iter_frames
@@ -83,24 +83,24 @@ def test_durable_frames_are_exact_and_a_rerun_goes_on_where_it_stopped(tmp_path:
         )
 
     delivered = make_checker(2, **OPTIONS)
-    with LocalFleet(job(330), FleetOptions(workers=1)) as fleet:
+    with Fleet(job(330), FleetOptions(workers=1)) as fleet:
         for batch in fleet.batches():
             delivered.take(batch)
         assert fleet.is_done
     assert check_all(uri, **OPTIONS).frames == delivered.frames == 330
     # The same again: there is nothing left to do.
-    with LocalFleet(job(330), FleetOptions(workers=1)) as fleet:
+    with Fleet(job(330), FleetOptions(workers=1)) as fleet:
         assert fleet.take() is None
         assert fleet.stats().stepped_frames == 0
     # More: another attempt adds the rest, with ids and seeds of its own.
-    with LocalFleet(job(500), FleetOptions(workers=1)) as fleet:
+    with Fleet(job(500), FleetOptions(workers=1)) as fleet:
         sizes = [batch["collector", "traj_ids"].numel() for batch in fleet.batches()]
     assert sum(sizes) == 170
     checker = check_all(uri, **OPTIONS)
     assert checker.frames == 500
     assert len(checker.attempts) == 2
     with pytest.raises(DatasetMismatch):
-        LocalFleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
+        Fleet(make_job(num_envs=2, dataset=uri, observation="discrete"), FleetOptions(workers=1))
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode
         run_policy={"maxRestartsPerSlot": 20},
         **OPTIONS,
     )
-    with LocalFleet(job, FleetOptions(workers=2, seal_after_s=seal_after_s)) as fleet:
+    with Fleet(job, FleetOptions(workers=2, seal_after_s=seal_after_s)) as fleet:
         for _ in range(3):
             time.sleep(chance.uniform(0.2, 1.0))
             workers = fleet.stats().workers
@@ -139,7 +139,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         num_envs=2, policy="counter", dataset=str(tmp_path), queue={"capacityBatches": 1},
         collection={"mode": "async", "totalFrames": 400}, **OPTIONS,
     )  # fmt: skip
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         until(lambda: read_dataset(str(tmp_path)).frames > 0)  # the queue is full: the worker has nothing to do
         (worker,) = fleet.stats().workers
         sealed = read_dataset(str(tmp_path)).frames
@@ -160,7 +160,7 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
     job = make_job(
         num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
     )
-    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+    with Fleet(job, FleetOptions(workers=2)) as fleet:
         for _ in range(3):
             fleet.take()
         saved = fleet.state()
@@ -170,7 +170,7 @@ def test_a_state_that_the_dataset_has_passed_writes_no_row_twice(tmp_path: Path,
             fleet.restore(saved)
             assert sum(batch.numel() for batch in fleet.batches()) > 0
     if is_new:
-        with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+        with Fleet(job, FleetOptions(workers=2)) as fleet:
             fleet.restore(saved)
             assert sum(batch.numel() for batch in fleet.batches()) > 0
     report = verify(str(tmp_path))
@@ -200,16 +200,16 @@ def test_a_state_goes_on_where_its_dataset_ends(tmp_path: Path) -> None:
             **OPTIONS,
         )  # fmt: skip
 
-    with LocalFleet(job("whole"), FleetOptions(workers=1)) as fleet:
+    with Fleet(job("whole"), FleetOptions(workers=1)) as fleet:
         assert sum(batch.numel() for batch in fleet.batches()) == 400
         assert fleet.wait_until_done(30)
-    with LocalFleet(job("halves"), FleetOptions(workers=1)) as fleet:
+    with Fleet(job("halves"), FleetOptions(workers=1)) as fleet:
         for _ in range(3):
             fleet.take()
         fleet.pause()
         saved, collected = fleet.state(), fleet.stats().stepped_frames
     assert collected < 400
-    with LocalFleet(job("halves"), FleetOptions(workers=1, starts_paused=True)) as fleet:
+    with Fleet(job("halves"), FleetOptions(workers=1, starts_paused=True)) as fleet:
         assert fleet.found_frames == collected
         fleet.restore(saved)
         fleet.resume()

@@ -3,15 +3,15 @@
 import pytest
 
 from cormorant_testing.collecting import make_job
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.station import describe_failure
 from cormorant_worker.errors import EnvCrashed, WorkerFailed
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.worker.runtime import describe_failure
 
 
 def test_environments_that_can_never_step_end_the_fleet_at_once() -> None:
     job = make_job(num_envs=2, failures=[{"step": 1, "words": "no display"}])
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         with pytest.raises(WorkerFailed, match=r"raised ValueError: no display.*without completing a step") as caught:
             fleet.take(timeout_s=60)
         assert "\n" not in str(caught.value)
@@ -32,6 +32,6 @@ def test_what_stops_every_environment_may_pass_in_a_fleet_that_has_collected(tmp
         {"step": 1, "flag": str(tmp_path / "rest"), "skip": 1, "times": 7},
     ]
     job = make_job(num_envs=1, failures=failures, lengths=10, collection={"framesPerBatch": 10, "totalFrames": 200})
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         assert sum(batch.numel() for batch in fleet.batches()) == 200
         assert fleet.stats().restarts == 2

@@ -14,16 +14,16 @@ import torch
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import balance, make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
-from cormorant_worker.engine.local import LocalFleet
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
+from cormorant_worker.fleet.fleet import Fleet
 
 
 @contextmanager
-def fleet_of(job: object, **options: object) -> Iterator[LocalFleet]:
+def fleet_of(job: object, **options: object) -> Iterator[Fleet]:
     with make_fleet(job, **options) as fleet:
         yield fleet
         # Every slot that was lent has come back, or is with a worker or the consumer.
-        slots = fleet._deliveries.slots
+        slots = fleet._deliveries.blocks
         assert slots is not None
         assert slots.num_made <= slots.limit or fleet.options.workers == 0
 
@@ -45,7 +45,7 @@ def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, to
     assert checker.attempts == {(0, index, 0) for index in range(workers)}
 
 
-def kill_within_a_batch(fleet: LocalFleet, chance: random.Random) -> bool:
+def kill_within_a_batch(fleet: Fleet, chance: random.Random) -> bool:
     """Kill a worker that has an unfinished batch. False when it was between two batches: nothing was done."""
     workers = [worker for worker in fleet.stats().workers if worker.phase == "stepping"]
     if not workers:
@@ -210,7 +210,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
         assert stats.frames == 1500
         assert stats.dropped["drop_oldest"] > 0
         assert checker.frames + stats.dropped["drop_oldest"] == stats.stepped_frames == 1500
-        slots = fleet._deliveries.slots
+        slots = fleet._deliveries.blocks
         assert slots.room == slots.limit
 
 
@@ -228,7 +228,7 @@ def test_a_consumer_that_waits_makes_workers_wait_with_a_bounded_number_of_block
         time.sleep(0.5)
         # 3 in queue and hand, 2 with the worker.
         assert fleet.stats().stepped_frames == 5 * 20
-        assert fleet._deliveries.slots.num_made == 5
+        assert fleet._deliveries.blocks.num_made == 5
         assert (held == before).all()
         checker.take(held)
         for _ in range(20):

@@ -12,18 +12,18 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 
-def stop(fleet: LocalFleet, number: int = 0) -> int:
+def stop(fleet: Fleet, number: int = 0) -> int:
     """Freeze a worker's process. Returns its id."""
     pid = fleet.stats().workers[number].pid
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
-def is_replaced(fleet: LocalFleet, number: int = 0) -> bool:
+def is_replaced(fleet: Fleet, number: int = 0) -> bool:
     workers = fleet.stats().workers
     return len(workers) > number and workers[number].attempt == 1
 
@@ -72,7 +72,7 @@ def test_frozen_worker_of_a_synchronous_fleet_is_replaced_though_it_waits(engine
 
 def test_frozen_worker_of_a_paused_fleet_is_replaced_once_it_owes_an_answer() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with LocalFleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
+    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
         fleet.pause()
         time.sleep(1.5)
         assert not is_replaced(fleet)  # it stands still because it was told to
@@ -84,7 +84,7 @@ def test_frozen_worker_of_a_paused_fleet_is_replaced_once_it_owes_an_answer() ->
 @pytest.mark.parametrize("limit_s", [1.0, 3600.0])
 def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path, limit_s: float) -> None:
     job = make_job(num_envs=2, lengths=5, collection={"framesPerBatch": 20}, dataset=f"file://{tmp_path}/data")
-    with LocalFleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
+    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
         member = fleet._crew.members["cpu", 0]
         # As its pulse says when a write to a hung file system does not return.
         until(lambda: member.landed_frames > 0)
@@ -99,7 +99,7 @@ def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path,
 
 def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with LocalFleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
         with fleet._changed:
             time.sleep(3.0)  # as if this process had been stopped
             fleet._crew.members["cpu", 0].last_progress -= 0.5
@@ -110,7 +110,7 @@ def test_silence_of_the_fleet_itself_is_no_workers_fault() -> None:
 
 def test_stats_without_workers_are_the_same_but_for_them() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
-    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+    with Fleet(job, FleetOptions(workers=2)) as fleet:
         fleet.publish(numbered(3), version=3, wait_s=30)
         fleet.pause()
         until(lambda: [worker.phase for worker in fleet.stats().workers] == ["paused", "paused"])
@@ -123,7 +123,7 @@ def test_stats_without_workers_are_the_same_but_for_them() -> None:
 
 def test_worker_that_ends_without_being_told_holds_up_no_caller() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
-    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+    with Fleet(job, FleetOptions(workers=2)) as fleet:
         member = fleet._crew.members["cpu", 0]
         is_waiting, may_end = threading.Event(), threading.Event()
         end = member.link.describe_end

@@ -9,16 +9,16 @@ import pytest
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
-from cormorant_worker.engine.events import FleetEvent
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import ControlTimeout, FleetError
+from cormorant_worker.fleet.events import FleetEvent
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 
 def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_order() -> None:
     job = make_job(num_envs=2, lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
     checker = make_checker(2, lengths=4, versions=False)
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         loans = [fleet.borrow() for _ in range(3)]
         kept = [loan.tensordict(copy=True) for loan in loans]
         with pytest.raises(ControlTimeout, match=r"no batch came within 0\.5 s"):
@@ -47,13 +47,13 @@ def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_
             with loan:
                 checker.take(loan.tensordict())
         assert checker.frames == fleet.stats().frames == 400
-        assert fleet._deliveries.slots.room == fleet._deliveries.slots.limit
+        assert fleet._deliveries.blocks.room == fleet._deliveries.blocks.limit
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
     job = make_job(num_envs=2, lengths=4, step_s=0.002, collection={"mode": "sync"}, queue={"capacityBatches": 2})
     checker = make_checker(2, lengths=4, versions=False)
-    with LocalFleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
+    with Fleet(job, FleetOptions(workers=2, floor_frames=1000, epoch=4)) as fleet:
         checker.take(fleet.take().tensordict)
         assert {epoch for (_, _, _, epoch), _ in checker.streams} == {4}
         fleet.pause()  # drained all the same
@@ -76,7 +76,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:
 def test_listeners_hear_everything_in_order_and_harm_nothing() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     heard: list[FleetEvent] = []
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
 
         def fail(event: FleetEvent) -> None:
             raise RuntimeError("a listener of this test fails")

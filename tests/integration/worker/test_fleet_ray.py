@@ -20,13 +20,13 @@ from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import of_session, start_script, until, unused_port
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.ray.cluster import Cluster
-from cormorant_worker.engine.ray.demand import Demand, demand_of
-from cormorant_worker.engine.ray.fleet import RayFleet
-from cormorant_worker.engine.ray.options import RayOptions
 from cormorant_worker.errors import ControlTimeout, FleetError, ManifestError, WorkerFailed
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.ray.cluster import Cluster
+from cormorant_worker.fleet.ray.demand import Demand, demand_of
+from cormorant_worker.fleet.ray.fleet import RayFleet
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import open_fleet
 
 STORE_BYTES = 200 << 20
@@ -35,7 +35,7 @@ NO_CPUS = RayOptions(num_cpus=0)
 """The cluster of these tests has no CPUs to give."""
 
 
-def pids(fleet: LocalFleet) -> list[int]:
+def pids(fleet: Fleet) -> list[int]:
     """Of workers that have a process; 0 would be this test's own group."""
     return [worker.pid for worker in fleet.stats().workers if worker.pid]
 
@@ -58,7 +58,7 @@ CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 4, "numThreads": 1}}
 )
 def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None, given: dict) -> None:
     job = make_job(collection={"mode": "sync", "totalFrames": 131}, **given)
-    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+    with Fleet(job, FleetOptions(workers=2)) as fleet:
         expected = list(fleet.batches(copy=True))
     with RayFleet(job, FleetOptions(workers=2), NO_CPUS) as fleet:
         found = list(fleet.batches(copy=True))
@@ -183,7 +183,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
     )
     checker = make_checker(2, lengths=(3, 8))
     with RayFleet(job, FleetOptions(workers=1), NO_CPUS) as fleet:
-        slots = fleet._deliveries.slots
+        slots = fleet._deliveries.blocks
         assert slots.limit < 40
         assert STORE_BYTES * 0.75 < slots.limit * fleet.layout.size_bytes < STORE_BYTES * 0.8
         until(lambda: not slots.room)
@@ -312,9 +312,9 @@ def test_two_fleets_of_one_process_share_the_cluster_and_the_last_ends_it() -> N
     code = """
         import ray
         from cormorant_testing.collecting import make_job
-        from cormorant_worker.engine.options import FleetOptions
-        from cormorant_worker.engine.ray.fleet import RayFleet
-        from cormorant_worker.engine.ray.options import RayOptions
+        from cormorant_worker.fleet.options import FleetOptions
+        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.options import RayOptions
         job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
         first = RayFleet(job, FleetOptions(workers=1), options)
         second = RayFleet(job, FleetOptions(workers=1), options)

@@ -4,16 +4,16 @@ import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import FleetError
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 
 @pytest.mark.slow
 def test_a_retired_worker_finishes_and_its_place_stays_empty_until_the_group_grows() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, collection={"mode": "sync"})
     checker = make_checker(2, lengths=(3, 8))
-    with LocalFleet(job, FleetOptions(workers=3)) as fleet:
+    with Fleet(job, FleetOptions(workers=3)) as fleet:
 
         def names() -> list[tuple[str, int]]:
             return [(worker.name, worker.attempt) for worker in fleet.stats().workers]

@@ -12,10 +12,10 @@ import torch
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.policies import numbered
-from cormorant_worker.engine.events import FleetEvent
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import MalformedWeights, WeightsMismatch
+from cormorant_worker.fleet.events import FleetEvent
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -42,7 +42,7 @@ def test_after_applied_no_frame_is_collected_with_older_weights_and_the_newest_w
         if event.kind == "applied":
             applied[event.worker].append((time.monotonic(), event.version))
 
-    with LocalFleet(job, FleetOptions(workers=2)) as fleet:
+    with Fleet(job, FleetOptions(workers=2)) as fleet:
         fleet.subscribe(note)
         frames: dict[str, list[tuple[float, float, int]]] = defaultdict(list)
         for version in range(3, 120, 3):
@@ -79,7 +79,7 @@ def test_after_applied_no_frame_is_collected_with_older_weights_and_the_newest_w
 @pytest.mark.slow
 def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
     job = make_job(num_envs=2, policy="pair", action="box", lengths=5, step_s=0.001)
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         one, critic = {"number": torch.tensor(1.0)}, numbered(1)
         fleet.publish({"policy": one, "critic": critic})
         receipt = fleet.publish(received(numbered(2), "critic"), version=5, wait_s=30)
@@ -103,7 +103,7 @@ def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
 
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         began = time.monotonic()
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
             blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
@@ -129,7 +129,7 @@ def test_every_publish_is_reported_where_each_batch_begins_with_new_episodes() -
     slow = {"how": "slow", "at": "reset", "seconds": 0.02}
     collection = {"framesPerBatch": 4, "resetAtEachBatch": True}
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, collection=collection, failures=[slow])
-    with LocalFleet(job, FleetOptions(workers=1)) as fleet:
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
         over = threading.Event()
         taking = threading.Thread(target=lambda: [fleet.skip(timeout_s=30) for _ in iter(over.is_set, True)])
         taking.start()
@@ -144,7 +144,7 @@ def test_every_publish_is_reported_where_each_batch_begins_with_new_episodes() -
 def test_what_an_environment_logs_harms_neither_it_nor_the_fleet() -> None:
     env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 1}
     with structlog.testing.capture_logs() as lines:
-        with LocalFleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
+        with Fleet(make_job(env={"gymnasium": env}), FleetOptions(workers=1)) as fleet:
             assert fleet.take(timeout_s=30) is not None
         said = next(line for line in lines if line["event"] == "said")
     assert (said["worker"], said["env_worker"], said["event_kind"], said["step"]) == ("cpu-0", "mine", "step", 0)

@@ -26,9 +26,9 @@ import ray
 from ray.cluster_utils import Cluster
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.ray.fleet import RayFleet
-from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.ray.fleet import RayFleet
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import load_job
 

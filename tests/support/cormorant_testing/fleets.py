@@ -3,9 +3,9 @@
 import pytest
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.ray.options import RayOptions
 
 on_both_engines = pytest.mark.parametrize("engine", ["local", "ray"], indirect=True)
 on_both_engines_slowly = pytest.mark.parametrize(
@@ -17,17 +17,17 @@ ENGINE = ["local"]
 """The engine of the test that runs now; set by the fixture `engine`."""
 
 
-def make_fleet(job: CollectorJob, **options: object) -> LocalFleet:
+def make_fleet(job: CollectorJob, **options: object) -> Fleet:
     """A fleet on the engine of the running test."""
     if ENGINE[0] == "local":
-        return LocalFleet(job, FleetOptions(**options))
-    from cormorant_worker.engine.ray.fleet import RayFleet
+        return Fleet(job, FleetOptions(**options))
+    from cormorant_worker.fleet.ray.fleet import RayFleet
 
     # The cluster has no CPUs to ask for; see `ray_cluster`.
     return RayFleet(job, FleetOptions(**options), RayOptions(num_cpus=0))
 
 
-def balance(fleet: LocalFleet) -> int:
+def balance(fleet: Fleet) -> int:
     """Frames stepped that are neither accepted nor dropped."""
     stats = fleet.stats()
     return stats.stepped_frames - stats.frames - sum(stats.dropped.values())

@@ -8,10 +8,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from cormorant_contract.metrics import METRICS
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.timing import IDLE, Timing
-from cormorant_worker.engine.pulse import Pulse
 from cormorant_worker.supervisor import metrics
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.worker.heartbeat import Heartbeat
 
 
 def of_pod(folder: Path, *, job: str = "pong") -> PodMetrics:
@@ -45,7 +45,7 @@ def test_frames_and_time_of_actors_add_up_over_their_deaths(tmp_path: Path) -> N
     pod = of_pod(tmp_path)
     assert value(pod, "cormorant_worker_frames_total") == 0
     for frames in (100, 30):
-        pulse = Pulse.create(str(tmp_path / "pulse"))
+        pulse = Heartbeat.create(str(tmp_path / "pulse"))
         timing = Timing(pulse.timing)
         timing.rest(IDLE)
         pulse.frames[0] = frames

@@ -5,7 +5,7 @@ from multiprocessing.reduction import recv_handle
 
 import pytest
 
-from cormorant_worker.engine.channel import channel_pair
+from cormorant_worker.fleet.local.channel import channel_pair
 
 
 def test_messages_and_descriptors_arrive_in_order_whatever_their_size() -> None:

@@ -5,11 +5,11 @@ import pytest
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
-from cormorant_worker.engine.fleet_state import FleetState
-from cormorant_worker.engine.lineage import Lineage
-from cormorant_worker.engine.messages import Sealed
 from cormorant_worker.errors import StateError
+from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.weights.staged import PolicyVersion
+from cormorant_worker.worker.messages import Sealed
 
 ZERO, ONE, TWO = ("cpu", 0), ("cpu", 1), ("cpu", 2)
 
@@ -23,7 +23,7 @@ def make_lineage(*, epoch: int = 0, warmup: int = 0, **written: int) -> Lineage:
 def sealed(frames: int, *, next_trajectory: int = 0) -> Sealed:
     timing = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
     return Sealed(
-        number=1, slot=0, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, max_version=-1,
+        number=1, block_index=0, num_frames=frames, num_rows=1, num_ends=0, min_version=-1, max_version=-1,
         returns=(), lengths=(), num_terminated=0, timing=timing, durable_frames=0, env_restarts=0,
         next_trajectory=next_trajectory,
     )  # fmt: skip

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_worker.engine.store import DatasetRoot
 from cormorant_worker.errors import DatasetError
+from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.lock import FolderLock, LockHeld
 
 

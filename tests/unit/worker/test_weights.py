@@ -6,10 +6,10 @@ import torch
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.policies import numbered
 from cormorant_worker.collect.pause_gate import Gate, Stopped
-from cormorant_worker.engine.station import describe_failure
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsError, WeightsMismatch
 from cormorant_worker.weights.file import by_model, from_bytes, in_models, to_bytes
 from cormorant_worker.weights.staged import WeightSlot, verify
+from cormorant_worker.worker.runtime import describe_failure
 
 
 def slot_of(*widths: int) -> tuple[WeightSlot, dict[str, torch.nn.Module]]:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from cormorant_worker.engine.ray.leaving import KEPT_FOLDER, LEAVE_FILE, PULSE_FILE
+from cormorant_worker.fleet.ray.pod_files import KEPT_FOLDER, LEAVE_FILE, PULSE_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 STARTED = "Ray runtime started."

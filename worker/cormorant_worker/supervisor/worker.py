@@ -14,8 +14,8 @@ from pathlib import Path
 import psutil
 import structlog
 
-from cormorant_worker.engine.ray.leaving import ACTOR_TITLE
 from cormorant_worker.errors import PodRefused
+from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.backoff import Backoff
 from cormorant_worker.supervisor.diagnosis import Diagnosis, diagnose

@@ -16,9 +16,9 @@ from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.witness import LIFE, SEED, STEP
 from cormorant_testing.policies import numbered
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
 from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 
 CALM_S = {"local": 150.0, "ray": 300.0}
 """By engine: a worker that was frozen while it was built is found out after STARTUP_S."""
@@ -31,7 +31,7 @@ STARTUP_S = {"local": 90.0, "ray": 240.0}
 class FleetWorld:
     """One fleet, its consumer, and what happens to them."""
 
-    def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], LocalFleet]) -> None:
+    def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], Fleet]) -> None:
         self._plan, self._make = plan, make
         self._calm_s = CALM_S[plan.engine]
         self._dataset = (folder / "data").as_uri() if plan.has_dataset else ""

@@ -9,8 +9,8 @@ from pathlib import Path
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
-from cormorant_worker.engine.local import LocalFleet
-from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job
 from cormorant_worker.logs import LogContext, configure_logs
 
@@ -39,9 +39,9 @@ def main() -> None:
         startup_timeout_s=STARTUP_S[engine],
         should_stop=over.is_set,
     )
-    make = LocalFleet
+    make = Fleet
     if engine == "ray":
-        from cormorant_worker.engine.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.fleet import RayFleet
 
         make = RayFleet
     with HeadServer(load_job(job), settings) as server:

@@ -22,11 +22,11 @@ from cormorant_worker.compat.torchrl.makers import Calls, Maker
 from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, read_weights
 from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.compat.torchrl.settings import Settings, broadcast, exploration_of, limit
-from cormorant_worker.engine.fleet_state import FleetState
-from cormorant_worker.engine.loan import Loan
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.protocol import Receipt
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
+from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.protocol import Receipt
 from cormorant_worker.launch import load_job
 from cormorant_worker.policy.loading import MAIN_MODEL
 
@@ -105,9 +105,9 @@ class FleetCollector:
     # -- what to run -------------------------------------------------------------------------------------------
 
     def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
-        from cormorant_worker.engine.local import LocalFleet
+        from cormorant_worker.fleet.fleet import Fleet
 
-        return LocalFleet(job, options)
+        return Fleet(job, options)
 
     def _sendable(self, parts: Parts) -> Any:
         return parts.to_bytes()

@@ -23,7 +23,7 @@ from cormorant_worker.compat.torchrl.in_process import InProcessFleet
 from cormorant_worker.compat.torchrl.makers import is_env
 from cormorant_worker.compat.torchrl.recipes import share_out
 from cormorant_worker.compat.torchrl.settings import read_settings
-from cormorant_worker.engine.options import FleetOptions
+from cormorant_worker.fleet.options import FleetOptions
 
 _SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
 _SEEDS = (1 << 31) - 1

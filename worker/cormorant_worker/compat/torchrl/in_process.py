@@ -14,10 +14,10 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.build import build_collector, rebuild
 from cormorant_worker.collect.overrides import Parts
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.engine.fleet_state import FleetState
-from cormorant_worker.engine.loan import Loan, LoanPart
-from cormorant_worker.engine.protocol import FleetStats, Receipt, WorkerStats
 from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
+from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.loan import Loan, LoanPart
+from cormorant_worker.fleet.protocol import FleetStats, Receipt, WorkerStats
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 

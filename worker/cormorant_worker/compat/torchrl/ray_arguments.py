@@ -14,7 +14,7 @@ from cormorant_worker.compat.torchrl.settings import (
     limit,
     read_settings,
 )
-from cormorant_worker.engine.ray.options import RayOptions
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.policy.loading import MAIN_MODEL
 
 _CLASSES = (

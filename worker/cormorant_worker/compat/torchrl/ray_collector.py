@@ -21,10 +21,10 @@ from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights
 from cormorant_worker.compat.torchrl.receivers import NotSet
 from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.compat.torchrl.storing import StoreInBuffer
-from cormorant_worker.engine.loan import Loan
-from cormorant_worker.engine.options import FleetOptions
-from cormorant_worker.engine.protocol import Receipt
 from cormorant_worker.errors import StateError
+from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.protocol import Receipt
 
 
 class RayCollector(FleetCollector):
@@ -192,7 +192,7 @@ class RayCollector(FleetCollector):
 
     def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
         # Who has no Ray collector needs no Ray.
-        from cormorant_worker.engine.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.fleet import RayFleet
 
         return RayFleet(job, options, self._ray_options)
 
@@ -519,7 +519,7 @@ class RayCollector(FleetCollector):
             super().shutdown(timeout, close_env=close_env, raise_on_error=raise_on_error)
         finally:
             if shutdown_ray:
-                from cormorant_worker.engine.ray.cluster import disconnect
+                from cormorant_worker.fleet.ray.cluster import disconnect
 
                 disconnect()
 

@@ -1,0 +1,99 @@
+"""The process that forks workers: what they inherit, what happens when it dies."""
+
+import os
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.fleets import balance
+from cormorant_testing.scripts import until
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.local import fork_server
+from cormorant_worker.fleet.local.process import WorkerProcess
+from cormorant_worker.fleet.options import FleetOptions
+
+
+def test_workers_find_the_folder_and_the_variables_of_the_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SET_AFTER_THE_NURSERY", "here")
+    with Fleet(make_job(num_envs=2, lengths=5), FleetOptions(workers=2)) as fleet:
+        for worker in fleet.stats().workers:
+            process = psutil.Process(worker.pid)
+            assert Path(f"/proc/{worker.pid}/cwd").readlink() == tmp_path
+            assert Path(f"/proc/{worker.pid}/comm").read_text().strip() == f"{worker.name}-0"
+            assert os.getsid(worker.pid) == worker.pid
+            # It keeps nothing of its siblings' and the fork server's: only the end of its own sockets ends it.
+            assert sum(connection.raddr == "" for connection in process.net_connections("unix")) == 2
+
+
+def test_killed_fork_server_costs_no_worker_and_is_replaced() -> None:
+    job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 4000}, step_s=0.001)
+    checker = make_checker(2, lengths=5)
+    forks_them = fork_server.borrow()
+    try:
+        with Fleet(job, FleetOptions(workers=2)) as fleet:
+            victim = fleet.stats().workers[0].pid
+            for batch in fleet.batches():
+                checker.take(batch)
+                if forks_them.is_alive and checker.frames > 500:
+                    os.kill(forks_them.pid, signal.SIGKILL)
+                    until(lambda: not forks_them.is_alive)
+                    os.kill(victim, signal.SIGKILL)
+            stats = fleet.stats()
+            assert stats.frames == checker.frames == 4000
+            assert stats.restarts == 1
+            assert balance(fleet) == 0
+        assert psutil.Process().children(recursive=True) == []
+    finally:
+        fork_server.give_back(forks_them)
+
+
+@pytest.mark.slow
+def test_workers_are_killed_unborn_hung_or_without_a_fork_server() -> None:
+    fresh = fork_server.ForkServer()
+    unborn = WorkerProcess(WorkerPlace(), fresh, fork_server.Imports())
+    unborn.kill()
+    hung, orphan = (WorkerProcess(WorkerPlace(index=index), fresh, fork_server.Imports()) for index in (1, 2))
+    try:
+        for worker in (hung, orphan):
+            until(lambda worker=worker: worker.pid)
+            os.kill(worker.pid, signal.SIGSTOP)
+        assert fresh.return_code(1) == -signal.SIGKILL
+        hung.kill()
+        assert not psutil.pid_exists(hung.pid)
+        assert hung.describe_end().startswith("was killed by SIGKILL")
+        hung.kill()  # it is known to have ended: nothing is killed
+        os.kill(fresh.pid, signal.SIGKILL)
+        until(lambda: not fresh.is_alive)
+        assert psutil.Process(orphan.pid).status() == psutil.STATUS_STOPPED
+        orphan.kill()
+        until(lambda: has_ended(orphan.pid))
+    finally:
+        for worker in (unborn, hung, orphan):
+            worker.close()
+        fresh.close()
+
+
+def has_ended(pid: int) -> bool:
+    """Gone, or waiting for whoever inherited it."""
+    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+
+
+def test_nobody_is_left_when_a_fleet_is_closed_before_its_workers_are_born() -> None:
+    before = threading.active_count()
+    fresh = fork_server.ForkServer()
+    ours, theirs = fork_server.socket_pair()
+    number = fresh.fork("cpu-0-0", (theirs.fileno(),) * 3, imports=fork_server.Imports())
+    theirs.close()
+    assert fresh.return_code(number) is None
+    ours.close()
+    fresh.close()
+    assert not psutil.pid_exists(fresh.pid)
+    assert threading.active_count() == before

@@ -1,0 +1,72 @@
+"""What a pod keeps for the next head."""
+
+from pathlib import Path
+
+import pytest
+
+from cormorant_worker.errors import MalformedWeights
+from cormorant_worker.weights.cached import CachedWeights, read_cached
+from cormorant_worker.weights.staged import PolicyVersion
+
+
+def keep(kept: CachedWeights, version: int, *models: str, text: str = "") -> None:
+    data = memoryview((text or f"bytes of {version}").encode())
+    kept.keep(data, version=PolicyVersion(version), default_model=models[0], models=models)
+
+
+def read(kept: CachedWeights) -> list[tuple[int, str, str]]:
+    return [(p.version, p.default_model, bytes(p.data).decode()) for p in read_cached(kept.read())]
+
+
+def test_the_newest_publish_outlives_the_actor(tmp_path: Path) -> None:
+    kept = CachedWeights(tmp_path / "kept")
+    assert (kept.version, read(kept)) == (0, [])
+    keep(kept, 3, "policy")
+    keep(kept, 12, "policy")
+    again = CachedWeights(tmp_path / "kept")
+    assert (again.version, read(again)) == (12, [(12, "policy", "bytes of 12")])
+    assert [path.name for path in (tmp_path / "kept").iterdir()] == ["12.weights"]
+
+
+def test_of_several_models_the_newest_of_each_is_kept(tmp_path: Path) -> None:
+    kept = CachedWeights(tmp_path)
+    keep(kept, 1, "policy", "critic")
+    keep(kept, 2, "critic")
+    keep(kept, 9, "critic")
+    assert read(kept) == [(1, "policy", "bytes of 1"), (9, "critic", "bytes of 9")]
+
+
+def test_a_version_that_is_kept_stays_as_it_was_published(tmp_path: Path) -> None:
+    kept = CachedWeights(tmp_path)
+    keep(kept, 5, "policy", text="as the learner sent it")
+    keep(kept, 5, "policy", text="as a new head put it together")
+    assert read(kept) == [(5, "policy", "as the learner sent it")]
+
+
+def test_nothing_is_kept_where_there_is_no_folder() -> None:
+    kept = CachedWeights(None)
+    keep(kept, 5, "policy")
+    assert (kept.version, kept.read()) == (0, b"")
+
+
+def test_disk_that_does_not_take_it_harms_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    kept = CachedWeights(tmp_path / "file" / "kept")
+    keep(kept, 5, "policy")
+    assert (kept.version, read(kept)) == (0, [])
+
+
+def test_half_a_file_and_strangers_are_left_out(tmp_path: Path) -> None:
+    keep(CachedWeights(tmp_path), 5, "policy")
+    (tmp_path / "6.part").write_bytes(b"half")
+    (tmp_path / "7.weights").write_bytes(b"\x08\0\0\0\0\0\0\0no json")
+    assert CachedWeights(tmp_path).version == 5
+
+
+@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: d[:-1] + b"x", lambda d: d + b"more", lambda d: d[3:]])
+def test_what_is_not_as_it_was_kept_is_refused(tmp_path: Path, change: object) -> None:
+    kept = CachedWeights(tmp_path)
+    keep(kept, 5, "policy")
+    assert callable(change)
+    with pytest.raises(MalformedWeights, match="kept of an earlier head cannot be read"):
+        read_cached(change(kept.read()))

@@ -1,0 +1,35 @@
+"""Open files of a fleet's process: the limit is raised as far as it may be, and said where it may not."""
+
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from cormorant_worker.errors import FleetError
+from cormorant_worker.fleet.file_limit import raise_file_limit
+
+HARD = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+
+
+@pytest.fixture(autouse=True)
+def _limits_as_before() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_soft_limit_is_raised_as_far_as_workers_need_and_never_lowered() -> None:
+    raise_file_limit(300, each=9)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300 * 9 + 256, HARD)
+    raise_file_limit(10, each=9)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300 * 9 + 256, HARD)
+
+
+@pytest.mark.skipif(HARD == resource.RLIM_INFINITY, reason="this process may open any number of files")
+def test_more_workers_than_the_hard_limit_allows_are_refused_with_the_number_that_fits() -> None:
+    workers = HARD // 9 + 1
+    words = rf"{workers} workers need {workers * 9 + 256:,} open files .* have {HARD:,} .* start {(HARD - 256) // 9:,} "
+    with pytest.raises(FleetError, match=words):
+        raise_file_limit(workers, each=9)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == 1024

@@ -1,0 +1,463 @@
+"""The fleet's books, without processes: who may collect how many frames, and where each slot is."""
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.errors import FleetError
+from cormorant_worker.fleet.batch_queue import BatchQueue, Delivery, RoundShare
+from cormorant_worker.fleet.local.block_pool import SharedBlockPool
+from cormorant_worker.fleet.scheduler import Grant, Scheduler
+from cormorant_worker.spaces import Leaf
+from cormorant_worker.worker.messages import Sealed
+
+LAYOUT = Layout(
+    num_rows=1,
+    num_envs=1,
+    observation=(Leaf(key=("observation",), shape=(), dtype=np.dtype(np.float32)),),
+    action=(Leaf(key=("action",), shape=(), dtype=np.dtype(np.int64)),),
+)
+
+
+NO_TIMING = BatchTiming(seconds=0.0, env_step_s=0.0, inference_s=0.0)
+
+
+def sealed(*, num_frames: int, block_index: int, version: int) -> Sealed:
+    return Sealed(
+        number=0, block_index=block_index, num_frames=num_frames, num_rows=1, num_ends=0, min_version=version,
+        max_version=version, returns=(), lengths=(), durable_frames=0, env_restarts=0, num_terminated=0,
+        timing=NO_TIMING,
+    )  # fmt: skip
+
+
+def hand_out(schedule: Scheduler, held: dict[tuple[str, int], int], **limits: int) -> list[Grant]:
+    """What `grants` gives when these workers may collect and hold so many tickets."""
+    for slot in tuple(schedule._held):
+        schedule.may_not_collect(slot)
+    for slot, tickets in held.items():
+        schedule.may_collect(slot, holds=tickets)
+    return schedule.grants(**limits)
+
+
+class Books(RuleBasedStateMachine):
+    """Workers that collect, die and are replaced; a consumer that takes, publishes and dawdles."""
+
+    @initialize(
+        mode=st.sampled_from(["sync", "async"]),
+        frames_per_batch=st.integers(1, 7),
+        total=st.integers(1, 60),
+        bound=st.sampled_from([None, 0, 1, 2]),
+        workers=st.integers(1, 3),
+        capacity=st.integers(1, 3),
+        drops=st.booleans(),
+        threshold=st.sampled_from([1.0, 0.6, 0.1]),
+    )
+    def begin(
+        self,
+        mode: str,
+        frames_per_batch: int,
+        total: int,
+        bound: int | None,
+        workers: int,
+        capacity: int,
+        drops: bool,
+        threshold: float,
+    ) -> None:
+        self.total, self.bound, self.capacity, self.drops = total, bound, capacity, drops
+        self.schedule = Scheduler(
+            mode=mode,
+            frames_per_batch=frames_per_batch,
+            total_frames=total,
+            max_staleness=bound,
+            preemptive_threshold=threshold if mode == "sync" else 1.0,
+        )
+        self.told: set[tuple[int, tuple[str, int]]] = set()
+        """Rounds and those of their members that are to hand over what they have."""
+        self.deliveries = BatchQueue(self.schedule, capacity=capacity, drops_oldest=drops)
+        self.deliveries.blocks = SharedBlockPool(LAYOUT, 0)
+        self.places: list[tuple[str, int]] = []
+        self.alive: dict[tuple[str, int], int] = {}
+        """Worker by place, with its process id."""
+        self.leaving: set[tuple[str, int]] = set()
+        self.tickets: dict[tuple[str, int], list[tuple[Grant, int, int]]] = {}
+        self.version = 0
+        self.next_pid = 1
+        self.delivered = self.landed_frames = self.recollected = 0
+        self.held: list[Delivery] = []
+        """What consumers have borrowed, each with its memory or copied."""
+        self.resize(workers)
+
+    @rule(workers=st.integers(1, 3))
+    def resize(self, workers: int) -> None:
+        wanted = [("cpu", i) for i in range(workers)]
+        for place in set(self.places) - set(wanted):
+            if place in self.alive:
+                self.leaving.add(place)
+            self.deliveries.complete(self.schedule.forget_member(place))
+        self.places = wanted
+        per_round = workers if self.schedule.mode == "sync" else 1
+        self.deliveries.blocks.limit = 2 * workers + self.capacity * per_round
+        self.turn()
+
+    @rule()
+    def turn(self) -> None:
+        for place in self.places:
+            if place not in self.alive:
+                self.alive[place], self.next_pid = self.next_pid, self.next_pid + 1
+                self.tickets[place] = []
+        for place in [p for p in self.leaving if not self.tickets.get(p)]:
+            self.leaving.discard(place)
+            self.alive.pop(place)
+            self.deliveries.complete(self.schedule.forget_member(place))
+        self.deliveries.accept()
+        held = {p: len(self.tickets[p]) for p in self.alive if p not in self.leaving}
+        for grant in hand_out(
+            self.schedule,
+            held,
+            num_workers=len(self.places),
+            ahead_of_consumer=self.deliveries.ahead_of_consumer,
+            room=self.deliveries.room,
+        ):
+            self.deliveries.free_a_block()
+            block_index, _ = self.deliveries.blocks.lend(self.alive[grant.slot])
+            self.tickets[grant.slot].append((grant, block_index, self.version))
+
+    @precondition(lambda self: any(self.tickets.get(p) for p in self.alive))
+    @rule(data=st.data(), old=st.booleans())
+    def land(self, data: st.DataObject, old: bool) -> None:
+        place = data.draw(st.sampled_from(sorted(p for p in self.alive if self.tickets[p])))
+        grant, block_index, version = self.tickets[place].pop(0)
+        acted = max(0, version - old)
+        is_told = (grant.round.number, place) in self.told
+        frames = data.draw(st.integers(1, grant.num_frames)) if is_told else grant.num_frames
+        self.landed_frames += frames
+        late = self.deliveries.land(
+            grant.round,
+            place,
+            RoundShare(sealed(num_frames=frames, block_index=block_index, version=acted), block_index),
+        )
+        for other in late:
+            assert any(held.round is grant.round for held, _, _ in self.tickets[other])
+            self.told.add((grant.round.number, other))
+        self.turn()
+
+    @precondition(lambda self: bool(self.alive))
+    @rule(data=st.data())
+    def die(self, data: st.DataObject) -> None:
+        place = data.draw(st.sampled_from(sorted(self.alive)))
+        self.deliveries.blocks.forget(self.alive.pop(place))
+        for grant, slot, _ in self.tickets.pop(place):
+            self.deliveries.blocks.give_back(slot)
+            assert self.schedule.lost(grant.round.number, place) == grant.num_frames
+        self.leaving.discard(place)
+        self.deliveries.complete(self.schedule.forget_member(place, only_preempted=place in self.places))
+
+    @rule()
+    def borrow(self) -> None:
+        least = None if self.bound is None else self.version - self.bound
+        taken = self.deliveries.take(min_version=least)
+        if taken is None:
+            return
+        self.held.append(taken)
+        assert least is None or taken.min_version >= least
+        assert [place for place, _ in taken.parts] == sorted(place for place, _ in taken.parts)
+        self.delivered += taken.num_frames
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data(), copied=st.booleans(), publishes=st.integers(0, 2))
+    def give_back(self, data: st.DataObject, copied: bool, publishes: int) -> None:
+        loan = data.draw(st.sampled_from(self.held))
+        if copied:
+            self.deliveries.copied(loan.round.number)
+        else:
+            self.version += publishes
+            self.held.remove(loan)
+            for _ in range(2):
+                self.deliveries.release(loan.round.number)
+        self.turn()
+
+    @rule(publishes=st.integers(0, 2))
+    def take(self, publishes: int) -> None:
+        """What a single consumer does: the last one back, the next one."""
+        for loan in self.held:
+            self.deliveries.release(loan.round.number)
+        self.held.clear()
+        self.turn()
+        self.borrow()
+        self.version += publishes
+
+    @rule()
+    def discard(self) -> None:
+        """What a restore does, when no ticket is out."""
+        if any(self.tickets.values()):
+            return
+        before = self.schedule.landed_frames
+        self.deliveries.discard("restore")
+        self.schedule.accepted_frames = before
+        assert self.schedule.num_open == 0
+
+    @invariant()
+    def never_more_than_the_total_is_asked_for(self) -> None:
+        assert self.schedule.accepted_frames + self.schedule.outstanding_frames <= self.total
+        assert self.schedule.remaining_frames >= 0
+        assert self.schedule.outstanding_frames == sum(
+            sum(found.frames.values()) for found in self.schedule._open.values()
+        )
+
+    @invariant()
+    def every_block_is_in_one_place(self) -> None:
+        blocks, deliveries = self.deliveries.blocks, self.deliveries
+        out = [block_index for tickets in self.tickets.values() for _, block_index, _ in tickets]
+        kept = [part.block_index for parts in deliveries._landed.values() for part in parts.values()]
+        queued = [p.block_index for d in (*deliveries._queue, *(d for _, d in deliveries._backlog)) for _, p in d.parts]
+        held = [part.block_index for loan in deliveries._lent.values() for _, part in loan.parts]
+        assert set(deliveries._lent) <= set(deliveries._at_work) == {loan.round.number for loan in self.held}
+        unsettled = sum(delivery.num_frames for delivery in (*deliveries._queue, *self.held))
+        assert deliveries.unsettled_frames == unsettled <= self.schedule.accepted_frames
+        assert self.drops or len(deliveries._lent) + len(deliveries._queue) <= self.capacity
+        everywhere = [*out, *kept, *queued, *held, *blocks._free]
+        assert sorted(everywhere) == list(range(blocks.num_made))
+
+    @invariant()
+    def what_was_collected_is_delivered_dropped_or_waits(self) -> None:
+        waiting = sum(
+            p.message.num_frames
+            for parts in (
+                *(tuple(d.values()) for d in self.deliveries._landed.values()),
+                *(
+                    tuple(p for _, p in d.parts)
+                    for d in (*self.deliveries._queue, *(b for _, b in self.deliveries._backlog))
+                ),
+            )
+            for p in parts
+        )
+        assert self.landed_frames == self.delivered + sum(self.deliveries.dropped.values()) + waiting
+
+    def teardown(self) -> None:
+        """However it began, it ends: everybody works on, and the total is reached exactly."""
+        for _ in range(2000):
+            if self.schedule.is_done and not self.deliveries.num_waiting:
+                break
+            self.turn()
+            for place in sorted(self.alive):
+                if self.tickets.get(place):
+                    grant, block_index, version = self.tickets[place].pop(0)
+                    self.landed_frames += grant.num_frames
+                    message = sealed(num_frames=grant.num_frames, block_index=block_index, version=version)
+                    self.deliveries.land(grant.round, place, RoundShare(message, block_index))
+            self.take(1)
+        else:
+            raise AssertionError("it does not end")
+        assert self.schedule.accepted_frames == self.total
+        for loan in self.held:
+            self.deliveries.release(loan.round.number)
+        assert not any(self.tickets.values())
+        assert len(self.deliveries.blocks._free) == self.deliveries.blocks.num_made
+        self.deliveries.blocks.close()
+
+
+Books.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestBooks = Books.TestCase
+
+
+@pytest.mark.parametrize(("threshold", "enough"), [(0.01, 1), (0.5, 2), (2 / 3, 2), (0.7, 3), (0.75, 3), (0.99, 4)])
+def test_stragglers_are_told_once_enough_have_landed(threshold: float, enough: int) -> None:
+    schedule = Scheduler(
+        mode="sync", frames_per_batch=10, total_frames=60, max_staleness=None, preemptive_threshold=threshold
+    )
+    workers = 3 if threshold == 2 / 3 else 4
+    places = [("cpu", i) for i in range(workers)]
+    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=workers, ahead_of_consumer=0, room=workers)
+    found = grants[0].round
+    for i, grant in enumerate(grants[:enough]):
+        assert schedule.landed(found.number, grant.slot, 10) is found
+        assert schedule.preempt(found) == (places[enough:] if i == enough - 1 else [])
+    assert schedule.preempt(found) == []  # once
+    for place in places[enough:]:
+        schedule.landed(found.number, place, 3)
+    assert found.is_complete
+    schedule.accepted(found.number)
+    assert schedule.remaining_frames == 60 - enough * 10 - (workers - enough) * 3
+
+
+def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
+    schedule = Scheduler(
+        mode="sync", frames_per_batch=10, total_frames=90, max_staleness=None, preemptive_threshold=0.5
+    )
+    places = [("cpu", i) for i in range(4)]
+    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=4, ahead_of_consumer=0, room=4)
+    found = grants[0].round
+    schedule.lost(found.number, places[0])
+    assert schedule.forget_member(places[0], only_preempted=True) == []
+    schedule.landed(found.number, places[1], 10)
+    assert schedule.preempt(found) == []
+    schedule.landed(found.number, places[2], 10)
+    assert schedule.preempt(found) == [places[3]]  # and the one that was lost before is out of it
+    schedule.lost(found.number, places[3])
+    assert schedule.forget_member(places[3], only_preempted=True) == [found]
+    assert found.frames == {places[1]: 10, places[2]: 10}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_drained_fleet_keeps_what_landed_and_waits_for_nobody_who_was_lost(mode: str) -> None:
+    schedule = Scheduler(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
+    places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
+    grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
+    landed = [schedule.landed(grant.round.number, grant.slot, 10) for grant in grants[:1]]
+    schedule.lost(grants[1].round.number, places[1])
+    assert schedule.drain() == []  # the third is still at work
+    assert not schedule.is_done
+    assert hand_out(schedule, {places[1]: 0}, num_workers=3, ahead_of_consumer=0, room=3) == []
+    schedule.lost(grants[2].round.number, places[2])
+    assert schedule.forget_member(places[2]) == ([landed[0]] if mode == "sync" else [])
+    schedule.accepted(landed[0].number)
+    assert schedule.accepted_frames == 10
+    assert schedule.is_done
+
+
+def test_sync_shares_the_last_round_out_evenly() -> None:
+    schedule = Scheduler(mode="sync", frames_per_batch=10, total_frames=37, max_staleness=None)
+    held = {("cpu", i): 0 for i in range(3)}
+    sizes = []
+    for _ in range(2):
+        grants = hand_out(schedule, held, num_workers=3, ahead_of_consumer=0, room=3)
+        sizes.append([grant.num_frames for grant in grants])
+    assert sizes == [[10, 10, 10], [3, 2, 2]]
+    assert schedule.remaining_frames == 0
+
+
+def test_a_short_last_round_does_not_overtake_the_one_before() -> None:
+    schedule = Scheduler(mode="sync", frames_per_batch=10, total_frames=21, max_staleness=None)
+    deliveries = BatchQueue(schedule, capacity=4, drops_oldest=False)
+    deliveries.blocks = SharedBlockPool(LAYOUT, 4)
+    held = {("cpu", 0): 0, ("cpu", 1): 0}
+    grants = hand_out(schedule, held, num_workers=2, ahead_of_consumer=0, room=4)
+    assert [(grant.round.number, grant.slot[1], grant.num_frames) for grant in grants] == [
+        (0, 0, 10), (0, 1, 10), (1, 0, 1)
+    ]  # fmt: skip
+    accepted = []
+    for number in (0, 2, 1):  # cpu-0 is done with both of its tickets before cpu-1 is with its one
+        grant = grants[number]
+        block_index, _ = deliveries.blocks.lend(1)
+        part = RoundShare(sealed(num_frames=grant.num_frames, block_index=block_index, version=0), block_index)
+        deliveries.land(grant.round, grant.slot, part)
+        deliveries.accept()
+        accepted.append(schedule.accepted_frames)
+    assert accepted == [0, 0, 21]
+    assert [deliveries.take(min_version=None).round.number for _ in range(2)] == [0, 1]
+    deliveries.blocks.close()
+
+
+def test_a_sync_round_waits_until_every_place_is_filled() -> None:
+    schedule = Scheduler(mode="sync", frames_per_batch=10, total_frames=None, max_staleness=None)
+    assert hand_out(schedule, {("cpu", 0): 0}, num_workers=2, ahead_of_consumer=0, room=9) == []
+
+
+def test_workers_take_turns_when_the_consumer_is_slow() -> None:
+    schedule = Scheduler(mode="async", frames_per_batch=4, total_frames=None, max_staleness=None)
+    idle = {("cpu", 0): 0, ("cpu", 1): 0, ("gpu", 0): 0}
+    turns = []
+    for _ in range(6):
+        (grant,) = hand_out(schedule, idle, num_workers=3, ahead_of_consumer=0, room=1)
+        schedule.landed(grant.round.number, grant.slot, grant.num_frames)
+        schedule.accepted(grant.round.number)
+        turns.append(grant.slot)
+    assert turns == [("cpu", 0), ("cpu", 1), ("gpu", 0)] * 2
+
+
+def test_idle_workers_come_first_when_room_is_scarce() -> None:
+    schedule = Scheduler(mode="async", frames_per_batch=10, total_frames=None, max_staleness=None)
+    grants = hand_out(schedule, {("cpu", 0): 1, ("cpu", 1): 0}, num_workers=2, ahead_of_consumer=0, room=1)
+    assert [grant.slot for grant in grants] == [("cpu", 1)]
+
+
+@pytest.mark.parametrize(
+    ("bound", "ahead", "expected"), [(0, 0, 1), (0, 1, 0), (1, 1, 1), (1, 2, 0), (2, 0, 2), (None, 9, 4)]
+)
+def test_the_bound_on_staleness_limits_how_far_workers_run_ahead(bound: int | None, ahead: int, expected: int) -> None:
+    schedule = Scheduler(mode="async", frames_per_batch=10, total_frames=None, max_staleness=bound)
+    held = {("cpu", 0): 0, ("cpu", 1): 0}
+    assert len(hand_out(schedule, held, num_workers=2, ahead_of_consumer=ahead, room=9)) == expected
+
+
+def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
+    schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=100, max_staleness=None)
+    deliveries = BatchQueue(schedule, capacity=1, drops_oldest=True)
+    deliveries.blocks = SharedBlockPool(LAYOUT, 3)
+    for _ in range(3):
+        (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
+        block_index, _ = deliveries.blocks.lend(1)
+        deliveries.land(
+            grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, block_index=block_index, version=0), block_index)
+        )
+        deliveries.accept()
+    assert deliveries.dropped == {"drop_oldest": 10}
+    assert schedule.accepted_frames == 15
+    last = deliveries.take(min_version=None)
+    assert last is not None
+    assert last.round.number == 2
+    # The consumer at work does not keep the next one out.
+    (grant,) = hand_out(schedule, {("cpu", 0): 1}, num_workers=1, ahead_of_consumer=0, room=1)
+    block_index, _ = deliveries.blocks.lend(1)
+    deliveries.land(
+        grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, block_index=block_index, version=0), block_index)
+    )
+    deliveries.accept()
+    assert schedule.accepted_frames == 20
+    deliveries.blocks.close()
+
+
+@pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
+def test_stale_frames_are_collected_again_unless_a_dataset_has_them(has_dataset: bool, accepted: int) -> None:
+    schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)
+    deliveries = BatchQueue(schedule, capacity=1, drops_oldest=False, has_dataset=has_dataset)
+    deliveries.blocks = SharedBlockPool(LAYOUT, 3)
+    (grant,) = hand_out(schedule, {("cpu", 0): 0}, num_workers=1, ahead_of_consumer=0, room=1)
+    block_index, _ = deliveries.blocks.lend(1)
+    deliveries.land(
+        grant.round, ("cpu", 0), RoundShare(sealed(num_frames=5, block_index=block_index, version=3), block_index)
+    )
+    deliveries.accept()
+    assert schedule.accepted_frames == 5
+    assert deliveries.take(min_version=4) is None
+    assert (deliveries.dropped, schedule.accepted_frames) == ({"stale": 5}, accepted)
+    assert deliveries.blocks.room == 3
+    deliveries.blocks.close()
+
+
+@pytest.mark.parametrize(("versions", "is_taken"), [((-1, 3), False), ((-1, 4), True), ((-1, -1), True)])
+def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_taken: bool) -> None:
+    schedule = Scheduler(mode="sync", frames_per_batch=5, total_frames=10, max_staleness=0)
+    deliveries = BatchQueue(schedule, capacity=1, drops_oldest=False)
+    deliveries.blocks = SharedBlockPool(LAYOUT, 3)
+    places = [("cpu", 0), ("cpu", 1)]
+    grants = hand_out(schedule, dict.fromkeys(places, 0), num_workers=2, ahead_of_consumer=0, room=2)
+    for place, grant, version in zip(places, grants, versions, strict=True):
+        block_index, _ = deliveries.blocks.lend(1)
+        deliveries.land(
+            grant.round, place, RoundShare(sealed(num_frames=5, block_index=block_index, version=version), block_index)
+        )
+    deliveries.accept()
+    assert (deliveries.take(min_version=4) is not None) is is_taken
+    assert deliveries.dropped == ({} if is_taken else {"stale": 10})
+    deliveries.blocks.close()
+
+
+def test_a_slot_comes_with_its_memory_only_the_first_time_that_a_worker_sees_it() -> None:
+    pool = SharedBlockPool(LAYOUT, 2)
+    slot, memory = pool.lend(1)
+    assert memory is not None
+    pool.give_back(slot)
+    assert pool.lend(1) == (slot, None)
+    pool.give_back(slot)
+    again, memory = pool.lend(2)
+    assert (again, memory is not None) == (slot, True)
+    other, _ = pool.lend(2)
+    assert other != slot
+    with pytest.raises(FleetError, match="all 2 batch slots are in use"):
+        pool.lend(3)
+    pool.close()

@@ -1,0 +1,123 @@
+"""Threads that do for a fleet what may take long: starting workers, ending them, opening a dataset.
+
+Its own thread holds the fleet's condition, under which nothing may wait: it hands such work over, and what comes of it
+is dealt with in a later turn.
+"""
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from cormorant_worker.fleet.transport import WorkerConnection
+
+T = TypeVar("T")
+
+_NUM_THREADS = 8
+"""One that waits for a process which does not die holds up none of the others."""
+
+_ENDING_S = 1.0
+"""For a process whose sockets have closed to have ended."""
+
+
+class BackgroundTasks:
+    """Does what it is given, in any order. `carry` and `settle` want the fleet's condition held."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        """Begin with nothing to do.
+
+        Args:
+            wake: called by any thread when something is done: `settle` has to look.
+        """
+        self._wake = wake
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], Callable[[Any], None]] | None] = queue.SimpleQueue()
+        self._done: deque[tuple[Callable[[Any], None], Any]] = deque()
+        self._threads: list[threading.Thread] = []
+        self._num_under_way = 0
+
+    @property
+    def is_idle(self) -> bool:
+        """True when nothing is under way, and everything that was done is settled."""
+        return self._num_under_way == 0
+
+    def carry(self, job: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        """Have something done, without the condition.
+
+        Args:
+            job: what.
+            then: called by `settle`, with what the job returned or raised.
+        """
+        self._num_under_way += 1
+        self._jobs.put((job, then))
+        if len(self._threads) < min(_NUM_THREADS, self._num_under_way):
+            thread = threading.Thread(target=self._run, name=f"fleet-porter-{len(self._threads)}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def settle(self) -> int:
+        """Go on with everything that is done. Returns how much that was."""
+        settled = 0
+        while self._done:
+            then, result = self._done.popleft()
+            self._num_under_way -= 1
+            settled += 1
+            then(result)
+        return settled
+
+    def close(self) -> None:
+        """No more jobs come. Threads end with what they are at; one that never ends dies with the process."""
+        for _ in self._threads:
+            self._jobs.put(None)
+        # What they did last holds descriptors of workers until they have ended.
+        deadline = time.monotonic() + _ENDING_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _run(self) -> None:
+        while (found := self._jobs.get()) is not None:
+            job, then = found
+            try:
+                result = job()
+            except Exception as error:  # noqa: BLE001  # the thread's edge: whoever asked for it decides
+                result = error
+            self._done.append((then, result))
+            self._wake()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeenOff:
+    """A worker that has ended."""
+
+    how: str
+    """Empty where that was told already."""
+    durable_frames: int | None = None
+    """Frames in its part of the dataset; None without one."""
+
+
+def see_off(
+    link: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
+) -> SeenOff:
+    """See to the end of a worker, and ask the dataset what it has of it: nobody else knows.
+
+    Raises:
+        DatasetError: the dataset cannot be read.
+    """
+    if is_killed:
+        link.kill()
+    else:
+        link.wait(_ENDING_S)
+    how = "" if is_told else link.describe_end()
+    link.close()
+    if durable_frames is None:
+        return SeenOff(how=how)
+    durable = durable_frames()
+    while is_killed:
+        # On another machine it may have been in the middle of its manifest.
+        time.sleep(_ENDING_S)
+        before, durable = durable, durable_frames()
+        if durable == before:
+            break
+    return SeenOff(how=how, durable_frames=durable)

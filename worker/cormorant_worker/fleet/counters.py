@@ -1,0 +1,155 @@
+"""What a fleet has counted: of its workers, of those that are gone, and of who waited for whom. Guarded by the fleet's
+condition.
+"""
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Literal
+
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.fleet.protocol import GroupStats
+from cormorant_worker.weights.staged import PolicyVersion
+from cormorant_worker.worker.messages import Sealed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from cormorant_worker.fleet.worker_handle import WorkerHandle
+
+RestartReason = Literal["crash", "hang", "error"]
+_RECENT = 100
+
+
+class FleetCounters:
+    """Numbers that only grow, and the last episodes."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.episodes = 0
+        self.returns: deque[float] = deque(maxlen=_RECENT)
+        self.lengths: deque[int] = deque(maxlen=_RECENT)
+        self._clock = clock
+        self._groups: dict[str, _Group] = {}
+        self._producer_s = self._consumer_s = 0.0
+        self._looked = clock()
+        self._was_full = False
+        self._waiting = 0
+
+    def joined(self, group: str) -> None:
+        self._group(group).alive += 1
+
+    def synced(self, group: str, version: PolicyVersion) -> None:
+        """It may collect, and acts with this version."""
+        self._group(group).versions[version] += 1
+
+    def applied(self, group: str, before: PolicyVersion, version: PolicyVersion) -> None:
+        """A worker that may collect acts with another version."""
+        books = self._group(group)
+        books.leave(before)
+        books.versions[version] += 1
+
+    def parted(self, group: str, version: PolicyVersion, *, is_synced: bool) -> None:
+        books = self._group(group)
+        books.alive -= 1
+        if is_synced:
+            books.leave(version)
+
+    def seal(self, sealed: Sealed, member: "WorkerHandle") -> None:
+        """A worker finished a batch."""
+        self.episodes += len(sealed.returns)
+        self.returns.extend(sealed.returns)
+        self.lengths.extend(sealed.lengths)
+        self._group(member.place[0]).env_restarts += sealed.env_restarts - member.env_restarts
+        self.follow(member)
+
+    def follow(self, member: "WorkerHandle") -> None:
+        """Take over what a worker's pulse says. What a worker did stays counted when it is gone."""
+        books, link = self._group(member.place[0]), member.link
+        frames, spent = link.frames, link.spent_ns
+        books.frames += frames - member.booked_frames
+        if spent != member.booked_ns:
+            before = member.booked_ns or (0,) * len(spent)
+            books.spent_ns = [
+                total + now - then for total, now, then in zip(books.spent_ns, spent, before, strict=True)
+            ]
+        member.booked_frames, member.booked_ns = frames, spent
+
+    def replaced(self, group: str, reason: RestartReason) -> None:
+        """A worker that is gone is replaced."""
+        self._group(group).restarts[reason] += 1
+
+    @property
+    def stepped_frames(self) -> int:
+        """Frames that workers have stepped, as far as their pulses were looked at."""
+        return sum(books.frames for books in self._groups.values())
+
+    def _group(self, name: str) -> "_Group":
+        if name not in self._groups:
+            self._groups[name] = _Group()
+        return self._groups[name]
+
+    def look(self, *, is_full: bool) -> None:
+        """The fleet's thread comes round: whether workers wait for room from now on."""
+        now = self._clock()
+        if self._was_full:
+            self._producer_s += now - self._looked
+        if self._waiting:
+            self._consumer_s += now - self._looked
+        self._looked, self._was_full = now, is_full
+
+    def waiting(self) -> AbstractContextManager[None]:
+        """Inside, a consumer waits for a batch."""
+        return self._wait()
+
+    @contextmanager
+    def _wait(self) -> "Iterator[None]":
+        self.look(is_full=self._was_full)
+        self._waiting += 1
+        try:
+            yield
+        finally:
+            self.look(is_full=self._was_full)
+            self._waiting -= 1
+
+    @property
+    def waits_s(self) -> Mapping[str, float]:
+        """Seconds in which workers waited for room, and consumers for batches."""
+        return {"producer": self._producer_s, "consumer": self._consumer_s}
+
+    def group(self, name: str, *, desired: int) -> GroupStats:
+        """One worker group.
+
+        Args:
+            name: the group.
+            desired: places that are to be filled.
+        """
+        books = self._group(name)
+        ready = books.versions.total()
+        return GroupStats(
+            desired=desired,
+            ready=ready,
+            starting=books.alive - ready,
+            stepped_frames=books.frames,
+            spent_s={activity: ns / 1e9 for activity, ns in zip(ACTIVITIES, books.spent_ns, strict=True)},
+            restarts=dict(books.restarts),
+            env_restarts=books.env_restarts,
+            min_version=min(books.versions, default=PolicyVersion(0)),
+        )
+
+
+class _Group:
+    """What is counted of one worker group."""
+
+    def __init__(self) -> None:
+        self.alive = self.frames = self.env_restarts = 0
+        self.spent_ns = [0] * len(ACTIVITIES)
+        self.restarts: Counter[RestartReason] = Counter()
+        self.versions: Counter[PolicyVersion] = Counter()
+        """Workers that may collect, by the version that acts in them."""
+
+    def leave(self, version: PolicyVersion) -> None:
+        """One worker less acts with a version."""
+        self.versions[version] -= 1
+        if not self.versions[version]:
+            del self.versions[version]

@@ -1,0 +1,143 @@
+"""The fleet's side of a dataset: opened once, so that workers only append to parts of their own.
+
+Imported only by fleets that have a dataset: pyarrow takes a while to load.
+"""
+
+import hashlib
+import json
+import os
+import socket
+import uuid
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.lock import FolderLock, LockHeld
+from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
+from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.local_store import local_path
+from cormorant_worker.spaces import Space
+from cormorant_worker.worker.messages import Ready
+
+
+class DatasetRoot:
+    """A dataset that this fleet, and no other process, adds to. It is looked through once."""
+
+    def __init__(self, uri: str, *, epoch: int = 0) -> None:
+        """Lock the place and look at it, before any worker starts.
+
+        Args:
+            uri: where it lies, or will.
+            epoch: the fleet's, unless the dataset has seen as high a one.
+
+        Raises:
+            DatasetError: it cannot be read or written, or another process writes to it.
+        """
+        self.uri = uri
+        _refuse_unwritable(uri)
+        self._lock = _lock(uri)
+        try:
+            self._dataset = find_dataset(uri)
+            self.written: Counter[Slot] = Counter()
+            """Durable frames of earlier runs, by slot."""
+            self._attempts: dict[Slot, int] = {}
+            """The last attempt of each slot that has a part."""
+            runs = self._dataset.runs() if self._dataset is not None else ()
+            for part in self._dataset.parts() if self._dataset is not None else ():
+                group, index, attempt = split_part_name(part.name)
+                self.written[group, index] += part.frames
+                self._attempts[group, index] = max(attempt, self._attempts.get((group, index), -1))
+            # Runs of versions that did not number them have one epoch a part at most.
+            last = max(runs, default=max(self._attempts.values(), default=-1))
+            self.epoch = max(epoch, last + 1)
+            """Of the fleet that writes now: higher than any before."""
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def frames(self) -> int:
+        """Durable frames of earlier runs."""
+        return self.written.total()
+
+    def next_attempt(self, slot: Slot) -> int:
+        """The first attempt of a slot that had no part when this fleet began: 0 in a new dataset."""
+        return self._attempts.get(slot, -1) + 1
+
+    def durable_frames(self, part: str) -> int:
+        """Frames of a part that its manifest has: of one that nobody wrote, none."""
+        return self._dataset.durable_frames(part) if self._dataset is not None else 0
+
+    def open(self, job: CollectorJob, ready: Ready) -> None:
+        """Begin the dataset, or go on with one that fits.
+
+        Raises:
+            DatasetMismatch: what is there comes from another environment or schema.
+            DatasetError: it cannot be written, or another run began at this moment.
+        """
+        spaces = ready.observation_space, ready.action_space
+        self._dataset = open_dataset(self.uri, describe_job(job, ready.layout, *spaces))
+        holder = {"job": job.metadata.name, "host": socket.gethostname(), "pid": os.getpid(), "run": uuid.uuid4().hex}
+        self._dataset.begin_run(self.epoch, json.dumps(holder).encode())
+
+    def close(self) -> None:
+        """Let others write to it. May be called twice."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:
+    """What a dataset says about the job that fills it; the same in the fleet and in its workers."""
+    document = job.to_document()
+    manifest = json.dumps(document, sort_keys=True).encode()
+    return DatasetDescription.of(
+        _describe_env(job),
+        observation,
+        action,
+        layout,
+        job=job.metadata.name,
+        seed=job.spec.collection.seed,
+        manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+    )
+
+
+def _describe_env(job: CollectorJob) -> dict[str, Any]:
+    """What tells environments apart, and nothing of how many there are or who steps them."""
+    env = job.spec.env
+    limit = {"maxEpisodeSteps": env.max_episode_steps}
+    if env.envpool is not None:
+        return {"envpool": {"taskId": env.envpool.task_id, "kwargs": dict(env.envpool.kwargs)}, **limit}
+    assert env.gymnasium is not None
+    wrappers = [wrapper.to_document() for wrapper in env.gymnasium.wrappers]
+    named = {"id": env.gymnasium.id} if env.gymnasium.id else {"entrypoint": env.gymnasium.entrypoint}
+    return {"gymnasium": {**named, "kwargs": dict(env.gymnasium.kwargs), "wrappers": wrappers}, **limit}
+
+
+def _lock(uri: str) -> FolderLock | None:
+    """None for object stores, which have no locks: see `Dataset.begin_run`."""
+    path = local_path(uri)
+    if path is None:
+        return None
+    try:
+        return FolderLock(path)
+    except LockHeld as error:
+        raise DatasetError(f"the dataset {error}; stop that run first, or give this job another URI") from None
+    except OSError as error:
+        raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
+
+
+def _refuse_unwritable(uri: str) -> None:
+    path = local_path(uri)
+    if path is None:
+        return
+    existing = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+    if not existing.is_dir():
+        raise DatasetError(f"{uri} cannot be a folder: {existing} is a file; choose another URI")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise DatasetError(
+            f"{uri} cannot be written: no permission to write in {Path(existing)}; choose another URI"
+        ) from PermissionError(str(existing))

@@ -1,0 +1,110 @@
+"""The places of a fleet's workers: which are to be filled. Guarded by the fleet's condition."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import count, islice
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.errors import FleetError, LastWorker, NoSuchWorker
+from cormorant_worker.fleet.scheduler import Slot
+
+
+class DesiredSlots:
+    """Those that are to be filled, in the order of the manifest's groups. Iterating gives them."""
+
+    def __init__(self, job: CollectorJob) -> None:
+        self._job = job
+        self._wanted: tuple[Slot, ...] = ()
+        self._known: frozenset[Slot] = frozenset()
+        self.sizes: Mapping[str, int] = {}
+        """By group."""
+
+    def __contains__(self, slot: object) -> bool:
+        """Whether a place is to be filled."""
+        return slot in self._known
+
+    def __iter__(self) -> Iterator[Slot]:
+        """One after the other, by group and index."""
+        return iter(self._wanted)
+
+    def __len__(self) -> int:
+        """How many workers there are to be."""
+        return len(self._wanted)
+
+    def resize(
+        self, workers: int | Mapping[str, int], *, check: Callable[[int], None] = lambda _: None
+    ) -> frozenset[Slot]:
+        """Say how many there are, in all or by group: groups that are not named keep theirs. The lowest free index is
+        filled first, the highest is given up first.
+
+        Args:
+            workers: in all, or by group.
+            check: raises where there cannot be so many.
+
+        Returns:
+            Those that are given up.
+
+        Raises:
+            FleetError: no such group, a negative size, or nobody would be left.
+        """
+        names = [group.name for group in self._job.spec.worker_groups]
+        if isinstance(workers, int):
+            counted = Counter(self._place_of(number)[0] for number in range(workers))
+            sizes = {name: counted[name] for name in names}
+        else:
+            sizes = dict(workers)
+        if unknown := sorted(set(sizes) - set(names)):
+            raise FleetError(f"there are no worker groups {', '.join(unknown)}; the manifest has {', '.join(names)}")
+        if negative := [f"{name}: {size}" for name, size in sizes.items() if size < 0]:
+            raise FleetError(f"sizes of worker groups begin at 0; got {', '.join(negative)}")
+        wanted: list[Slot] = []
+        for name in names:
+            filled = sorted(index for group, index in self._wanted if group == name)
+            size = sizes.get(name, len(filled))
+            taken = set(filled)
+            free = (index for index in count() if index not in taken)
+            wanted += [(name, index) for index in sorted([*filled[:size], *islice(free, max(0, size - len(filled)))])]
+        check(len(wanted))
+        return self._want(wanted)
+
+    def give_up(self, name: str) -> frozenset[Slot]:
+        """Leave a worker's place empty until its group's size is raised. Returns that place alone.
+
+        Raises:
+            NoSuchWorker: it is not there, or was given up before.
+            LastWorker: nobody would be left.
+        """
+        (given_up,) = self.of((name,))
+        return self._want([slot for slot in self._wanted if slot != given_up])
+
+    def of(self, names: Collection[str]) -> frozenset[Slot]:
+        """The places of workers by name.
+
+        Raises:
+            FleetError: no such worker.
+        """
+        known = {"{}-{}".format(*slot): slot for slot in self._wanted}
+        if unknown := [name for name in names if name not in known]:
+            raise NoSuchWorker(f"there is no worker {', '.join(unknown)}; there are {', '.join(known)}")
+        return frozenset(known[name] for name in names)
+
+    def _want(self, wanted: list[Slot]) -> frozenset[Slot]:
+        if not wanted:
+            raise LastWorker("0 workers: a fleet needs at least 1; pause it instead")
+        known = frozenset(wanted)
+        given_up = self._known - known
+        self._wanted, self._known = tuple(wanted), known
+        self.sizes = Counter(group for group, _ in wanted)
+        return given_up
+
+    def _place_of(self, number: int) -> Slot:
+        """The place of the n-th worker: the manifest's fixed groups first, then the elastic one."""
+        elastic = self._job.spec.elastic
+        for group in self._job.spec.worker_groups:
+            if group.name == elastic.name:
+                continue
+            size = self._job.spec.size_of(group)
+            if number < size:
+                return (group.name, number)
+            number -= size
+        return (elastic.name, number)

@@ -1,0 +1,103 @@
+"""What happens in a fleet, told to whoever listens: the head's event stream, its update objects, its metrics."""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import structlog
+
+if TYPE_CHECKING:
+    from cormorant_worker.worker.messages import Sealed
+
+log = structlog.get_logger()
+
+EventKind = Literal[
+    "applied",
+    "refused",
+    "worker_ready",
+    "worker_lost",
+    "sealed",
+    "accepted",
+    "lent",
+    "paused",
+    "resumed",
+    "published",
+    "seeded",
+    "dropped",
+    "failed",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetEvent:
+    """One thing that happened. Fields that mean nothing for a kind keep their defaults."""
+
+    kind: EventKind
+    """applied: `worker` acts with `version` from its next frame on. refused: it cannot take `version`, for
+    `reason`. worker_ready: it may collect. worker_lost: it is
+    gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
+    the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
+    consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on
+    its way. seeded: every worker begins anew, with the seed in `reason`. dropped: `frames` will not be delivered, for
+    `reason` (crash, stale, drop_oldest, drain, restore, seed). failed: the fleet cannot go on, for `reason`."""
+    worker: str = ""
+    """`<group>-<index>`."""
+    version: int = 0
+    frames: int = 0
+    reason: str = ""
+    staleness: int = 0
+    sealed: "Sealed | None" = None
+
+
+Listener = Callable[[FleetEvent], None]
+
+
+class Events:
+    """What happened and has not been told yet. `note` wants the fleet's condition held, `tell` is its thread's."""
+
+    def __init__(self) -> None:
+        self._listeners: tuple[Listener, ...] = ()
+        self._changing = threading.Lock()
+        """Guards changes of `_listeners`, which is replaced as a whole."""
+        self._noted: deque[FleetEvent] = deque()
+
+    def subscribe(self, listener: Listener) -> Callable[[], None]:
+        """Tell this listener, too, what happens from now on. Returns what ends it; that may be called twice."""
+        with self._changing:
+            self._listeners = (*self._listeners, listener)
+
+        def unsubscribe() -> None:
+            with self._changing:
+                self._listeners = tuple(known for known in self._listeners if known is not listener)
+
+        return unsubscribe
+
+    def note(
+        self,
+        kind: EventKind,
+        *,
+        worker: str = "",
+        version: int = 0,
+        frames: int = 0,
+        reason: str = "",
+        staleness: int = 0,
+        sealed: "Sealed | None" = None,
+    ) -> None:
+        if self._listeners:
+            event = FleetEvent(
+                kind=kind, worker=worker, version=version, frames=frames, reason=reason, staleness=staleness,
+                sealed=sealed,
+            )  # fmt: skip
+            self._noted.append(event)
+
+    def tell(self) -> None:
+        """Tell everybody what was noted, in order. A listener that raises is logged and does no harm."""
+        while self._noted:
+            event = self._noted.popleft()
+            for listener in self._listeners:
+                try:
+                    listener(event)
+                except Exception:
+                    log.exception("listener_failed", event_kind=event.kind)

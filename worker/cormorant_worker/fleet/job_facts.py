@@ -1,0 +1,40 @@
+"""What a fleet reads from its manifest: where frames are kept, what runs where, and how to name it in messages."""
+
+from typing import TYPE_CHECKING
+
+from cormorant_contract.job import CollectorJob
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.dataset_root import DatasetRoot
+
+
+def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
+    """The dataset that frames go to, looked at; None: none.
+
+    Args:
+        job: the manifest.
+        epoch: of the fleet, unless the dataset has seen as high a one.
+
+    Raises:
+        DatasetError: it cannot be read or written, or another process writes to it.
+    """
+    if job.spec.output.dataset is None:
+        return None
+    # Imported by those who have a dataset: pyarrow takes a while to load.
+    from cormorant_worker.fleet.dataset_root import DatasetRoot
+
+    return DatasetRoot(job.spec.output.dataset.uri, epoch=epoch)
+
+
+def device_of(job: CollectorJob, group: str) -> str:
+    """The torch device of a group's policies."""
+    return "cuda" if any(g.name == group and g.device == "gpu" for g in job.spec.worker_groups) else "cpu"
+
+
+def describe_env(job: CollectorJob) -> str:
+    """The environment and its arguments."""
+    env = job.spec.env
+    if env.envpool is not None:
+        return f"EnvPool's {env.envpool.task_id} with kwargs {dict(env.envpool.kwargs)}"
+    assert env.gymnasium is not None
+    return f"{env.gymnasium.id or env.gymnasium.entrypoint} with kwargs {dict(env.gymnasium.kwargs)}"

@@ -1,0 +1,1 @@
+"""The engine of one machine: worker processes and shared memory."""

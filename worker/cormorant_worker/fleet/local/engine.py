@@ -1,0 +1,98 @@
+"""The engine of one machine: worker processes, batches in shared memory."""
+
+import threading
+from collections.abc import Callable
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.place import find_device
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.fleet.file_limit import raise_file_limit
+from cormorant_worker.fleet.local.block_pool import SharedBlockPool
+from cormorant_worker.fleet.local.fork_server import ForkServer, Imports, borrow, give_back
+from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
+from cormorant_worker.fleet.transport import ConnectionClosed, WorkerConnection
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.worker.messages import Start
+
+_DESCRIPTORS = 9
+"""Of a worker in this process: 2 sockets, 2 of its pulse, 4 of the two batches that it may fill, 1 to spare."""
+
+
+class LocalEngine:
+    """Has worker processes forked and owns the shared memory that they fill."""
+
+    def __init__(self) -> None:
+        self._fork_servers: list[ForkServer] = []
+        """Borrowed ones; the newest forks."""
+        self._borrowing = threading.Lock()
+        """Guards `_fork_servers`: workers are started by several threads."""
+
+    def check_devices(self, job: CollectorJob, device: str) -> None:
+        """Workers have this machine's devices.
+
+        Raises:
+            DeviceUnavailable: it lacks what the options or the gpu groups ask for.
+        """
+        if device:
+            find_device(device)
+        elif any(group.device == "gpu" for group in job.spec.worker_groups):
+            find_device("cuda")
+
+    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
+        """Workers have sockets that the fleet's thread waits on. What they import is imported from now on."""
+        self._fork_server()
+
+    def make_room_for(self, num_workers: int) -> None:
+        """Two sockets, a pulse and two batches each.
+
+        Raises:
+            FleetError: this process may not open so many files.
+        """
+        raise_file_limit(num_workers, each=_DESCRIPTORS)
+
+    def start(self, start: Start) -> WorkerProcess:
+        """Have a process forked and tell it what to build."""
+        process = WorkerProcess(start.place, self._fork_server(), _imports_of(start))
+        try:
+            process.send(start)
+        except ConnectionClosed:
+            return process  # it died already: the end of its socket tells the fleet
+        return process
+
+    def cpus_for(self, num_workers: int) -> int:
+        """Workers share this process's processors."""
+        return max(1, available_cpus() // num_workers)
+
+    def make_store(self, layout: Layout, limit: int) -> SharedBlockPool:
+        """Shared memory, mapped by every worker that fills it."""
+        return SharedBlockPool(layout, limit)
+
+    def share(self, data: bytes | SharedMemory) -> SharedPayload:
+        """Shared memory, whose descriptor workers get."""
+        if isinstance(data, SharedMemory):
+            return SharedPayload(data, is_borrowed=True)
+        memory = SharedMemory.create(max(1, len(data)))
+        memory.buffer[: len(data)] = data
+        return SharedPayload(memory, is_borrowed=False)
+
+    def close(self) -> None:
+        """Workers and slots were closed one by one; what forked them may go."""
+        for fork_server in self._fork_servers:
+            give_back(fork_server)
+        self._fork_servers.clear()
+
+    def _fork_server(self) -> ForkServer:
+        with self._borrowing:
+            if not self._fork_servers or not self._fork_servers[-1].is_alive:
+                self._fork_servers.append(borrow())
+            return self._fork_servers[-1]
+
+
+def _imports_of(start: Start) -> Imports:
+    spec = start.job.spec
+    return Imports(
+        now=("envpool",) if spec.env.envpool is not None else (),
+        # Two seconds, and only policies that are TensorDictModules need it.
+        when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.parts else (),
+    )

@@ -1,0 +1,219 @@
+"""One worker process as the fleet holds it: started, talked to, killed. Owned by the fleet's thread."""
+
+import os
+import select
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.fleet.local.channel import Channel, channel_pair
+from cormorant_worker.fleet.local.fork_server import ForkServer, Imports
+from cormorant_worker.fleet.transport import ConnectionClosed, Payload
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.worker.heartbeat import Heartbeat, Phase
+from cormorant_worker.worker.messages import Request, Ticket
+
+_ASKED_EVERY_S = 0.005
+_OBEYED_S = 5.0
+"""A fork server that is not importing kills at once."""
+
+
+class SharedPayload:
+    """Bytes in shared memory, of which workers get the descriptor."""
+
+    def __init__(self, memory: SharedMemory, *, is_borrowed: bool) -> None:
+        self.memory = memory
+        self.size_bytes = memory.size_bytes
+        self._is_borrowed = is_borrowed
+
+    def close(self) -> None:
+        """Close the memory, unless somebody else will."""
+        if not self._is_borrowed:
+            self.memory.close()
+
+
+class WorkerProcess:
+    """A worker and the two sockets to it: the `Link` of the local engine."""
+
+    def __init__(self, place: WorkerPlace, fork_server: ForkServer, imports: Imports) -> None:
+        """Have the process forked. It waits for `Start` on `data`.
+
+        Args:
+            place: its slot.
+            fork_server: forks it.
+            imports: what it and its siblings need.
+        """
+        self.place = place
+        self.is_open = True
+        self.data, theirs_data = channel_pair()
+        self.control, theirs_control = channel_pair()
+        self.pulse = Heartbeat.create()
+        self._fork_server = fork_server
+        self._is_closed = False
+        handed = (theirs_data.fileno(), theirs_control.fileno(), self.pulse.memory.descriptor)
+        self._number = fork_server.fork(place.part, handed, imports=imports)
+        theirs_data.close()
+        theirs_control.close()
+
+    @property
+    def pid(self) -> int:
+        """The process id; 0 before it is forked."""
+        return self.pulse.pid
+
+    @property
+    def phase(self) -> Phase:
+        return self.pulse.phase
+
+    @property
+    def frames(self) -> int:
+        """Frames that the worker has stepped."""
+        return int(self.pulse.frames[0])
+
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """Nanoseconds by activity."""
+        return self.pulse.spent_ns
+
+    def describe_doing(self) -> str:
+        """What the worker does, in words."""
+        return self.phase.name.lower()
+
+    def sources(self) -> Sequence[Channel]:
+        return (self.control, self.data)
+
+    def receive(self, source: object) -> Sequence[object]:
+        """Whatever has come on one of the sockets. The end of the data socket is the worker's end."""
+        if not self.is_open:
+            return ()
+        if source is self.control:
+            return self._read(self.control)
+        try:
+            return self.data.receive()
+        except EOFError:
+            last = self._read(self.control)  # what it said before it ended
+            self.is_open = False
+            return last
+
+    def _read(self, channel: Channel) -> Sequence[object]:
+        try:
+            return channel.receive()
+        except EOFError:
+            return ()
+
+    def unsent(self) -> Sequence[Channel]:
+        """Sockets whose worker does not read as fast as it is told."""
+        return [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else ()
+
+    def flush(self, source: object) -> None:
+        """Send what a socket takes now. That the worker is gone shows at its data socket."""
+        assert isinstance(source, Channel), source
+        with suppress(OSError):
+            source.flush()
+
+    def send(self, message: object) -> None:
+        """Send on the data socket.
+
+        Raises:
+            ConnectionClosed: the process is gone.
+        """
+        self._send(self.data, message, None)
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        """Send on the data socket, and a descriptor after it.
+
+        Raises:
+            ConnectionClosed: the process is gone.
+        """
+        self._send(self.data, ticket, memory)
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        """Send on the control socket, and a descriptor after it.
+
+        Raises:
+            ConnectionClosed: the process is gone.
+        """
+        assert payload is None or isinstance(payload, SharedPayload), payload
+        self._send(self.control, request, payload.memory if payload is not None else None)
+
+    def _send(self, channel: Channel, message: object, memory: SharedMemory | None) -> None:
+        try:
+            channel.send(message, memory.descriptor if memory is not None else -1)
+        except OSError as error:
+            raise ConnectionClosed(f"worker process {self.pid} is gone: {error}") from error
+
+    def describe_end(self) -> str:
+        """How the process ended, as a clause: "was killed by SIGSEGV while building"."""
+        # Its sockets close a moment before it has ended.
+        code = self._return_code(timeout_s=0.5)
+        doing = f"while {self.phase.name.lower()}"
+        if code is None:
+            return self._fork_server.describe_end() or f"closed its connection {doing}"
+        if code < 0:
+            return f"was killed by {signal.Signals(-code).name} {doing}"
+        return f"ended with exit code {code} {doing}"
+
+    def kill(self) -> None:
+        """End the process at once. Its subprocess environments see their pipes close and end too."""
+        if self._is_closed:
+            return
+        self._fork_server.kill(self._number)
+        if not self.wait(_OBEYED_S):
+            self._kill_alone()
+            self.wait(10)
+
+    def _kill_alone(self) -> None:
+        """The fork server has ended, or imports for a long time."""
+        with suppress(OSError), _process_descriptor(self.pid) as descriptor:
+            # The worker holds the other end. It was there after its id was looked up: the id is no stranger's.
+            if not _is_hung_up(self.data):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the process to end. False when it has not after `timeout_s`."""
+        return self._return_code(timeout_s) is not None or not self._is_running()
+
+    def _return_code(self, timeout_s: float) -> int | None:
+        deadline = time.monotonic() + timeout_s
+        while self.pid:
+            code = self._fork_server.return_code(self._number)
+            if code is not None or time.monotonic() > deadline or not self._fork_server.is_alive:
+                return code
+            time.sleep(_ASKED_EVERY_S)
+        return None  # it is not forked yet
+
+    def _is_running(self) -> bool:
+        if not self.pid:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Kill what is left and close the sockets."""
+        self.is_open = False
+        self.kill()
+        self._is_closed = True
+        self._fork_server.forget(self._number)
+        self.data.close()
+        self.control.close()
+        self.pulse.close()
+
+
+@contextmanager
+def _process_descriptor(pid: int) -> Iterator[int]:
+    """Stands for the process that has this id now, also when it has ended."""
+    descriptor = os.pidfd_open(pid)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _is_hung_up(channel: Channel) -> bool:
+    poll = select.poll()
+    poll.register(channel.fileno(), 0)
+    return any(events & select.POLLHUP for _, events in poll.poll(0))

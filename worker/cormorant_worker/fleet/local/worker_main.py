@@ -1,0 +1,116 @@
+"""A worker process: a station behind two sockets, filling slots of shared memory.
+
+The main thread steps; a second one answers control requests. When the fleet's process ends, however it ends, the
+control socket closes and this process ends too.
+"""
+
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle
+from typing import Any
+
+import torch
+
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.worker.heartbeat import Heartbeat
+from cormorant_worker.worker.messages import Applied, Reply, Request, Start, Ticket
+from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
+
+
+class SocketUplink:
+    """The data and the control socket. Both threads report through it."""
+
+    def __init__(self, data: Connection, control: Connection) -> None:
+        self._data = data
+        self._control = control
+        self._sending_data = threading.Lock()
+        self._sending_control = threading.Lock()
+        """Guard writes to the connections."""
+        self._slots: dict[int, Block] = {}
+
+    def send(self, message: object) -> None:
+        """Report to the fleet. Called by both threads."""
+        if isinstance(message, Applied | Reply):
+            with self._sending_control:
+                self._control.send(message)
+        else:
+            with self._sending_data:
+                self._data.send(message)
+
+    def recv(self) -> Any:
+        """Wait for the fleet's next message on the data socket: for as long as the fleet lives."""
+        return self._data.recv()
+
+    def has_message(self, timeout_s: float) -> bool:
+        """Wait for the fleet's next message on the data socket, at most `timeout_s`."""
+        return self._data.poll(timeout_s)
+
+    def block(self, ticket: Ticket, layout: Layout) -> Block:
+        """The slot that the ticket names; one that is new here comes as a descriptor after the ticket."""
+        if ticket.block_is_new:
+            memory = SharedMemory(recv_handle(self._data), layout.size_bytes)
+            self._slots[ticket.block_index] = Block(layout, memory.buffer)
+            memory.close()
+        return self._slots[ticket.block_index]
+
+
+class Control(threading.Thread):
+    """Answers the fleet's requests while the main thread steps."""
+
+    def __init__(self, connection: Connection, uplink: SocketUplink, station: WorkerRuntime) -> None:
+        super().__init__(name="control", daemon=True)
+        self._connection = connection
+        self._uplink = uplink
+        self._station = station
+
+    def run(self) -> None:
+        """Serve requests until the fleet is gone; then end the process at once, whatever it is doing."""
+        try:
+            while True:
+                request: Request = self._connection.recv()
+                if request.size_bytes:
+                    memory = SharedMemory(recv_handle(self._connection), request.size_bytes)
+                    self._uplink.send(self._station.answer(request, memory.buffer))
+                    memory.close()
+                else:
+                    self._uplink.send(self._station.answer(request, memoryview(b"")))
+        except (EOFError, OSError):
+            os._exit(1)
+
+
+def run_worker(data_socket: int, control_socket: int, pulse_memory: int) -> int:
+    """Be a worker until its end, in a process that is this worker's own.
+
+    Args:
+        data_socket: descriptor of Start, tickets and what is said of them.
+        control_socket: descriptor of requests that do not wait behind tickets.
+        pulse_memory: descriptor of the Heartbeat's memory.
+
+    Returns:
+        The exit code: 0 when it finished, 1 when it failed.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the fleet's: it drains its workers
+    data, control, pulse = Connection(data_socket), Connection(control_socket), Heartbeat.attach(pulse_memory)
+    pulse.sign()
+    torch.set_num_threads(1)
+    uplink = SocketUplink(data, control)
+    forward_logs(uplink)
+    station = WorkerRuntime(uplink, pulse)
+    # From the first moment on: it ends this process when the fleet is gone, even in an environment's constructor.
+    Control(control, uplink, station).start()
+    try:
+        start = uplink.recv()
+        assert isinstance(start, Start), start
+        station.run(start)
+    except Stopped:
+        return 0
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return 1  # the fleet is gone
+    except Exception as error:  # noqa: BLE001  # the process's edge: whatever it was, the fleet is told with its traceback
+        uplink.send(describe_failure(error, acts_as_published=station.acts_as_published))
+        return 1
+    return 0

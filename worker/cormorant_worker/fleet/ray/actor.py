@@ -1,0 +1,213 @@
+"""A worker as a Ray actor: a station behind calls.
+
+Four kinds of calls, each with threads of its own, so that none waits behind another:
+
+    collect   a ticket; its result is what was sealed, and the arrays      2 threads
+    tell      Begin, Reseed and Finish
+    answer    a control request
+    listen    what else there is to say, and the pulse; returns at once when there is news
+
+The station steps in one thread. Each of the two threads of `collect` has a block of its own: while one copies its
+batch into the object store, the station fills the other's.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import ray
+import torch
+
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.fleet.ray.block_pool import writable
+from cormorant_worker.fleet.ray.pod_files import KEPT_FOLDER, PULSE_FILE, is_told_to_leave
+from cormorant_worker.spaces import Array
+from cormorant_worker.weights.cached import CachedWeights
+from cormorant_worker.worker.heartbeat import Heartbeat, Phase
+from cormorant_worker.worker.messages import Leaving, Request, Sealed, Start, Ticket
+from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
+
+GROUPS = {"collect": 2, "tell": 1, "answer": 1, "listen": 1}
+"""Threads by concurrency group."""
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+LISTEN_S = 0.5
+"""How long `listen` waits for news: the pulse comes at least this often."""
+
+
+def _method(*, concurrency_group: str, num_returns: int = 1) -> Callable[[_Function], _Function]:
+    """`ray.method`, with types."""
+    decorate: Callable[[_Function], _Function] = ray.method(
+        concurrency_group=concurrency_group, num_returns=num_returns
+    )
+    return decorate
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class News:
+    """What a worker reports, and its pulse."""
+
+    messages: tuple[object, ...]
+    is_from_listen: bool
+    frames: int
+    phase: Phase
+    spent_ns: tuple[int, ...]
+    pid: int
+    node_id: str
+
+
+class CallUplink:
+    """The station's way to the fleet: calls bring messages, and take the answers back."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        """Guards everything here."""
+        self._inbox: dict[int, object] = {}
+        """Messages by their turn: calls may overtake each other."""
+        self._turn = 0
+        self._news: list[object] = []
+        self._blocks: dict[int, Block] = {}
+        """By thread of `collect`."""
+        self._collecting: dict[int, tuple[int, Future[tuple[Sealed, dict[str, Array]]]]] = {}
+        """Thread and result of the calls under way, by ticket number."""
+
+    # -- the station's side ------------------------------------------------------------------------------------
+
+    def send(self, message: object) -> None:
+        """Report to the fleet. Called by all threads."""
+        with self._changed:
+            if isinstance(message, Sealed):
+                thread, result = self._collecting.pop(message.number)
+                result.set_result((message, self._blocks[thread].used_arrays()))
+            else:
+                self._news.append(message)
+                self._changed.notify_all()
+
+    def recv(self) -> Any:
+        """Wait for the fleet's next message, in the order in which they were sent: for as long as the fleet lives."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._turn in self._inbox)
+            message = self._inbox.pop(self._turn)
+            self._turn += 1
+            return message
+
+    def has_message(self, timeout_s: float) -> bool:
+        """Wait for the fleet's next message, at most `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._turn in self._inbox, timeout_s)
+
+    def block(self, ticket: Ticket, layout: Layout) -> Block:
+        """The block of the call that brought the ticket."""
+        with self._changed:
+            thread, _ = self._collecting[ticket.number]
+            if thread not in self._blocks:
+                self._blocks[thread] = Block(layout)
+            return self._blocks[thread]
+
+    # -- the calls' side ---------------------------------------------------------------------------------------
+
+    def deliver(self, turn: int, message: object) -> None:
+        """A message for the station has come."""
+        with self._changed:
+            self._inbox[turn] = message
+            self._changed.notify_all()
+
+    def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
+        """Have a ticket's batch collected, into the block of the calling thread."""
+        result: Future[tuple[Sealed, dict[str, Array]]] = Future()
+        with self._changed:
+            self._collecting[ticket.number] = threading.get_ident(), result
+            self._inbox[turn] = ticket
+            self._changed.notify_all()
+        return result.result()  # bounded by the fleet: it kills a worker that makes no progress
+
+    def news(self, timeout_s: float) -> tuple[object, ...]:
+        """Wait for something to say, at most `timeout_s`."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._news, timeout_s)
+            found, self._news = tuple(self._news), []
+            return found
+
+
+class WorkerActor:
+    """The actor. Its constructor returns at once; `Ready` or `Failed` come as news."""
+
+    def __init__(self, start: Start, import_path: Sequence[str]) -> None:
+        """Begin to build.
+
+        Args:
+            start: who this worker is.
+            import_path: folders on the fleet's import path; those that exist here are searched, too, after this
+                machine's own.
+        """
+        sys.path.extend(path for path in import_path if path not in sys.path and Path(path).is_dir())
+        # Subprocess environments search where this process does.
+        os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+        self._uplink = CallUplink()
+        self._pulse = Heartbeat.create(os.environ.get(PULSE_FILE, ""))
+        folder = os.environ.get(KEPT_FOLDER, "")
+        self._station = WorkerRuntime(self._uplink, self._pulse, CachedWeights(Path(folder) if folder else None))
+        self._node_id: str = ray.get_runtime_context().get_node_id()
+        self._has_said_leaving = False
+        threading.Thread(target=self._run, args=(start,), name="station", daemon=True).start()
+
+    def _run(self, start: Start) -> None:
+        torch.set_num_threads(1)
+        forward_logs(self._uplink)
+        try:
+            self._station.run(start)
+        except Stopped:
+            return
+        except Exception as error:  # noqa: BLE001  # the thread's edge: whatever it was, the fleet is told
+            self._uplink.send(describe_failure(error, acts_as_published=self._station.acts_as_published))
+
+    @_method(concurrency_group="collect", num_returns=2)
+    def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
+        """Collect one batch: what was sealed, and the used part of every array."""
+        return self._uplink.collect(turn, ticket)
+
+    @_method(concurrency_group="tell")
+    def tell(self, turn: int, message: object) -> None:
+        """Take Begin, Reseed or Finish."""
+        self._uplink.deliver(turn, message)
+
+    @_method(concurrency_group="answer")
+    def answer(self, request: Request, payload: Sequence[Any]) -> News:
+        """Answer a request.
+
+        Args:
+            request: what to do.
+            payload: no or one reference to uint8 bytes. In a list, so that Ray does not hold other calls back until
+                they are here.
+        """
+        # Only read, but torch warns of every view of memory that it may not write.
+        data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
+        return self._report((self._station.answer(request, data.data),), is_from_listen=False)
+
+    @_method(concurrency_group="listen")
+    def listen(self) -> News:
+        """Wait for news, at most `LISTEN_S`."""
+        messages = self._uplink.news(LISTEN_S)
+        if not self._has_said_leaving and is_told_to_leave():
+            self._has_said_leaving = True
+            messages = (*messages, Leaving())
+        return self._report(messages, is_from_listen=True)
+
+    def _report(self, messages: tuple[object, ...], *, is_from_listen: bool) -> News:
+        return News(
+            messages=messages,
+            is_from_listen=is_from_listen,
+            frames=int(self._pulse.frames[0]),
+            phase=self._pulse.phase,
+            spent_ns=self._pulse.spent_ns,
+            pid=os.getpid(),
+            node_id=self._node_id,
+        )

@@ -1,0 +1,109 @@
+"""The memory of batches in a Ray fleet: objects in Ray's store, mapped here and never copied. The local counterpart is
+`SlotPool`.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.errors import FleetError
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.spaces import Array
+
+_USABLE = 0.8
+"""Of the object store: the rest is for weights, and for objects that are on their way out."""
+
+
+class RayBlockPool:
+    """At most `limit` blocks: those that workers fill or have filled, and those that consumers hold."""
+
+    def __init__(self, layout: Layout, limit: int, *, store_bytes: int) -> None:
+        """Make room for blocks in an object store.
+
+        Raises:
+            FleetError: not even one batch fits.
+        """
+        self._layout = layout
+        self._store_bytes = store_bytes
+        self._next = 0
+        self._lent: dict[int, Block | None] = {}
+        self.limit = 0
+        self.resize(limit, at_least=1)
+
+    def resize(self, limit: int, *, at_least: int) -> None:
+        """Change the number of blocks, as far as the object store has room for them.
+
+        Raises:
+            FleetError: it has no room for `at_least`.
+        """
+        fitting = int(self._store_bytes * _USABLE) // self._layout.size_bytes
+        if fitting < at_least:
+            raise FleetError(
+                f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to "
+                f"{self._layout.size_bytes:,} and {at_least} of them must fit into {_USABLE:.0%} of it; give it more "
+                "memory (RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
+            )
+        self.limit = min(limit, fitting)
+
+    @property
+    def room(self) -> int:
+        """How many blocks can be lent now."""
+        return max(0, self.limit - len(self._lent))
+
+    @property
+    def num_made(self) -> int:
+        return len(self._lent)
+
+    def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
+        """Take a block for a ticket. The worker writes where it is; there is nothing to map."""
+        if not self.room:
+            raise FleetError(f"all {self.limit} batch slots are in use")
+        self._next += 1
+        self._lent[self._next] = None
+        return self._next, None
+
+    def land(self, block_index: int, arrays: Mapping[str, Array], *, num_rows: int, num_ends: int) -> None:
+        """A ticket's arrays are in this process's memory."""
+        block = Block.of_arrays(self._layout, {name: writable(array) for name, array in arrays.items()})
+        block.num_rows, block.num_ends = num_rows, num_ends
+        self._lent[block_index] = block
+
+    def give_back(self, block_index: int) -> None:
+        """The block's batch is not needed any more: the object goes with the last view of it."""
+        del self._lent[block_index]
+
+    def forget(self, pid: int) -> None:
+        """A worker is gone; it has mapped nothing."""
+
+    def block(self, block_index: int) -> Block:
+        """The arrays of a batch that has landed."""
+        block = self._lent[block_index]
+        assert block is not None, block_index
+        return block
+
+    def memory(self, block_index: int) -> SharedMemory | None:
+        """None: the object store's memory is Ray's."""
+        return None
+
+    def close(self) -> None:
+        """Let go of all objects. Views of blocks stay valid."""
+        self._lent.clear()
+
+
+class _Alias:
+    """Names an array's memory as writable, and keeps the array alive. Ray hands objects out read-only, because any
+    number of processes may map them; ours have one reader, whose batches are its own to change.
+    """
+
+    def __init__(self, array: Array) -> None:
+        self.array = array
+        interface: dict[str, Any] = dict(array.__array_interface__)
+        interface["data"] = (interface["data"][0], False)
+        self.__array_interface__ = interface
+
+
+def writable(array: Array) -> Array:
+    """The same memory, without the flag that keeps torch from viewing it in peace."""
+    return array if array.flags.writeable else np.asarray(_Alias(array))

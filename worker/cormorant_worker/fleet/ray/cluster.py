@@ -1,0 +1,254 @@
+"""The Ray cluster that a fleet uses: started for it, connected to, or there already."""
+
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import ray
+import structlog
+
+from cormorant_worker.errors import FleetError
+from cormorant_worker.fleet.ray.demand import describe_resources
+from cormorant_worker.fleet.ray.options import RayOptions
+
+log = structlog.get_logger()
+
+_CONNECT_S = 10.0
+_LOOK_AGAIN_S = 5.0
+_LOOK_S = 0.1
+_PREEMPTION = 2
+"""Ray's DRAIN_NODE_REASON_PREEMPTION: a busy node is drained, too."""
+
+
+class _Connection:
+    """The process's connection to Ray, where a fleet of it made one: the last of them ends it."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        """Guards everything here, and connecting."""
+        self.holders = 0
+        self.is_own = False
+        """A fleet started the cluster."""
+
+
+_connection = _Connection()
+
+
+class Cluster:
+    """This process's connection to Ray, which all its fleets share."""
+
+    def __init__(self, options: RayOptions) -> None:
+        """Connect, or start a cluster on this machine.
+
+        Raises:
+            FleetError: the cluster cannot be reached or started.
+        """
+        self.is_own = False
+        """The cluster is that of this process's fleets, and ends with the last of them."""
+        self.has_connected = False
+        """This object connected the process, with the options' runtime environment for all its workers."""
+        self._is_holding = False
+        self._looked_at, self._is_looking, self._description = -_LOOK_AGAIN_S, False, "not said what it has"
+        if options.address not in ("", "auto"):
+            _refuse_unreachable(options.address)
+        with _connection.lock:
+            if not ray.is_initialized():
+                _connection.holders, _connection.is_own = 0, False  # somebody else has ended an earlier one
+                self._connect(options)
+                _connection.is_own = self.is_own
+            if self.has_connected or _connection.holders:
+                _connection.holders += 1
+                self._is_holding, self.is_own = True, _connection.is_own
+        self.node_id: str = ray.get_runtime_context().get_node_id()
+        """The node on which this process runs."""
+
+    def _connect(self, options: RayOptions) -> None:
+        _quieten()
+        # Folders are sent along with the connection alone, not with an actor.
+        runtime_env = dict(options.runtime_env) or None
+        try:
+            if options.address:
+                _in_a_thread(
+                    lambda: ray.init(
+                        **{"log_to_driver": False, "logging_level": logging.ERROR, **options.init},
+                        address=options.address,
+                        runtime_env=runtime_env,
+                    )
+                )
+            else:
+                with _signals_kept():
+                    ray.init(
+                        **{
+                            "include_dashboard": False,
+                            "log_to_driver": False,
+                            "logging_level": logging.ERROR,
+                            # No CPUs: Ray starts no processes ahead of time, and workers ask for none.
+                            "num_cpus": 0,
+                            **options.init,
+                        },
+                        address="local",
+                        runtime_env=runtime_env,
+                        object_store_memory=options.object_store_bytes or None,
+                    )
+        except (ray.exceptions.RayError, OSError, RuntimeError, ValueError) as error:
+            if not options.address:
+                raise FleetError(f"cannot start a Ray cluster on this machine: {error}") from error
+            raise FleetError(
+                f'cannot connect to the Ray cluster "{options.address}": {error}; if it wants a token, set '
+                "RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN to the one that it was started with"
+            ) from error
+        self.is_own = not options.address
+        self.has_connected = True
+
+    def check(self) -> None:
+        """Refuse to go on where this process is cut off. Waits for Ray's head.
+
+        Raises:
+            FleetError: the raylet that this process is connected to has died.
+        """
+        if not any(node["NodeID"] == self.node_id for node in self._living_nodes()):
+            raise FleetError(
+                f"the Ray node {self.node_id} on which this process runs is gone (its raylet has ended), and with it "
+                "every worker that belongs to this process; start Ray there again, then the job"
+            )
+
+    def describe(self) -> str:
+        """What the living nodes have, for messages: as it was a few seconds ago, since nobody may wait for Ray's head
+        to say how it is. A node that died is listed by Ray for a while; not here.
+        """
+        if time.monotonic() - self._looked_at > _LOOK_AGAIN_S and not self._is_looking:
+            self._is_looking = True
+            threading.Thread(target=self._look, name="ray-nodes", daemon=True).start()
+        return self._description
+
+    def _look(self) -> None:
+        try:
+            self._living_nodes()
+        except Exception as error:  # noqa: BLE001  # the thread's edge: what was known stays known
+            log.debug("ray_nodes_unknown", reason=str(error))
+        finally:
+            self._is_looking = False
+
+    def _living_nodes(self) -> list[dict[str, Any]]:
+        alive = [node for node in ray.nodes() if node["Alive"]]
+        total: dict[str, float] = {}
+        for node in alive:
+            for name, amount in node["Resources"].items():
+                if not name.startswith(("node:", "memory", "object_store_memory")):
+                    total[name] = total.get(name, 0.0) + amount
+        self._description = f"{len(alive)} living node{'s' * (len(alive) != 1)} with {describe_resources(total)}"
+        self._looked_at = time.monotonic()
+        return alive
+
+    def store_bytes(self) -> int:
+        """Object store memory of the living node that has least."""
+        return min(int(node["Resources"].get("object_store_memory", 0)) for node in ray.nodes() if node["Alive"])
+
+    def close(self) -> None:
+        """End what this process's fleets started, with the last of them; leave what they only connected to, and touch
+        nothing that was there before. May be called twice.
+        """
+        with _connection.lock:
+            if not self._is_holding:
+                return
+            self._is_holding = self.has_connected = False
+            _connection.holders -= 1
+            if not _connection.holders:
+                ray.shutdown()
+
+
+def disconnect() -> None:
+    """End this process's connection to Ray, whoever made it, and what it has there. May be called twice."""
+    ray.shutdown()
+
+
+def drain_node(node_id: str) -> None:
+    """Have Ray place nothing more on a node; what runs there goes on.
+
+    Raises:
+        RayError: Ray's head does not answer, or refuses.
+    """
+    is_accepted, why_not = ray._private.worker.global_worker.gcs_client.drain_node(
+        node_id, _PREEMPTION, "its pod is about to end", 0
+    )
+    if not is_accepted:
+        raise ray.exceptions.RayError(f"Ray does not drain the node {node_id}: {why_not}")
+
+
+def _refuse_unreachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise FleetError(f'the Ray address "{address}" is neither "auto" nor host:port, as in "10.0.0.1:6379"')
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S).close()
+    except OSError as error:
+        raise FleetError(
+            f'nothing answers at the Ray address "{address}" ({error}); start a head there with `ray start --head`, or '
+            "leave the address out for a cluster of this machine"
+        ) from error
+
+
+def _in_a_thread(connect: Callable[[], object]) -> None:
+    """Connect beside the main thread: an exception of a signal's handler on its way through Ray's code would abort the
+    process. Such an exception waits for the connection.
+    """
+    errors: list[Exception] = []
+
+    def run() -> None:
+        try:
+            connect()
+        except Exception as error:  # noqa: BLE001  # the thread's edge: raised again by who waits for it
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="ray-connect", daemon=True)
+    with _signals_kept() as calm:
+        thread.start()
+        try:
+            while thread.is_alive():  # bounded by Ray's own limits
+                thread.join(_LOOK_S)
+                calm()
+        except BaseException:
+            thread.join()
+            ray.shutdown()
+            raise
+    if errors:
+        raise errors[0]
+
+
+@contextmanager
+def _signals_kept() -> Iterator[Callable[[], None]]:
+    """Ray takes SIGTERM for itself as it connects; how this process ends is not its business.
+
+    Its C++ part puts a handler of its own before Python's, takes the signal for a crash, calls Python's, and has the
+    process aborted by an alarm three seconds later. Yields what takes such an alarm back.
+    """
+    handler = signal.getsignal(signal.SIGTERM)
+    has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
+
+    def calm() -> None:
+        if not has_alarm:  # else it is somebody's own
+            signal.alarm(0)
+
+    try:
+        yield calm
+    finally:
+        if threading.current_thread() is threading.main_thread() and handler is not None:
+            signal.signal(signal.SIGTERM, handler)
+        calm()
+
+
+def _quieten() -> None:
+    """Ray prints reports of lost workers to this process's stdout, whatever `log_to_driver` says; the fleet logs them
+    itself.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    # The coming behaviour, without the warning that announces it.
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    ray._private.worker._worker_logs_enabled = False

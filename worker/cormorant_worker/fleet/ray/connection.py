@@ -1,0 +1,255 @@
+"""One actor as the fleet holds it: the `WorkerConnection` of the Ray engine.
+
+Results arrive in threads of Ray's; they are only put into the inbox there. The fleet's thread looks at them.
+"""
+
+import os
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+import structlog
+
+from cormorant_contract.metrics.labels import ACTIVITIES
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.fleet.ray.actor import News
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool
+from cormorant_worker.fleet.ray.cluster import drain_node
+from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.worker.heartbeat import Phase
+from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request, Sealed, Ticket
+
+log = structlog.get_logger()
+
+_SILENT_S = 10.0
+"""Without a pulse, after which a worker cannot be taken to be waiting."""
+
+
+class ObjectPayload:
+    """Bytes in the object store."""
+
+    def __init__(self, reference: Any, size_bytes: int) -> None:
+        self.reference = reference
+        self.size_bytes = size_bytes
+
+    def close(self) -> None:
+        """Drop the reference; requests under way keep theirs."""
+        self.reference = None
+
+
+@dataclass(slots=True)
+class _Batch:
+    """A ticket on its way."""
+
+    ticket: Ticket
+    sealed: Any
+    """Reference to what was sealed."""
+    arrays: Any
+    """Reference to the arrays; kept until they are mapped here."""
+    result: "Future[Any] | None" = None
+    """The arrays, once they are local."""
+
+
+class RayConnection:
+    def __init__(
+        self,
+        place: WorkerPlace,
+        handle: Any,
+        *,
+        node_id: str,
+        blocks: Callable[[], RayBlockPool],
+        wake: Callable[[WorkerConnection], None],
+        describe_waiting: Callable[[], str],
+    ) -> None:
+        """Listen to an actor that was just asked for.
+
+        Args:
+            place: its place in the fleet.
+            handle: Ray's handle.
+            node_id: the node of this process.
+            blocks: where arrays that arrive go.
+            wake: called by Ray's threads, with this link, when something has arrived.
+            describe_waiting: says at once why the actor may not have been placed.
+        """
+        self.place = place
+        self.pid = 0
+        self.frames = 0
+        self.spent_ns = (0,) * len(ACTIVITIES)
+        self.is_open = True
+        self._phase = Phase.IMPORTING
+        self.handle = handle
+        self._our_node_id = node_id
+        self._node_id = ""
+        self._blocks = blocks
+        self._wake = wake
+        self._describe_waiting = describe_waiting
+        self._turn = 0
+        self._batches: deque[_Batch] = deque()
+        self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
+        self._last_pulse = time.monotonic()
+        self._landed_frames = 0
+        self._end = ""
+        self._is_dead = False
+        """Ray says so: the process id may be another's by now."""
+        self._listen()
+
+    # -- what is known -----------------------------------------------------------------------------------------
+
+    @property
+    def phase(self) -> Phase:
+        """What the worker does, as of its last pulse; one without a pulse is not taken to be waiting."""
+        is_silent = time.monotonic() - self._last_pulse > _SILENT_S
+        return Phase.STEPPING if is_silent and self._phase in (Phase.WAITING, Phase.STORING) else self._phase
+
+    def describe_doing(self) -> str:
+        """What the worker does, in words; of one that has not begun, why it may not have."""
+        return self.phase.name.lower() if self.pid else f"not placed: {self._describe_waiting()}"
+
+    def describe_end(self) -> str:
+        """How the worker ended, as a clause."""
+        return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
+
+    # -- listening ---------------------------------------------------------------------------------------------
+
+    def sources(self) -> Sequence[Source]:
+        """None: Ray's threads wake the fleet."""
+        return ()
+
+    def unsent(self) -> Sequence[Source]:
+        """None: Ray keeps what an actor has not taken. It is little: one offer, two tickets."""
+        return ()
+
+    def flush(self, source: Source) -> None:
+        """There is nothing to send."""
+
+    def receive(self, source: Source | None) -> Sequence[object]:
+        """Whatever has arrived, batches in the order of their tickets."""
+        messages: list[object] = []
+        while self.is_open and self._inbox:
+            batch, result = self._inbox.popleft()
+            if batch is not None:
+                batch.result = result
+                messages += self._land()
+            else:
+                messages += self._hear(result)
+        return messages
+
+    def _hear(self, result: "Future[Any]") -> Iterator[object]:
+        if (error := result.exception()) is not None:
+            self._lose(error)
+            return
+        news: News = result.result()
+        if news.is_from_listen:
+            self._listen()
+        self._last_pulse = time.monotonic()
+        self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
+        self.frames = max(self.frames, news.frames)
+        self.spent_ns = news.spent_ns
+        for message in news.messages:
+            if isinstance(message, Leaving):
+                # Beside the fleet's thread: Ray's head may take its time to answer.
+                threading.Thread(target=self._place_nobody_there, name="drain-node", daemon=True).start()
+            yield message
+            if isinstance(message, Finished | Failed):
+                self.is_open = False
+
+    def _land(self) -> Iterator[object]:
+        while self.is_open and self._batches and (result := self._batches[0].result) is not None:
+            batch = self._batches.popleft()
+            try:
+                arrays = result.result()
+                sealed: Sealed = ray.get(batch.sealed)  # it came with the arrays
+            except Exception as error:  # noqa: BLE001  # whatever Ray says of it: the batch is not here
+                self._lose(error)
+                return
+            self._blocks().land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
+            self._landed_frames += sealed.num_frames
+            self.frames = max(self.frames, self._landed_frames)  # the pulse comes later than the batch
+            yield sealed
+
+    def _lose(self, error: BaseException) -> None:
+        """The actor, its node or an object is gone: whatever it was, its tickets are collected again."""
+        self.is_open = False
+        self._is_dead = isinstance(error, ray.exceptions.ActorDiedError)
+        self._end = _cause(error)
+
+    # -- talking -----------------------------------------------------------------------------------------------
+
+    def send(self, message: object) -> None:
+        """Call `tell`. An actor that is gone is found out by its other calls."""
+        self.handle.tell.remote(self._next_turn(), message)
+
+    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+        """Call `collect`."""
+        sealed, arrays = self.handle.collect.remote(self._next_turn(), ticket)
+        batch = _Batch(ticket, sealed, arrays)
+        self._batches.append(batch)
+        self._expect(arrays, batch)
+
+    def request(self, request: Request, payload: Payload | None) -> None:
+        """Call `answer`."""
+        assert payload is None or isinstance(payload, ObjectPayload), payload
+        references = [] if payload is None else [payload.reference]
+        self._expect(self.handle.answer.remote(request, references))
+
+    def _listen(self) -> None:
+        self._expect(self.handle.listen.remote())
+
+    def _next_turn(self) -> int:
+        self._turn += 1
+        return self._turn - 1
+
+    def _expect(self, reference: Any, batch: _Batch | None = None) -> None:
+        def arrived(result: "Future[Any]") -> None:
+            self._inbox.append((batch, result))
+            self._wake(self)
+
+        reference.future().add_done_callback(arrived)
+
+    # -- ending ------------------------------------------------------------------------------------------------
+
+    def kill(self) -> None:
+        """End the actor's process at once."""
+        with suppress(ray.exceptions.RayError, ValueError):
+            ray.kill(self.handle, no_restart=True)
+        # A stopped process hears no Ray; one on this machine can be ended for certain.
+        if self.pid and self._node_id == self._our_node_id and not self._is_dead:
+            self._is_dead = True
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _place_nobody_there(self) -> None:
+        """Have Ray give the node's resources to nobody: the replacement is for the pod that comes, not the one that
+        goes. Without it the replacement is lost with the node, and replaced in turn.
+        """
+        try:
+            drain_node(self._node_id)
+        except ray.exceptions.RayError as error:
+            log.warning("node_not_drained", node=self._node_id, reason=_cause(error))
+
+    def wait(self, timeout_s: float) -> bool:
+        """Nothing to wait for: Ray has said how it ended, or never will."""
+        return not self.is_open
+
+    def close(self) -> None:
+        """Kill what is left and drop all references."""
+        self.is_open = False
+        self.kill()
+        self._inbox.clear()
+        self._batches.clear()
+
+
+def _cause(error: BaseException) -> str:
+    """The telling sentence of one of Ray's long messages."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("The actor is dead because")]
+    first = told[0] if told else (lines[0] if lines else type(error).__name__)
+    return f"{type(error).__name__}: {first.split(' Some common causes', maxsplit=1)[0]}"

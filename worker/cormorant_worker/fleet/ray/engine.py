@@ -1,0 +1,131 @@
+"""The engine of a Ray cluster: worker actors, batches in the object store."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import ray
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.fleet.file_limit import raise_file_limit
+from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool
+from cormorant_worker.fleet.ray.cluster import Cluster
+from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
+from cormorant_worker.fleet.ray.demand import demand_of
+from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.transport import WorkerConnection
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.worker.messages import Start
+
+_DESCRIPTORS = 3
+"""Of a worker in this process: Ray's connections to its actor and to that one's node."""
+
+
+class RayEngine:
+    """Asks a cluster for actors, one a worker. Ray restarts none of them: the fleet does, with seeds of their own."""
+
+    def __init__(self, options: RayOptions) -> None:
+        """Connect to a cluster, or start one.
+
+        Raises:
+            FleetError: it cannot be reached or started.
+        """
+        self._options = options
+        self.cluster = Cluster(options)
+        self._node_id = self.cluster.node_id
+        self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
+        self._blocks: RayBlockPool | None = None
+        self._wake: Callable[[WorkerConnection], None] = _nobody
+
+    def check_devices(self, job: CollectorJob, device: str) -> None:
+        """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
+
+    def open(self, wake: Callable[[WorkerConnection], None]) -> None:
+        """Have the fleet's thread woken when something arrives."""
+        self._wake = wake
+
+    def make_room_for(self, num_workers: int) -> None:
+        """Ray's connections to the actors.
+
+        Raises:
+            FleetError: this process may not open so many files.
+        """
+        raise_file_limit(num_workers, each=_DESCRIPTORS)
+
+    def start(self, start: Start) -> RayConnection:
+        """Ask for an actor. It is placed when the cluster has what it needs.
+
+        Raises:
+            FleetError: this process's own node is gone; no actor of it would ever be placed.
+            ManifestError: a quantity in the group's resources cannot be read.
+        """
+        self.cluster.check()
+        job, place = start.job, start.place
+        is_own = self.cluster.is_own
+        demand = demand_of(job, place.group, place.index, self._options, is_own=is_own, device=place.device)
+        more = dict(self._options.actors[place.index]) if place.index < len(self._options.actors) else {}
+        cpus, gpus = more.pop("num_cpus", demand.num_cpus), more.pop("num_gpus", demand.num_gpus)
+        demand = replace(
+            demand,
+            num_cpus=demand.num_cpus if is_own else cpus,
+            num_gpus=gpus,
+            resources={**demand.resources, **more.pop("resources", {})},
+        )
+        if demand.num_cpus >= 1:
+            place = replace(place, max_threads=int(demand.num_cpus))
+        handle = self._actors.options(
+            **{
+                "scheduling_strategy": self._options.scheduling,
+                "runtime_env": None if self.cluster.has_connected else dict(self._options.runtime_env) or None,
+                **more,
+            },
+            num_cpus=demand.num_cpus,
+            num_gpus=demand.num_gpus,
+            resources=dict(demand.resources) or None,
+            max_restarts=0,
+            max_task_retries=0,
+        ).remote(replace(start, place=place), [path for path in sys.path if path])
+        return RayConnection(
+            place,
+            handle,
+            node_id=self._node_id,
+            blocks=self._landing,
+            wake=self._wake,
+            describe_waiting=lambda: f"it asks for {demand.describe()}; Ray has {self.cluster.describe()}",
+        )
+
+    def cpus_for(self, num_workers: int) -> int:
+        """Workers share this machine's processors if the cluster is the fleet's own; else each has its node's limit."""
+        return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
+
+    def make_store(self, layout: Layout, limit: int) -> RayBlockPool:
+        """Room in the object store.
+
+        Raises:
+            FleetError: not even one batch fits.
+        """
+        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
+        return self._blocks
+
+    def share(self, data: bytes | SharedMemory) -> ObjectPayload:
+        """One object, whichever number of workers gets it."""
+        buffer = data.buffer if isinstance(data, SharedMemory) else data
+        array = np.frombuffer(buffer, dtype=np.uint8)
+        return ObjectPayload(ray.put(array), array.nbytes)
+
+    def close(self) -> None:
+        """End the cluster, if it is the fleet's own. May be called twice."""
+        self.cluster.close()
+
+    def _landing(self) -> RayBlockPool:
+        assert self._blocks is not None, "no ticket goes out before the memory was laid out"
+        return self._blocks
+
+
+def _nobody(link: WorkerConnection) -> None:
+    """Before the fleet has opened the engine."""

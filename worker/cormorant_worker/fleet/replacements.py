@@ -1,0 +1,55 @@
+"""Whether a worker that is gone is replaced, and when: at once, after a while, or not any more."""
+
+import math
+from collections.abc import Collection
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.errors import WorkerFailed
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.worker_handle import WorkerHandle
+
+_FIRST_BACKOFF_S = 0.1
+_LONGEST_BACKOFF_S = 30.0
+
+
+class Replacements:
+    """Failures by place. Guarded by the fleet's condition."""
+
+    def __init__(self, job: CollectorJob, options: FleetOptions) -> None:
+        self.count = 0
+        """Workers that were replaced."""
+        self._limit = job.spec.run_policy.max_restarts_per_slot
+        self._options = options
+        self._failures: dict[Slot, int] = {}
+        """In a row."""
+        self._not_before: dict[Slot, float] = {}
+
+    def plan(self, member: WorkerHandle, reason: str, *, now: float) -> None:
+        """A worker is gone, and will be replaced.
+
+        Raises:
+            WorkerFailed: it was replaced too often already.
+        """
+        self.count += 1
+        slot = member.place
+        was_healthy = member.landed_frames > 0 and now - member.started >= self._options.healthy_s
+        failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
+        if failures > self._limit:
+            # A script has no manifest whose field it could change.
+            field = "max_restarts" if self._options.parts else "spec.runPolicy.maxRestartsPerSlot"
+            healthy_s = self._options.healthy_s
+            between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
+            raise WorkerFailed(
+                f"worker {member.name} {reason}; it was restarted {self._limit} times already ({field}){between}"
+            )
+        backoff = 0.0 if failures == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1))
+        self._not_before[slot] = now + backoff
+
+    def due(self, vacant: Collection[Slot], now: float) -> list[Slot]:
+        """Those of these places whose replacements need not wait any more, in order."""
+        return sorted(slot for slot in vacant if now >= self._not_before.get(slot, 0.0))
+
+    def forget(self, slot: Slot) -> None:
+        """A place is filled, or given up: its next worker need not wait."""
+        self._not_before.pop(slot, None)

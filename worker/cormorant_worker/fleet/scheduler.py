@@ -1,0 +1,348 @@
+"""Who may collect how many frames next: pure bookkeeping, without processes, clocks or memory.
+
+A *round* is what the consumer gets at once: one ticket in async mode, one ticket of every worker in sync mode.
+
+    open (tickets out) -> complete (all landed) -> accepted (in the queue: its frames count) -> taken
+         |                     |                        |
+         +-- crash: the lost tickets' frames are        +-- dropped: drop_oldest (they count), too stale (they
+             collected again                                 do not, and are collected again)
+"""
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from heapq import heappop, heappush, nsmallest
+from typing import Literal
+
+Mode = Literal["sync", "async"]
+Slot = tuple[str, int]
+"""A worker's place: (group, index)."""
+
+_ROUNDING = 1e-9
+TICKETS_AHEAD = 2
+"""Tickets a worker may hold: the one it works on, and the next, so that it never waits for the fleet's answer."""
+
+
+@dataclass(slots=True)
+class Round:
+    """Tickets that are delivered together."""
+
+    number: int
+    frames: dict[Slot, int]
+    """Frames asked of each member."""
+    pending: set[Slot] = field(default_factory=set)
+    """Members that have no ticket yet: the round has just been opened, or they have just been lost."""
+    landed: set[Slot] = field(default_factory=set)
+    """Members whose batch is complete."""
+    is_preempted: bool = False
+    """Enough have landed: the others hand over what they have, and nobody is waited for who has nothing."""
+
+    @property
+    def is_complete(self) -> bool:
+        """True when every member's batch has landed."""
+        return len(self.landed) == len(self.frames)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """A ticket that may be handed out now."""
+
+    round: Round
+    slot: Slot
+    num_frames: int
+
+
+class Scheduler:
+    """Decides which tickets may go out. Owned by the fleet's thread."""
+
+    def __init__(
+        self,
+        *,
+        mode: Mode,
+        frames_per_batch: int,
+        total_frames: int | None,
+        max_staleness: int | None,
+        preemptive_threshold: float = 1.0,
+    ) -> None:
+        self.mode = mode
+        self.frames_per_batch = frames_per_batch
+        self.total_frames = total_frames
+        self.max_staleness = max_staleness
+        self.preemptive_threshold = preemptive_threshold
+        self.accepted_frames = 0
+        """Frames that the output has taken; what `totalFrames` counts."""
+        self.is_draining = False
+        """No ticket goes out any more."""
+        self.outstanding_frames = 0
+        """Frames that are asked for and not accepted yet."""
+        self._open: dict[int, Round] = {}
+        self._pending: dict[int, Round] = {}
+        """Those of them in which members have no ticket."""
+        self._next_number = 0
+        self._last_number: dict[Slot, int] = {}
+        """The last round that each worker got a ticket of, in async mode."""
+        self._held: dict[Slot, int] = {}
+        """Workers that may collect, and how many tickets each of them holds."""
+        self._num_holding: Counter[int] = Counter()
+        """How many of them hold so many."""
+        self._waiting: tuple[list[tuple[int, Slot]], ...] = tuple([] for _ in range(TICKETS_AHEAD))
+        """Heaps of workers by the tickets that they hold, those that have waited longest first; with entries of the
+        past, which `_next_waiting` drops.
+        """
+
+    # -- what there is left ------------------------------------------------------------------------------------
+
+    @property
+    def landed_frames(self) -> int:
+        """Frames that were collected, those that the output has not taken yet among them."""
+        return self.accepted_frames + sum(r.frames[slot] for r in self._open.values() for slot in r.landed)
+
+    @property
+    def remaining_frames(self) -> int | None:
+        """Frames that nobody has been asked for yet; None without an end."""
+        if self.total_frames is None:
+            return None
+        return self.total_frames - self.accepted_frames - self.outstanding_frames
+
+    @property
+    def is_done(self) -> bool:
+        """True when every frame that will be is accepted, and no ticket is out."""
+        if self._open:
+            return False
+        return self.is_draining or (self.total_frames is not None and self.accepted_frames >= self.total_frames)
+
+    @property
+    def num_open(self) -> int:
+        """Rounds that are not accepted yet."""
+        return len(self._open)
+
+    def round_up(self, num_envs: int, *, num_workers: int) -> None:
+        """Ask for whole steps of `num_envs` environments, of every worker in sync mode. Called before any decision."""
+        self.frames_per_batch += -self.frames_per_batch % num_envs
+        if self.total_frames is not None:
+            self.total_frames += -self.total_frames % (num_envs * (num_workers if self.mode == "sync" else 1))
+
+    # -- decisions ---------------------------------------------------------------------------------------------
+
+    def may_collect(self, slot: Slot, *, holds: int) -> None:
+        """A worker may get tickets, and holds so many. Called when either changes; `grants` counts those it gives."""
+        self.may_not_collect(slot)
+        self._held[slot] = holds
+        self._num_holding[holds] += 1
+        if holds < TICKETS_AHEAD and self.mode == "async":
+            heappush(self._waiting[holds], (self._last_number.get(slot, -1), slot))
+
+    def may_not_collect(self, slot: Slot) -> None:
+        """A worker gets no more tickets: it leaves, or is gone."""
+        held = self._held.pop(slot, None)
+        if held is not None:
+            self._num_holding[held] -= 1
+
+    def grants(self, *, num_workers: int, ahead_of_consumer: int, room: int, most: int = 1 << 30) -> list[Grant]:
+        """Tickets to hand out now.
+
+        Args:
+            num_workers: how many workers the fleet is meant to have: a sync round waits for all of them.
+            ahead_of_consumer: rounds that are complete and not taken, and the one that the consumer still works on.
+            room: slots of memory that are free.
+            most: so many at once; the others at the next call.
+        """
+        if self.is_draining:
+            return []
+        granted: list[Grant] = []
+        self._grant_pending(granted, room, most)
+        if self.mode == "async":
+            self._grant_async(granted, ahead_of_consumer, room, most)
+            return granted
+        while (
+            len(granted) < most
+            and self._held
+            and len(self._held) == num_workers
+            and not any(self._num_holding[depth] for depth in range(self._depth, TICKETS_AHEAD + 1))
+            and not self._pending
+            and room - len(granted) >= len(self._held)
+            and self._is_fresh_enough(ahead_of_consumer)
+            and (frames := self._sync_frames(sorted(self._held)))
+        ):
+            opened = self._open_round(frames)
+            opened.pending.update(frames)
+            self._pending[opened.number] = opened
+            self._grant_pending(granted, room, most)
+        return granted
+
+    def _grant_pending(self, granted: list[Grant], room: int, most: int) -> None:
+        """Tickets of members that have none, because the round is new or because they were lost, for whoever fills
+        their slot now.
+        """
+        for found in list(self._pending.values()):
+            least = min(room, most) - len(granted)
+            if least <= 0:
+                return
+            for slot in nsmallest(least, (slot for slot in found.pending if slot in self._held)):
+                found.pending.discard(slot)
+                self.may_collect(slot, holds=self._held[slot] + 1)
+                granted.append(Grant(round=found, slot=slot, num_frames=found.frames[slot]))
+            self._note_pending(found)
+
+    def _grant_async(self, granted: list[Grant], ahead: int, room: int, most: int) -> None:
+        # Idle workers first, so that scarce room keeps as many of them busy as possible; those who have waited longest
+        # before others, so that a slow consumer gets frames of all of them.
+        for depth in range(self._depth):
+            while len(granted) < min(room, most) and self._is_fresh_enough(ahead):
+                remaining = self.remaining_frames
+                count = self.frames_per_batch if remaining is None else min(self.frames_per_batch, remaining)
+                if count <= 0 or (slot := self._next_waiting(depth)) is None:
+                    break
+                opened = self._open_round({slot: count})
+                granted.append(Grant(round=opened, slot=slot, num_frames=count))
+                self._last_number[slot] = opened.number
+                self.may_collect(slot, holds=depth + 1)
+
+    def _next_waiting(self, depth: int) -> Slot | None:
+        """The worker with so many tickets that has waited longest."""
+        heap = self._waiting[depth]
+        while heap:
+            number, slot = heap[0]
+            if self._held.get(slot) == depth and self._last_number.get(slot, -1) == number:
+                return slot
+            heappop(heap)
+        return None
+
+    def _note_pending(self, found: Round) -> None:
+        if not found.pending:
+            self._pending.pop(found.number, None)
+
+    def _sync_frames(self, slots: list[Slot]) -> dict[Slot, int]:
+        remaining = self.remaining_frames
+        if remaining is None or remaining >= self.frames_per_batch * len(slots):
+            return dict.fromkeys(slots, self.frames_per_batch)
+        share, rest = divmod(max(remaining, 0), len(slots))
+        frames = {slot: share + (i < rest) for i, slot in enumerate(slots)}
+        return {slot: count for slot, count in frames.items() if count}
+
+    @property
+    def _depth(self) -> int:
+        return TICKETS_AHEAD if self.max_staleness is None else 1
+
+    def _is_fresh_enough(self, ahead: int) -> bool:
+        """A round opened now is consumed after `ahead` + open others; the learner publishes once a round at most."""
+        return self.max_staleness is None or ahead + len(self._open) <= self.max_staleness
+
+    def _open_round(self, frames: dict[Slot, int]) -> Round:
+        opened = Round(number=self._next_number, frames=frames)
+        self._next_number += 1
+        self._open[opened.number] = opened
+        self.outstanding_frames += sum(frames.values())
+        return opened
+
+    def _close_round(self, number: int) -> int:
+        """A round is not asked for any more. Returns its frames."""
+        count = sum(self._open.pop(number).frames.values())
+        self._pending.pop(number, None)
+        self.outstanding_frames -= count
+        return count
+
+    def _excuse(self, found: Round, slot: Slot) -> None:
+        """A round goes on without a member that has no ticket."""
+        found.pending.discard(slot)
+        self.outstanding_frames -= found.frames.pop(slot)
+        self._note_pending(found)
+
+    # -- events ------------------------------------------------------------------------------------------------
+
+    def landed(self, round_number: int, slot: Slot, num_frames: int) -> Round:
+        """A member's batch is complete. What it has less than was asked for is collected later."""
+        found = self._open[round_number]
+        found.landed.add(slot)
+        self.outstanding_frames += num_frames - found.frames[slot]
+        found.frames[slot] = num_frames
+        return found
+
+    def preempt(self, found: Round) -> list[Slot]:
+        """A batch of a round has landed: if enough have by now, those who are to hand over what they have."""
+        enough = math.ceil(self.preemptive_threshold * len(found.frames) - _ROUNDING)
+        if self.preemptive_threshold >= 1 or found.is_preempted or len(found.landed) < enough:
+            return []
+        found.is_preempted = True
+        for slot in tuple(found.pending):
+            self._excuse(found, slot)
+        return sorted(set(found.frames) - found.landed)
+
+    def lost(self, round_number: int, slot: Slot) -> int:
+        """A member died with its ticket. Returns the frames that have to be collected again.
+
+        In sync mode whoever fills the slot next gets the same ticket; in async mode the frames go back to the rest.
+        """
+        found = self._open[round_number]
+        count = found.frames[slot]
+        if self.mode == "sync":
+            found.pending.add(slot)
+            self._pending[round_number] = found
+        else:
+            self._close_round(round_number)
+        return count
+
+    def found(self, slot: Slot, num_frames: int) -> list[Round]:
+        """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
+        many less. Returns the rounds that are complete now, without it.
+        """
+        self.accepted_frames += num_frames
+        completed = []
+        for found in sorted(self._pending.values(), key=lambda found: found.number):
+            if slot not in found.pending:
+                continue
+            less = min(num_frames, found.frames[slot])
+            num_frames -= less
+            found.frames[slot] -= less
+            self.outstanding_frames -= less
+            if found.frames[slot]:
+                continue
+            self._excuse(found, slot)
+            if not found.frames:
+                self._close_round(found.number)
+            elif found.is_complete:
+                completed.append(found)
+        return completed
+
+    def forget_member(self, slot: Slot, *, only_preempted: bool = False) -> list[Round]:
+        """A slot will not be filled again (the fleet shrank): rounds that wait for it go on without it.
+
+        Args:
+            slot: whose member is gone.
+            only_preempted: it will be filled again, and only rounds that wait for nobody go on.
+        """
+        completed = []
+        for found in list(self._pending.values()):
+            if slot in found.pending and (found.is_preempted or not only_preempted):
+                self._excuse(found, slot)
+                if not found.frames:
+                    self._close_round(found.number)
+                elif found.is_complete:
+                    completed.append(found)
+        return completed
+
+    def waits_for_earlier(self, found: Round) -> bool:
+        """True while a sync round must not overtake others: a worker's frames are delivered in their order."""
+        return self.mode == "sync" and any(
+            number < found.number and not other.is_complete for number, other in self._open.items()
+        )
+
+    def drain(self) -> list[Round]:
+        """Ask for nothing more. Returns the rounds that are complete now, without the members that were lost."""
+        self.is_draining = True
+        lost = {slot for found in self._pending.values() for slot in found.pending}
+        return [completed for slot in sorted(lost) for completed in self.forget_member(slot)]
+
+    def accepted(self, round_number: int) -> None:
+        """A round entered the queue: its frames count."""
+        self.accepted_frames += self._close_round(round_number)
+
+    def forget_open(self) -> None:
+        """No round that is not accepted will ever be: what is missing is collected anew. No ticket may be out."""
+        self._open.clear()
+        self._pending.clear()
+        self.outstanding_frames = 0
+
+    def take_back(self, num_frames: int) -> None:
+        """Accepted frames turned out to be lost or too stale: they are collected again."""
+        self.accepted_frames -= num_frames

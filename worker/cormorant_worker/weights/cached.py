@@ -1,0 +1,155 @@
+"""Weights that a worker's pod keeps for the next head: the actor dies with its head's Ray cluster, the pod does not.
+
+    FOLDER/12.weights    8 bytes: length of the header, little-endian; the header: JSON; the file as it was published
+
+One file a publish, the newest of each model; written beside the stepping, renamed when whole, never synced: the pod's
+disk ends with the pod. What a new head asks for is these files, one after the other.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from cormorant_worker.disk import write_all
+from cormorant_worker.errors import MalformedWeights
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+
+log = structlog.get_logger()
+
+_SUFFIX, _PART = ".weights", ".part"
+_LENGTH = 8
+_LONGEST_HEADER = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedPublish:
+    """One publish as a worker got it."""
+
+    version: PolicyVersion
+    default_model: str
+    """Whose tensors those are that carry no model's name."""
+    data: memoryview
+    """The safetensors file."""
+
+
+class CachedWeights:
+    """The folder of one pod. One thread at a time may use it."""
+
+    def __init__(self, folder: Path | None) -> None:
+        """Look at what an earlier actor of this pod kept.
+
+        Args:
+            folder: where; made when it is needed. None keeps nothing.
+        """
+        self._folder = folder
+        self._models: dict[int, tuple[str, ...]] = {}
+        """Models of each kept publish, by version."""
+        for path in sorted(folder.glob(f"*{_SUFFIX}")) if folder is not None and folder.is_dir() else ():
+            with suppress(OSError, ValueError, KeyError), path.open("rb") as file:
+                header = _read_header(memoryview(file.read(_LONGEST_HEADER)))[0]
+                self._models[header["version"]] = tuple(header["models"])
+
+    @property
+    def version(self) -> PolicyVersion:
+        """The newest that is kept; 0: none."""
+        return PolicyVersion(max(self._models, default=INITIAL_VERSION))
+
+    def keep(self, data: memoryview, *, version: PolicyVersion, default_model: str, models: Sequence[str]) -> None:
+        """Keep a publish that was taken, and drop those of which nothing is the newest any more.
+
+        A disk that does not take it costs a log line: the worker acts with the weights in any case.
+
+        Args:
+            data: the safetensors file.
+            version: of the publish. One that is kept already is left as it is.
+            default_model: whose tensors those are that carry no model's name.
+            models: that it holds.
+        """
+        if self._folder is None or version in self._models:
+            return
+        header = {
+            "version": version, "default_model": default_model, "models": list(models), "size": len(data),
+            "digest": _digest(data),
+        }  # fmt: skip
+        try:
+            self._write(self._folder, int(version), json.dumps(header).encode(), data)
+        except OSError as error:
+            log.warning("weights_not_kept", policy_version=int(version), reason=f"{error}; a new head may miss them")
+            return
+        self._models[version] = tuple(models)
+        self._prune(self._folder)
+
+    def read(self) -> bytes:
+        """Everything that is kept, oldest first, for `read_cached`.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if self._folder is None:
+            return b""
+        return b"".join((self._folder / f"{version}{_SUFFIX}").read_bytes() for version in sorted(self._models))
+
+    def _write(self, folder: Path, version: int, header: bytes, data: memoryview) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        part = folder / f"{version}{_PART}"
+        try:
+            with part.open("wb", buffering=0) as file:
+                write_all(file.fileno(), memoryview(len(header).to_bytes(_LENGTH, "little") + header))
+                write_all(file.fileno(), data)
+            part.replace(folder / f"{version}{_SUFFIX}")
+        except OSError:
+            part.unlink(missing_ok=True)
+            raise
+
+    def _prune(self, folder: Path) -> None:
+        newer: set[str] = set()
+        for version in sorted(self._models, reverse=True):
+            models = self._models[version]
+            if newer.issuperset(models):
+                (folder / f"{version}{_SUFFIX}").unlink(missing_ok=True)
+                del self._models[version]
+            newer.update(models)
+
+
+def read_cached(data: bytes) -> tuple[CachedPublish, ...]:
+    """What `CachedWeights.read` gave, oldest first.
+
+    Raises:
+        MalformedWeights: it is cut off, or differs from its digest.
+    """
+    try:
+        return tuple(_publishes(memoryview(data)))
+    except (ValueError, KeyError, TypeError) as error:
+        raise MalformedWeights(f"what a worker kept of an earlier head cannot be read: {error}") from error
+
+
+def _publishes(rest: memoryview) -> Iterator[CachedPublish]:
+    while len(rest):
+        header, begin = _read_header(rest)
+        end = begin + header["size"]
+        found = rest[begin:end]
+        if len(found) != header["size"] or _digest(found) != header["digest"]:
+            raise ValueError(f"version {header['version']} differs from its digest")
+        yield CachedPublish(
+            version=PolicyVersion(header["version"]), default_model=header["default_model"], data=found
+        )  # fmt: skip
+        rest = rest[end:]
+
+
+def _read_header(data: memoryview) -> tuple[dict[str, Any], int]:
+    """The header, and where the file begins."""
+    begin = _LENGTH + int.from_bytes(data[:_LENGTH], "little")
+    header = json.loads(bytes(data[_LENGTH:begin]))
+    if not isinstance(header, dict):
+        raise ValueError("there is no header")  # noqa: TRY004  # as for other bytes that are none
+    return header, begin
+
+
+def _digest(data: memoryview) -> str:
+    return hashlib.blake2b(data, digest_size=16).hexdigest()

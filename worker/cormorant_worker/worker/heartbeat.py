@@ -1,0 +1,76 @@
+"""What a worker is doing right now, readable by its fleet without asking: a few numbers in shared memory."""
+
+import os
+from enum import IntEnum
+
+import numpy as np
+
+from cormorant_worker.collect.timing import spent_ns
+from cormorant_worker.pulse_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.spaces import Array
+
+
+class Phase(IntEnum):
+    """What the main thread of a worker is doing.
+
+    IMPORTING -> BUILDING -> WAITING <-> STEPPING -> STORING -> WAITING
+    """
+
+    IMPORTING = 0
+    BUILDING = 1
+    WAITING = 2
+    """For a ticket: nothing to do."""
+    STEPPING = 3
+    STORING = 4
+
+
+class Heartbeat:
+    """[13] int64 in shared memory, as in `pulse_layout`. Written by one worker, read by its fleet."""
+
+    def __init__(self, memory: SharedMemory) -> None:
+        self.memory = memory
+        self._numbers: Array = np.frombuffer(memory.buffer, dtype=np.int64)
+        self.frames: Array = self._numbers[FRAMES : FRAMES + 1]
+        """[1] int64: frames landed, those of unfinished batches among them."""
+        self.timing: Array = self._numbers[TIMING:]
+        """[10] int64: the numbers of a `Timing`."""
+
+    @classmethod
+    def create(cls, path: str = "") -> "Heartbeat":
+        """Make a pulse for a new worker.
+
+        Args:
+            path: of a file that others on this machine can read it in; empty: those who get its descriptor alone.
+        """
+        return cls(SharedMemory.create(SIZE_BYTES, path=path))
+
+    @classmethod
+    def attach(cls, descriptor: int) -> "Heartbeat":
+        """Map the pulse that the fleet made."""
+        return cls(SharedMemory(descriptor, SIZE_BYTES))
+
+    def sign(self) -> None:
+        """Say which process this worker is."""
+        self._numbers[PID] = os.getpid()
+
+    @property
+    def pid(self) -> int:
+        """The worker's process id; 0 before it is born."""
+        return int(self._numbers[PID])
+
+    def enter(self, phase: Phase) -> None:
+        self._numbers[PHASE] = phase
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(int(self._numbers[PHASE]))
+
+    @property
+    def spent_ns(self) -> tuple[int, ...]:
+        """Nanoseconds by activity, up to now."""
+        return spent_ns(self.timing)
+
+    def close(self) -> None:
+        """Let go of the descriptor."""
+        self.memory.close()

@@ -1,0 +1,188 @@
+"""What a fleet and its worker processes say to each other. Plain data, pickled over a socket pair made for them.
+
+Two sockets a worker, so that control never waits behind data:
+
+    data     Start -> Ready -> Begin -> (Ticket -> Sealed | Reseed)* -> Finish -> Finished   (or Failed, then the end)
+    control  (Request -> Reply)*, and Applied whenever new weights begin to act; the Reply to Reseed, too
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights.staged import WeightSpecs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Fleet -> worker: who you are."""
+
+    job: CollectorJob
+    place: WorkerPlace
+    frames_per_batch: int
+    parts: bytes = b""
+    """What the script made for this worker: see `parts.py`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Worker -> fleet: environments stand at their first observation."""
+
+    layout: Layout
+    observation_space: Space
+    action_space: Space
+    specs: WeightSpecs
+    num_threads: int
+    kept_version: int = 0
+    """The newest weights that this worker's pod kept from an earlier head; 0: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begin:
+    """Fleet -> worker: where your frames go, beside the tickets' blocks."""
+
+    dataset_uri: str
+    """Empty: no dataset."""
+    seal_after_s: float = 10.0
+    """Age of a shard at which it is sealed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ticket:
+    """Fleet -> worker: collect one batch into a block. The descriptor of a block that is new to the worker follows."""
+
+    number: int
+    block_index: int
+    block_is_new: bool
+    num_frames: int
+    version: int
+    """Published when this ticket was handed out: no older weights may act, even if the offer is still on its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sealed:
+    """Worker -> fleet: a ticket's batch is complete."""
+
+    number: int
+    block_index: int
+    num_frames: int
+    num_rows: int
+    num_ends: int
+    min_version: int
+    """The oldest policy version that acted; RANDOM_VERSION frames do not count unless there are no others."""
+    max_version: int
+    """The newest. An asynchronous pool's batch begins with frames that an older version acted in."""
+    returns: tuple[float, ...]
+    lengths: tuple[int, ...]
+    num_terminated: int
+    """Episodes that their environments ended; the others were truncated."""
+    timing: BatchTiming
+    durable_frames: int
+    """Frames of this attempt that the dataset has made durable so far."""
+    env_restarts: int
+    next_trajectory: int = 0
+    """Higher than any trajectory id in this batch and in earlier ones."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reseed:
+    """Fleet -> worker: begin anew with environments and streams of another place in the order of seeds. On the data
+    socket, because the thread that steps them builds them.
+    """
+
+    number: int
+    """Of the reply."""
+    place: WorkerPlace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finish:
+    """Fleet -> worker: close everything and end."""
+
+    saves: bool = False
+    """Everything is collected: tell what the collector's state is, for `fleet.state()` after the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leaving:
+    """Worker -> fleet: what I run on is about to end. No more tickets, please, and somebody else in my place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """Worker -> fleet: the dataset is closed; nothing more will come."""
+
+    durable_frames: int
+    state: bytes = b""
+    """The collector's, if it was asked for and could be saved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """Worker -> fleet: why this process ends."""
+
+    kind: str
+    """The error's class."""
+    message: str
+    traceback: str
+    is_final: bool
+    """True when a replacement would fail the same way: the user has to change something."""
+    may_pass: bool = False
+    """It is not final in a fleet that has collected before: no environment steps here, and elsewhere they have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged:
+    """Worker -> fleet: an event for the log."""
+
+    level: str
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Fleet -> worker, control: do something and reply."""
+
+    number: int
+    action: str
+    """offer | pause | resume | seal | stop | save | restore | look | kept."""
+    version: int = 0
+    size_bytes: int = 0
+    """Bytes of the payload (weights, state) that follows; 0: none."""
+    default_model: str = ""
+    """Of an offer: whose tensors those are that carry no model's name."""
+    ticket: int = 0
+    """Of a seal: this ticket's batch, and those of earlier ones, end at the next vector step."""
+    models: tuple[str, ...] = ()
+    """Of an offer: the payload's other models are out of date."""
+    column: int = 0
+    """Of a look: the environment, of B."""
+    leaf: int = 0
+    """Of a look: which leaf of its observation."""
+    first_trajectory: int = 0
+    """Of a restore: open trajectories go on under new ids from this one; 0: under those that they had."""
+    rewinds: bool = True
+    """Of a restore: environments go back to where they were, and not the counts alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """Worker -> fleet, control: the answer to a request."""
+
+    number: int
+    state: bytes = b""
+    """What was saved, or kept; of a look: the array's bytes."""
+    error: str = ""
+    """Empty: done."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applied:
+    """Worker -> fleet, control: this version acts from the next frame on."""
+
+    version: int

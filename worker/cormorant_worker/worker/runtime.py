@@ -1,0 +1,423 @@
+"""A worker's station: one collector, its sink, and the answers to its fleet. It knows no transport.
+
+One thread runs it and steps; others answer requests beside it. `worker.py` gives it sockets and shared memory, the Ray
+actor gives it calls and objects.
+"""
+
+import os
+import threading
+import traceback
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import structlog
+
+from cormorant_worker.collect.block import Block, Layout
+from cormorant_worker.collect.build import Built, build_collector, rebuild
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.collect.overrides import read_parts
+from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.collect.seeding import seed_globals
+from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
+from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, InvalidAction, PartExists, StateError
+from cormorant_worker.weights.blob import read_weights
+from cormorant_worker.weights.cached import CachedWeights
+from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
+from cormorant_worker.worker.heartbeat import Heartbeat, Phase
+from cormorant_worker.worker.messages import (
+    Applied,
+    Begin,
+    Failed,
+    Finish,
+    Finished,
+    Logged,
+    Ready,
+    Reply,
+    Request,
+    Reseed,
+    Sealed,
+    Start,
+    Ticket,
+)
+
+if TYPE_CHECKING:
+    from cormorant_worker.sinks.protocol import Sink
+
+log = structlog.get_logger()
+
+_OFFER_TIMEOUT_S = 30.0
+"""For weights that were offered before a ticket was handed out: they come on the other channel, within milliseconds."""
+_IDLE_S = 5.0
+"""Without a ticket, after which the open shard is sealed."""
+_MOMENT_S = 0.01
+_HELD_TIMEOUT_S = 600.0
+"""A pause is answered once the vector step under way has landed; the environments' own limits end it sooner."""
+
+
+class Uplink(Protocol):
+    """The way to the fleet."""
+
+    def send(self, message: object) -> None:
+        """Report to the fleet. Called by all threads."""
+        ...
+
+    def recv(self) -> Any:
+        """Wait for the fleet's next Begin, Ticket, Reseed or Finish: for as long as the fleet lives. Called by the
+        stepping thread.
+        """
+        ...
+
+    def has_message(self, timeout_s: float) -> bool:
+        """Wait for the fleet's next message, at most `timeout_s`. Called by the stepping thread."""
+        ...
+
+    def block(self, ticket: Ticket, layout: Layout) -> Block:
+        """The memory that a ticket's batch goes to. Called by the stepping thread, right after it got the ticket."""
+        ...
+
+
+class WorkerRuntime:
+    """One collector and its sink. The thread that calls `run` steps; `answer` is called by others."""
+
+    def __init__(self, uplink: Uplink, pulse: Heartbeat, kept: CachedWeights | None = None) -> None:
+        self._uplink = uplink
+        self._pulse = pulse
+        self._kept = kept or CachedWeights(None)
+        self._sink: Sink | None = None
+        self._is_built = False
+        """There is a collector."""
+        self._serving = threading.Event()
+        """Everything is open: tickets and requests can be answered."""
+        self._boundary = threading.Lock()
+        """Held by the stepping thread while it fills a block: who has it sees the collector between two batches."""
+        self._sealing = threading.Lock()
+        """Guards the numbers of the ticket under way (0: none) and of the last one that ends early."""
+        self._ticket = 0
+        self._sealed_through = 0
+
+    @property
+    def acts_as_published(self) -> bool:
+        """Whether published weights act, and not those that the policy was built with."""
+        return self._is_built and self.collector.weights.version > INITIAL_VERSION
+
+    # -- the stepping thread -----------------------------------------------------------------------------------
+
+    def run(self, start: Start) -> None:
+        """Build, report, and fill blocks until told to finish.
+
+        Raises:
+            Stopped: the fleet gave the batch under way up; everything was closed.
+        """
+        self._pulse.enter(Phase.BUILDING)
+        timing = self._timing = Timing(self._pulse.timing)
+        seed_globals(start.place.seeds)
+        self._parts = read_parts(start.parts)
+        built = build_collector(start.job, start.place, self._parts)
+        self.collector: Collector = built.collector
+        self._is_built = True
+        self.collector.pulse = self._pulse.frames
+        self.collector.timing = timing
+        # Whoever lets weights act, this class between batches or the collector as it begins one, they are reported.
+        self.collector.weights.on_applied = lambda version: self._uplink.send(Applied(version=version))
+        self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
+        # Environments that are built again must not be calibrated again: the seed alone decides what they do.
+        self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
+        self._uplink.send(self._ready(built))
+        begin = self._uplink.recv()
+        if isinstance(begin, Finish):
+            self._finish(saves=begin.saves)
+            return
+        assert isinstance(begin, Begin), begin
+        if begin.dataset_uri:
+            self._sink = _open_sink(begin, start, self.collector, self._layout)
+        self._serving.set()
+        self._serve()
+
+    def _ready(self, built: Built) -> Ready:
+        observation, action = self.collector.spaces
+        return Ready(
+            layout=self._layout,
+            observation_space=observation,
+            action_space=action,
+            specs=self.collector.weights.specs,
+            num_threads=built.num_threads,
+            kept_version=self._kept.version,
+        )
+
+    def _serve(self) -> None:
+        while True:
+            self._pulse.enter(Phase.WAITING)
+            self._timing.rest(IDLE)
+            if self._sink is not None and not self._uplink.has_message(_IDLE_S):
+                self._sink.flush()  # nothing to do for a while: what was appended need not wait for a full shard
+            message = self._uplink.recv()
+            if isinstance(message, Finish):
+                self._finish(saves=message.saves)
+                return
+            try:
+                if isinstance(message, Reseed):
+                    self._begin_anew(message)
+                else:
+                    self._fill(message)
+            except Stopped:
+                self._finish()
+                return
+            # What was offered during the batch need not wait for the next ticket: the queue may be full for long.
+            with self._boundary:
+                self._apply_weights()
+
+    def _fill(self, ticket: Ticket) -> None:
+        """Collect one ticket's batch.
+
+        Raises:
+            Stopped: the fleet gave the batch up.
+        """
+        self._timing.rest(WEIGHTS)
+        block = self._uplink.block(ticket, self._layout)
+        version = PolicyVersion(ticket.version)
+        self.collector.weights.wait_until_offered(version, _OFFER_TIMEOUT_S)
+        with self._boundary:
+            self._apply_weights()
+            self._pulse.enter(Phase.STEPPING)
+            with self._sealable(ticket.number):
+                filled = self.collector.fill(block, ticket.num_frames)
+            if self._sink is not None:
+                self._pulse.enter(Phase.STORING)
+                self._timing.rest(STORE)
+                self._sink.append(block)
+            if self._parts.on_batch is not None:
+                self._pulse.enter(Phase.STORING)
+                self._timing.rest(STORE)
+                self._parts.on_batch(block)
+        timing = self._timing.take()
+        oldest, newest = _versions(block)
+        self._uplink.send(
+            Sealed(
+                number=ticket.number,
+                block_index=ticket.block_index,
+                num_frames=filled.num_frames,
+                num_rows=block.num_rows,
+                num_ends=block.num_ends,
+                min_version=oldest,
+                max_version=newest,
+                returns=tuple(filled.episodes.returns),
+                lengths=tuple(filled.episodes.lengths),
+                num_terminated=filled.episodes.num_terminated,
+                timing=timing,
+                durable_frames=self._sink.durable_frames if self._sink is not None else 0,
+                env_restarts=self.collector.env_restarts,
+                next_trajectory=self.collector.trajectories.next_id,
+            )
+        )
+
+    def _begin_anew(self, message: Reseed) -> None:
+        """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
+        self._pulse.enter(Phase.BUILDING)
+        self._timing.rest(BUILD)
+        place = self._place = replace(message.place, num_threads=self._place.num_threads)
+        with self._boundary:
+            seed_globals(place.seeds)
+            rebuild(self.collector, self._job, place, self._parts)
+            if place.warmup_frames >= 0:
+                self.collector.warmup_left = place.warmup_frames
+        self._uplink.send(Reply(number=message.number))
+
+    @contextmanager
+    def _sealable(self, ticket: int) -> Iterator[None]:
+        """Inside, a `seal` of this ticket ends its batch; one that came before does so after the first step."""
+        gate = self.collector.gate
+        with self._sealing:
+            self._ticket = ticket
+            if ticket <= self._sealed_through:
+                gate.seal()
+        yield
+        with self._sealing:
+            self._ticket = 0
+            gate.unseal()
+
+    def _seal(self, ticket: int) -> None:
+        with self._sealing:
+            self._sealed_through = max(self._sealed_through, ticket)
+            if 0 < self._ticket <= ticket:
+                self.collector.gate.seal()
+
+    def _apply_weights(self) -> None:
+        """Let the newest staged weights act. The caller holds `_boundary`."""
+        self.collector.weights.apply()
+
+    def _finish(self, *, saves: bool = False) -> None:
+        self._pulse.enter(Phase.STORING)
+        self._timing.rest(STORE)
+        durable = 0
+        if self._sink is not None:
+            self._sink.close()
+            durable = self._sink.durable_frames
+        state = self._last_state() if saves else b""
+        self.collector.close()
+        self._uplink.send(Finished(durable_frames=durable, state=state))
+
+    def _last_state(self) -> bytes:
+        try:
+            with self._boundary:
+                return self.collector.state()
+        except Exception as error:  # noqa: BLE001  # an environment's own get_state may raise anything
+            log.warning("state_not_saved", reason=f"{type(error).__name__}: {error}")
+            return b""
+
+    # -- other threads -----------------------------------------------------------------------------------------
+
+    def answer(self, request: Request, payload: memoryview) -> Reply:
+        """Answer one request of the fleet. One at a time, in the order in which they were sent.
+
+        Args:
+            request: what to do.
+            payload: the bytes that came with it. Weights are not copied before they act: a memoryview of them is kept
+                until then, and nobody may write to its memory meanwhile.
+        """
+        try:
+            return Reply(number=request.number, state=self._answer(request, payload))
+        except CormorantError as error:
+            return Reply(number=request.number, error=str(error))
+        except Exception as error:  # noqa: BLE001  # an environment's own get_state and set_state may raise anything
+            return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
+
+    def _answer(self, request: Request, payload: memoryview) -> bytes:
+        if request.action != "stop":
+            self._serving.wait()  # bounded by the fleet's limit on starting
+        match request.action:
+            case "offer":
+                self._offer(request, payload)
+            case "pause":
+                self._pause()
+            case "resume":
+                self.collector.gate.open()
+            case "seal":
+                self._seal(request.ticket)
+            case "stop":
+                if not self._is_built:
+                    os._exit(0)
+                self.collector.gate.stop()
+            case "look":
+                return self.collector.look(request.column, request.leaf).tobytes()
+            case "kept":
+                return self._kept.read()
+            case "save":
+                return self._between_batches(lambda collector: collector.state())
+            case "restore":
+                self._between_batches(lambda collector: self._restore(collector, bytes(payload), request))
+        return b""
+
+    def _offer(self, request: Request, payload: memoryview) -> None:
+        slot, version = self.collector.weights, PolicyVersion(request.version)
+        try:
+            offered = read_weights(payload, default_model=request.default_model, models=request.models)
+            slot.offer(offered, version=version)
+        finally:
+            slot.note_seen(version)  # refused or not: a ticket that came with it goes on
+        # A worker that is waiting for a ticket need not wait for it to let new weights act. Within a batch the stepping
+        # thread will see them at its end; outside it holds the lock for a moment only.
+        if self._boundary.acquire(timeout=_MOMENT_S):
+            try:
+                self._apply_weights()
+            finally:
+                self._boundary.release()
+        self._kept.keep(payload, version=version, default_model=request.default_model, models=tuple(offered))
+
+    def _restore(self, collector: Collector, state: bytes, request: Request) -> None:
+        collector.restore(state, first_trajectory=request.first_trajectory, rewinds=request.rewinds)
+        if self._sink is not None:
+            self._sink.go_on(collector.trajectories.ids, collector.trajectories.lengths)
+
+    def _pause(self) -> None:
+        gate = self.collector.gate
+        gate.shut()
+        while self._boundary.locked() and not gate.wait_until_held(0.005):
+            pass  # bounded by the environments' time limits; the fleet's own limit names this worker sooner
+
+    def _between_batches(self, action: Any) -> bytes:
+        if not self._boundary.acquire(timeout=_HELD_TIMEOUT_S):
+            raise StateError(f"the batch under way did not end within {_HELD_TIMEOUT_S:.0f} s")
+        try:
+            result = action(self.collector)
+        finally:
+            self._boundary.release()
+        return result or b""
+
+
+def _versions(block: Block) -> tuple[int, int]:
+    """The oldest and the newest that acted."""
+    versions = block.policy_version[: block.num_rows]
+    if not block.is_full:
+        versions = versions[np.arange(block.num_rows)[:, None] < block.lengths[None, :]]
+    acted = versions[versions != RANDOM_VERSION]
+    return (int(acted.min()), int(acted.max())) if acted.size else (RANDOM_VERSION, RANDOM_VERSION)
+
+
+def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "Sink":
+    # Imported by those who have a dataset: pyarrow takes a while to load.
+    from cormorant_worker.fleet.dataset_root import describe_job
+    from cormorant_worker.sinks.dataset import open_dataset
+    from cormorant_worker.sinks.shards import ShardLimits
+
+    observation, action = collector.spaces
+    dataset = open_dataset(begin.dataset_uri, describe_job(start.job, layout, observation, action))
+    limits = ShardLimits(seconds=begin.seal_after_s)
+    return dataset.writer(part=start.place.part, layout=layout, limits=limits)
+
+
+def forward_logs(uplink: Uplink) -> None:
+    """Log events travel to the fleet, which knows where the user reads them: as plain data, whatever was logged."""
+
+    def forward(_: object, level: str, event: MutableMapping[str, Any]) -> str:
+        fields = {_plain_name(key): _plain(value) for key, value in event.items() if key != "event"}
+        known = level if level in _LEVELS else "error" if level == "exception" else "info"
+        uplink.send(Logged(level=known, event=str(_plain(event.get("event", ""))), fields=fields))
+        raise structlog.DropEvent
+
+    structlog.configure(processors=[structlog.processors.format_exc_info, forward])
+
+
+_LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
+_OUR_FIELDS = frozenset({"worker", "event", "level", "timestamp"})
+"""Of a log line; the fleet fills them."""
+
+
+def _plain_name(key: object) -> str:
+    """A user's field never takes the place of one of ours."""
+    name = str(_plain(key))
+    return f"env_{name}" if name in _OUR_FIELDS else name
+
+
+def _plain(value: object) -> str | int | float | bool | None:
+    """A value that every process can read: the fleet imports no class of a user's, and runs nothing of theirs."""
+    if value is None or type(value) in (str, int, float, bool):
+        return value  # type: ignore[return-value]  # as the line says
+    try:
+        return repr(value)
+    except Exception as error:  # noqa: BLE001  # a user's __repr__ may raise anything
+        return f"<{type(value).__name__} whose repr raised {type(error).__name__}>"
+
+
+def describe_failure(error: Exception, *, acts_as_published: bool = False) -> Failed:
+    """What to tell the fleet of the error that ends this worker.
+
+    Args:
+        error: what ends it.
+        acts_as_published: the policy acted with published weights: the next ones may be better.
+    """
+    known = isinstance(error, CormorantError)
+    # Environments that never made a step will not do so in another process; a part of the dataset that is another's
+    # costs an attempt.
+    may_pass = isinstance(error, PartExists) or (isinstance(error, EnvCrashed) and error.has_stepped)
+    may_pass = may_pass or (isinstance(error, InvalidAction) and acts_as_published)
+    final = known and (not may_pass or isinstance(error, EnvRaised))
+    return Failed(
+        kind=type(error).__name__,
+        message=str(error) if known else f"{type(error).__name__}: {error}",
+        traceback=traceback.format_exc(),
+        is_final=final,
+        may_pass=isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised),
+    )
