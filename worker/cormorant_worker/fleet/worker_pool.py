@@ -137,7 +137,6 @@ class WorkerPool(Requests):
         self._num_threads = 0
 
     def raise_error(self) -> None:
-        """Raise why the fleet cannot go on, if it cannot."""
         if self.error is not None:
             raise self.error
 
@@ -225,7 +224,6 @@ class WorkerPool(Requests):
     # -- starting ----------------------------------------------------------------------------------------------
 
     def start_missing(self, now: float) -> None:
-        """Have workers started in places that have none and need not wait."""
         if not self.vacant or self.error is not None or self.is_closing or self._schedule.is_done:
             return
         for slot in self.replacements.due(self.vacant, now)[:_MOST_STARTS]:
@@ -264,7 +262,6 @@ class WorkerPool(Requests):
         return self._schedule.frames_per_batch + 2 * (self.ready.layout.num_envs if self.ready is not None else 0)
 
     def _admit(self, slot: Slot, link: "WorkerConnection | Exception") -> None:
-        """A worker was started, or cannot be."""
         self.starting.discard(slot)
         if isinstance(link, Exception):
             self._give_up(link, "start a worker")
@@ -424,7 +421,6 @@ class WorkerPool(Requests):
                 self._sync(member, reply)
 
     def _sync(self, member: WorkerHandle, reply: Reply) -> None:
-        """A worker has the current weights."""
         member.is_synced = True
         self.unsynced.discard(member.place)
         self.tally.synced(member.place[0], member.version)
@@ -437,7 +433,6 @@ class WorkerPool(Requests):
     # -- talking -----------------------------------------------------------------------------------------------
 
     def hand_out(self, grant: Grant) -> None:
-        """Give a worker a ticket and a slot."""
         self._deliveries.free_a_block()
         assert self._deliveries.blocks is not None
         member = self.members[grant.slot]
@@ -476,7 +471,6 @@ class WorkerPool(Requests):
 
     @property
     def version(self) -> PolicyVersion:
-        """The highest version that was published."""
         return self.shelf.version
 
     def grant_some(self) -> bool:
@@ -515,7 +509,6 @@ class WorkerPool(Requests):
     # -- losing ------------------------------------------------------------------------------------------------
 
     def _end_hung(self, member: WorkerHandle, silent_s: float, limit_s: float) -> None:
-        """A worker makes no progress."""
         log.warning("worker_hung", worker=member.name, seconds=round(silent_s, 1))
         reason = f"made no progress for {limit_s:.0f} s and was killed ({member.link.describe_doing()})"
         self._lose(member.place, member, reason=reason, kind="hang", is_killed=True)
