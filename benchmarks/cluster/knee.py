@@ -29,10 +29,10 @@ from benchmarks.cluster.process import Counted, frames_now, move_heads, stub_hea
 from benchmarks.cluster.upkeep import Objects, Raw
 from cormorant_operator import names
 from cormorant_operator.controller import Controller
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import Conflict
 from cormorant_operator.head_client import HeadClient
-from cormorant_operator.kube.rate_limit import Pace
+from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.settings import BURST, COUNTERS_SHARE, REQUESTS_PER_S
 
 FRAMES_PER_SECOND = 1000.0
@@ -46,7 +46,7 @@ class PacedObjects(Objects):
 
     def __init__(self, *, latency_s: float) -> None:
         super().__init__()
-        self.pace = Pace(rate=1e6, burst=1_000_000)
+        self.pace = RateLimiter(rate=1e6, burst=1_000_000)
         self._latency_s = latency_s
         self.requests: Counter[str] = Counter()
         self.refused = 0
@@ -115,8 +115,8 @@ class Knee:
         self._jobs, self._workers, self._port, self._qps = jobs, workers, port, qps
         self._heads = HeadClient(key=b"k" * 64, url=f"http://{{ip}}:{port}/{{namespace}}/{{job}}")
         cluster: Any = self.objects
-        site = Site(image="example/cormorant:1", counters_per_s=COUNTERS_SHARE * qps)
-        self._controller = Controller(cluster, self._heads, key=b"k" * 64, site=site)
+        defaults = OperatorDefaults(image="example/cormorant:1", counters_per_s=COUNTERS_SHARE * qps)
+        self._controller = Controller(cluster, self._heads, key=b"k" * 64, defaults=defaults)
         self._ages: list[float] = []
         self._replaced: list[float] = []
         self._missed = 0
@@ -128,7 +128,7 @@ class Knee:
         running = asyncio.create_task(self._controller.run())
         try:
             await self._settle(running, within_s=within_s)
-            self.objects.pace = Pace(rate=self._qps, burst=round(self._qps * BURST / REQUESTS_PER_S))
+            self.objects.pace = RateLimiter(rate=self._qps, burst=round(self._qps * BURST / REQUESTS_PER_S))
             await asyncio.sleep(15)  # what is left of the beginning
             began, used_s = time.monotonic(), time.process_time()
             await asyncio.sleep(window_s)

@@ -27,11 +27,11 @@ from benchmarks.cluster.jobs import manifest
 from benchmarks.cluster.process import move_heads, stub_heads
 from cormorant_operator.controller import Controller
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import NotFound
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Job
-from cormorant_operator.kube.client import Cluster
+from cormorant_operator.kube.client import KubeClient
 
 Raw = dict[str, Any]
 ROUNDS = 5
@@ -43,7 +43,7 @@ QUIET_S = 0.002
 
 
 class Objects:
-    """What the API server would keep: the verbs of `cluster.Cluster`, without HTTP. Pods are ready at once."""
+    """What the API server would keep: the verbs of `cluster.KubeClient`, without HTTP. Pods are ready at once."""
 
     def __init__(self) -> None:
         self._stored: dict[tuple[str, str, str], bytes] = {}
@@ -123,10 +123,10 @@ class Upkeep:
         self.objects, self._jobs, self._workers = Objects(), jobs, workers
         self._heads = HeadClient(key=b"k" * 64, url=f"http://{{ip}}:{port}/{{namespace}}/{{job}}")
         # What is measured is started by hand: nobody is polled by the clock.
-        self._site = Site(image="example/cormorant:1", poll_s=1e6, status_s=0.0)
+        self._defaults = OperatorDefaults(image="example/cormorant:1", poll_s=1e6, counters_interval_s=0.0)
         cluster: Any = self.objects
-        assert all(hasattr(Cluster, verb) for verb in ("get", "create", "apply", "apply_status", "list"))
-        self.controller = Controller(cluster, self._heads, key=b"k" * 64, site=self._site)
+        assert all(hasattr(KubeClient, verb) for verb in ("get", "create", "apply", "apply_status", "list"))
+        self.controller = Controller(cluster, self._heads, key=b"k" * 64, defaults=self._defaults)
 
     async def settle(self) -> None:
         """Bring every job about."""
@@ -157,7 +157,7 @@ class Upkeep:
         job = self.controller.cache.job(uid)
         assert isinstance(job, Job)
         began = time.process_time()
-        reconcile(job, self.controller.observe(uid), datetime.now(UTC), site=self._site)
+        reconcile(job, self.controller.observe(uid), datetime.now(UTC), defaults=self._defaults)
         return time.process_time() - began
 
     async def close(self) -> None:

@@ -20,9 +20,9 @@ from cormorant_operator.controller import Controller
 from cormorant_operator.errors import OperatorError, SettingsError
 from cormorant_operator.head_client import HeadClient
 from cormorant_operator.kube.auth import find_connection
-from cormorant_operator.kube.client import Cluster
+from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.kube.leader import Leader, Terms
-from cormorant_operator.kube.rate_limit import Pace
+from cormorant_operator.kube.rate_limit import RateLimiter
 from cormorant_operator.kube.watch import Watch
 from cormorant_operator.logs import configure_logs
 from cormorant_operator.probes import Probes
@@ -48,10 +48,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(settings: Settings) -> int:
-    cluster = Cluster(find_connection, pace=Pace(rate=settings.requests_per_s, burst=settings.request_burst))
+    cluster = KubeClient(
+        find_connection, rate_limiter=RateLimiter(rate=settings.requests_per_s, burst=settings.request_burst)
+    )
     heads = HeadClient(key=settings.key, url=settings.head_url)
     controller = Controller(
-        cluster, heads, key=settings.key, site=settings.site, namespaces=settings.namespaces, selector=settings.selector
+        cluster,
+        heads,
+        key=settings.key,
+        defaults=settings.defaults,
+        namespaces=settings.namespaces,
+        selector=settings.selector,
     )
     leader = _leader(cluster, settings)
     probes = Probes(cluster, controller, is_leading=lambda: leader is None or leader.is_leading)
@@ -68,7 +75,7 @@ async def _serve(settings: Settings) -> int:
         await cluster.close()
 
 
-def _leader(cluster: Cluster, settings: Settings) -> Leader | None:
+def _leader(cluster: KubeClient, settings: Settings) -> Leader | None:
     if settings.lease is None:
         return None
     namespace, name = settings.lease

@@ -16,19 +16,19 @@ import structlog
 from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.events import event
-from cormorant_operator.decide.plan import CheckNode, CheckTemplate, DrainHead, Note, Plan, TellHead
+from cormorant_operator.decide.plan import CheckNode, CheckTemplate, DrainHead, JobEvent, Plan, SetDesired
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import ApiError, HeadSilent, OperatorError, Refused, TokenRefused
-from cormorant_operator.executor import Executor, Heads
+from cormorant_operator.executor import Executor, HeadCommands
 from cormorant_operator.job import Identity, Job, Unreadable
-from cormorant_operator.job_state import Census, Memory
-from cormorant_operator.kube.client import Cluster, ListedKind
+from cormorant_operator.job_state import Census, JobState
+from cormorant_operator.kube.client import KubeClient, ListedKind
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 from cormorant_operator.logs import about
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.observed import HeadAnswer, Observed, Pod, Roster
+from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
@@ -36,7 +36,7 @@ RECONCILERS, POLLERS, WRITERS = 16, 32, 16
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
-class Asks(Heads, Protocol):
+class HeadApi(HeadCommands, Protocol):
     """What the controller asks of heads, besides."""
 
     async def ask(self, job: Job, head: Pod) -> HeadAnswer:
@@ -53,11 +53,11 @@ class Controller:
 
     def __init__(
         self,
-        cluster: Cluster,
-        heads: Asks,
+        cluster: KubeClient,
+        heads: HeadApi,
         *,
         key: bytes,
-        site: Site,
+        defaults: OperatorDefaults,
         namespaces: tuple[str, ...] = (),
         selector: str = "",
         clock: Callable[[], datetime] = now_utc,
@@ -68,16 +68,16 @@ class Controller:
             cluster: the API server.
             heads: every head.
             key: the operator's, which tokens are derived from.
-            site: defaults of the installation.
+            defaults: defaults of the installation.
             namespaces: those that are looked after; none means all.
             selector: labels of the jobs that are looked after; empty: all. Others are another operator's.
             clock: the time, aware.
         """
-        self._cluster, self._heads, self._site, self._clock = cluster, heads, site, clock
+        self._api, self._heads, self._defaults, self._clock = cluster, heads, defaults, clock
         self._namespaces, self._selector = namespaces or ("",), selector
         self.cache = Cache()
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
-        self._memories: dict[str, Memory] = {}
+        self._states: dict[str, JobState] = {}
         self._asked: set[str] = set()
         """Jobs whose heads are asked: their counters move."""
         self.census = Census()
@@ -103,7 +103,7 @@ class Controller:
                 tasks.create_task(self._work_on(self.heads_due, self._poll, "poll"))
             for _ in range(WRITERS):
                 tasks.create_task(self._work_on(self.counters_due, self._write_counters, "counters"))
-            tasks.create_task(self._resync_for_ever())
+            tasks.create_task(self._resync_forever())
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
         """A watch tells of an object."""
@@ -115,7 +115,7 @@ class Controller:
         self._wanted |= {namespace} if namespace else set(self._namespaces)
         self._is_resync_wanted.set()
 
-    async def resync(self, namespaces: Collection[str] | None = None, *, is_glance: bool = False) -> None:
+    async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
         """List everything, forget what is not there any more, and look at every job.
 
         A namespace that is refused is set aside with its jobs, until it can be listed again: what goes on in it is
@@ -123,7 +123,7 @@ class Controller:
 
         Args:
             namespaces: those to be listed; None: all.
-            is_glance: see `glance`.
+            is_quick: see `quick_resync`.
 
         Raises:
             OperatorError: the API server is away, or refuses all namespaces at once.
@@ -131,7 +131,7 @@ class Controller:
         for namespace in self._namespaces if namespaces is None else sorted(namespaces):
             try:
                 with purpose(Purpose.UPKEEP):
-                    await self._list_all_of(namespace, is_glance=is_glance and namespace not in self.lost)
+                    await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
             except Refused as error:
                 if not namespace:
                     raise
@@ -144,45 +144,45 @@ class Controller:
         if len(self.lost) == len(self._namespaces):
             raise OperatorError("; ".join(self.lost.values()))
 
-    async def glance(self) -> None:
+    async def quick_resync(self) -> None:
         """Begin to list each kind, and end where it takes a second page.
 
         Watches tell when they have listed again, but for a list that shows nothing. Such a list is short: what went
         unseen is found here, without reading ten thousand pods.
         """
-        await self.resync(is_glance=True)
-        for uid, memory in self._memories.items():
-            if memory.is_refused:
+        await self.resync(is_quick=True)
+        for uid, state in self._states.items():
+            if state.is_token_refused:
                 # Its Secret may be another's, until somebody deletes it.
-                memory.has_tokens = False
+                state.has_tokens = False
                 self.jobs_due.add(uid)
 
-    async def _list_all_of(self, namespace: str, *, is_glance: bool) -> None:
+    async def _list_all_of(self, namespace: str, *, is_quick: bool) -> None:
         for kind in _LISTED:
-            await self._list(kind, namespace, is_glance=is_glance)
+            await self._list(kind, namespace, is_quick=is_quick)
         # Policies and budgets are not watched: whoever changes one is corrected when all of them are listed.
-        if self._site.has_network_policies:
-            await self._list("NetworkPolicy", namespace, is_glance=False)
+        if self._defaults.has_network_policies:
+            await self._list("NetworkPolicy", namespace, is_quick=False)
         try:
-            await self._list("PodDisruptionBudget", namespace, is_glance=False)
+            await self._list("PodDisruptionBudget", namespace, is_quick=False)
         except Refused as error:
             # Rights of before there were budgets: jobs need none to run.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
-        if is_glance:
+        if is_quick:
             return
         for uid in self.cache.jobs(namespace):
             # Neither watched nor listed: that the Secret is there is believed for so long.
-            if (memory := self._memories.get(uid)) is not None:
-                memory.has_tokens = False
+            if (state := self._states.get(uid)) is not None:
+                state.has_tokens = False
             self.jobs_due.add(uid)
 
-    async def _list(self, kind: ListedKind, namespace: str, *, is_glance: bool) -> None:
+    async def _list(self, kind: ListedKind, namespace: str, *, is_quick: bool) -> None:
         selector = self._selector if kind == "CollectorJob" else names.WATCHED
         shown: list[str] = []
         shown_at, pages = "", 0
-        async for page, version in self._cluster.list(kind, namespace=namespace, selector=selector):
+        async for page, version in self._api.list(kind, namespace=namespace, selector=selector):
             pages += 1
-            if is_glance and pages > 1:
+            if is_quick and pages > 1:
                 return  # not nothing: whatever went, the watches have told of it
             shown_at = version
             for raw in page:
@@ -191,19 +191,19 @@ class Controller:
         for uid in self.cache.prune(kind, shown, version=shown_at, namespace=namespace):
             self.jobs_due.add(uid)
 
-    async def _resync_for_ever(self) -> None:
+    async def _resync_forever(self) -> None:
         now = asyncio.get_running_loop().time
 
         def soon(seconds: float) -> float:
             return now() + seconds * random.uniform(0.9, 1.1)
 
-        glance_at, glances, is_owed = soon(self._site.glance_s), 0, False
+        glance_at, quick_resyncs, is_owed = soon(self._defaults.quick_resync_s), 0, False
         while True:
-            wait_s = self._site.resync_again_s if self.lost and not is_owed else glance_at - now()
+            wait_s = self._defaults.resync_retry_s if self.lost and not is_owed else glance_at - now()
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._is_resync_wanted.wait(), max(0.0, wait_s))
             is_due = now() >= glance_at
-            is_full = is_due and (is_owed or glances >= self._site.glances)
+            is_full = is_due and (is_owed or quick_resyncs >= self._defaults.quick_resyncs)
             wanted = self._wanted | self.lost.keys()
             self._wanted = set()
             self._is_resync_wanted.clear()
@@ -211,20 +211,24 @@ class Controller:
                 if wanted or is_full:
                     await self.resync(None if is_full else wanted)
                 if is_due and not is_full:
-                    await self.glance()
+                    await self.quick_resync()
             except OperatorError as error:
                 is_owed |= is_full or bool(wanted)
-                glance_at = soon(self._site.resync_again_s)
+                glance_at = soon(self._defaults.resync_retry_s)
                 log.warning("resync_failed", reason=str(error), retry_s=round(glance_at - now(), 1))
             else:
                 if is_due:
-                    glance_at, glances, is_owed = soon(self._site.glance_s), 0 if is_full else glances + 1, False
+                    glance_at, quick_resyncs, is_owed = (
+                        soon(self._defaults.quick_resync_s),
+                        0 if is_full else quick_resyncs + 1,
+                        False,
+                    )
 
     async def _work_on(self, queue: WorkQueue, work: Callable[[str], Awaitable[None]], handler: Handler) -> None:
         while True:
             uid = await queue.take()
             try:
-                with self.metrics.looking(handler):
+                with self.metrics.measure(handler):
                     await work(uid)
             except OperatorError as error:
                 log.warning("reconcile_failed", uid=uid, reason=str(error), retry_s=round(queue.failed(uid), 1))
@@ -238,7 +242,7 @@ class Controller:
     async def _reconcile(self, uid: str) -> None:
         job = self.cache.job(uid)
         if job is None:
-            self._memories.pop(uid, None)
+            self._states.pop(uid, None)
             self._unreadable.pop(uid, None)
             self._asked.discard(uid)
             self.heads_due.forget(uid)
@@ -255,85 +259,85 @@ class Controller:
 
     async def _decide(self, job: Job) -> None:
         uid = job.uid
-        memory = self._memories.setdefault(uid, Memory())
+        state = self._states.setdefault(uid, JobState())
         now = self._clock()
-        plan = reconcile(job, self.observe(uid), now, site=self._site.for_jobs(len(self._asked)))
-        memory.counters = None
-        failed = await self._carry_out(job, plan, memory, decided_at=now)
-        if plan.status is not None and plan.is_counting:
-            memory.counters = (job.identity, plan.status)
+        plan = reconcile(job, self.observe(uid), now, defaults=self._defaults.for_jobs(len(self._asked)))
+        state.counters = None
+        failed = await self._carry_out(job, plan, state, decided_at=now)
+        if plan.status is not None and plan.is_counters_only:
+            state.counters = (job.identity, plan.status)
             self.counters_due.add(uid)
         elif plan.status is not None:
             with purpose(Purpose.STATUS):
                 await self._executor.write_status(job.identity, plan.status)
-                await self._tell(job.identity, plan.notes)
-        self._schedule(job, plan, memory)
+                await self._tell(job.identity, plan.events)
+        self._schedule(job, plan, state)
         if failed is not None:
             raise failed
 
-    async def _carry_out(self, job: Job, plan: Plan, memory: Memory, *, decided_at: datetime) -> ApiError | None:
+    async def _carry_out(self, job: Job, plan: Plan, state: JobState, *, decided_at: datetime) -> ApiError | None:
         """Do all of a plan: one action that fails holds up no other, and not the status. Returns the first failure."""
-        if memory.refusals:
-            memory.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
+        if state.refusals:
+            state.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
         failed: ApiError | None = None
         for action in plan.actions:
             try:
-                await self._executor.do(job, action, memory, decided_at=decided_at)
+                await self._executor.do(job, action, state, decided_at=decided_at)
             except ApiError as error:
                 log.warning("action_failed", action=type(action).__name__, reason=str(error))
                 failed = failed or error
         return failed
 
     async def _write_counters(self, uid: str) -> None:
-        memory = self._memories.get(uid)
-        if memory is None or memory.counters is None:
+        state = self._states.get(uid)
+        if state is None or state.counters is None:
             return
         with purpose(Purpose.COUNTERS):
-            await self._executor.write_counters(*memory.counters)
+            await self._executor.write_counters(*state.counters)
 
     async def _refuse(self, job: Unreadable) -> None:
         status = refused_status(job, self._clock().replace(microsecond=0))
         if status is not None:
             with purpose(Purpose.STATUS):
                 await self._executor.write_status(job.identity, status)
-                note = Note(reason="InvalidSpec", message=job.message, is_warning=True)
+                note = JobEvent(reason="InvalidSpec", message=job.message, is_warning=True)
                 await self._tell(job.identity, (note,))
         elif job.status is None and self._unreadable.get(job.identity.uid) != job.message:
             # No condition can say it: a status that is not understood is not overwritten.
             self._unreadable[job.identity.uid] = job.message
             log.warning("status_unreadable", job=job.identity.name, reason=job.message)
-            await self._tell(job.identity, (Note(reason="StatusUnreadable", message=job.message, is_warning=True),))
+            await self._tell(job.identity, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
 
     def observe(self, uid: str) -> Observed:
         """What is known of a job now."""
-        memory = self._memories.setdefault(uid, Memory())
+        state = self._states.setdefault(uid, JobState())
         return Observed(
             pods=self.cache.pods(uid),
-            roster=self.cache.roster(uid),
+            pod_index=self.cache.pod_index(uid),
             attempts=self.cache.attempts(uid),
             epoch=self.cache.epoch(uid),
             children=self.cache.children(uid),
-            has_tokens=memory.has_tokens,
-            answer=memory.answer,
-            heard_since=memory.heard_since,
-            heard_at=memory.heard_at,
-            is_silent=memory.is_silent,
-            is_refused=memory.is_refused,
-            is_cut_off=memory.is_silent and self.census.is_cut_off,
-            refusals=dict(memory.refusals),
-            verdicts=dict(memory.verdicts),
-            nodes=dict(memory.nodes),
+            has_tokens=state.has_tokens,
+            answer=state.answer,
+            answering_since=state.answering_since,
+            answered_at=state.answered_at,
+            is_silent=state.is_silent,
+            is_token_refused=state.is_token_refused,
+            is_cut_off=state.is_silent and self.census.is_cut_off,
+            refusals=dict(state.refusals),
+            verdicts=dict(state.verdicts),
+            nodes=dict(state.nodes),
         )
 
-    def _schedule(self, job: Job, plan: Plan, memory: Memory) -> None:
-        words = tuple(action for action in plan.actions if isinstance(action, (TellHead, DrainHead)))
+    def _schedule(self, job: Job, plan: Plan, state: JobState) -> None:
+        words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
         if len(plan.actions) > len(words):
             # What was done may be the cause of more to do.
             is_answered = any(isinstance(action, (CheckTemplate, CheckNode)) for action in plan.actions)
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
             self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())
-        memory.poll_s = plan.poll_s
+        state.poll_s = plan.poll_s
         if plan.poll_s is None:
             self._asked.discard(job.uid)
             self.census.forget(job.uid)
@@ -341,53 +345,55 @@ class Controller:
         self._asked.add(job.uid)
         if plan.counters_at is not None:
             # Whatever the head says then, what it said before is to be written.
-            memory.is_answer_due = True
+            state.is_answer_due = True
             self.heads_due.add(job.uid, after_s=(plan.counters_at - self._clock()).total_seconds())
         if words:
             # A head that does not take what it is told is not told again at once.
-            after_s = self._site.hurried_poll_s if words == memory.told else 0.0
-            memory.told, memory.is_answer_due = words, True
+            after_s = self._defaults.fast_poll_s if words == state.told else 0.0
+            state.told, state.is_answer_due = words, True
             self.heads_due.add(job.uid, after_s=after_s)
             return
-        head = _live_head(self.cache.roster(job.uid))
-        age_s = asyncio.get_running_loop().time() - memory.polled_at if memory.polled_at is not None else plan.poll_s
-        is_new = head is not None and head.uid != memory.polled_pod
+        head = _live_head(self.cache.pod_index(job.uid))
+        age_s = asyncio.get_running_loop().time() - state.polled_at if state.polled_at is not None else plan.poll_s
+        is_new = head is not None and head.uid != state.polled_pod
         self.heads_due.add(job.uid, after_s=0.0 if is_new else plan.poll_s - age_s)
 
-    async def _tell(self, identity: Identity, notes: tuple[Note, ...]) -> None:
+    async def _tell(self, identity: Identity, notes: tuple[JobEvent, ...]) -> None:
         for note in notes:
             with suppress(ApiError):
-                await self._cluster.create(event(identity, note, at=self._clock()))
+                await self._api.create(event(identity, note, at=self._clock()))
 
     # -- one head ----------------------------------------------------------------------------------------------
 
     async def _poll(self, uid: str) -> None:
-        job, head = self.cache.job(uid), _live_head(self.cache.roster(uid))
-        memory = self._memories.get(uid)
-        if not isinstance(job, Job) or memory is None or head is None or not head.is_asked:
+        job, head = self.cache.job(uid), _live_head(self.cache.pod_index(uid))
+        state = self._states.get(uid)
+        if not isinstance(job, Job) or state is None or head is None or not head.is_asked:
             return
-        before = memory.heard
+        before = state.head_report
         try:
-            memory.hear(await self._heads.ask(job, head), at=self._clock(), gap_s=self._site.longest_gap_s)
+            state.record_answer(
+                await self._heads.ask(job, head), at=self._clock(), max_gap_s=self._defaults.max_answer_gap_s
+            )
         except HeadSilent as error:
-            if not memory.is_silent:
+            if not state.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
-            memory.is_silent, memory.is_refused = True, isinstance(error, TokenRefused)
-            if memory.is_refused and memory.may_remake_tokens(asyncio.get_running_loop().time()):
+            state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
+            if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # Whoever changed the Secret may have deleted it by now: it is made again, and the head takes it up.
-                memory.has_tokens, memory.is_answer_due = False, True
-        self._note_state(uid, memory)
-        memory.polled_at, memory.polled_pod = asyncio.get_running_loop().time(), head.uid
-        if memory.is_answer_due or memory.heard != before:
-            memory.is_answer_due = False
+                state.has_tokens, state.is_answer_due = False, True
+        self._note_state(uid, state)
+        state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
+        if state.is_answer_due or state.head_report != before:
+            state.is_answer_due = False
             self.jobs_due.add(uid)
-        elif memory.poll_s is not None:
+        elif state.poll_s is not None:
             # Nothing is new: what was decided holds until its due time.
-            self.heads_due.add(uid, after_s=memory.poll_s)
+            self.heads_due.add(uid, after_s=state.poll_s)
 
-    def _note_state(self, uid: str, memory: Memory) -> None:
+    def _note_state(self, uid: str, state: JobState) -> None:
         was_cut_off = self.census.is_cut_off
-        self.census.note(uid, "refusing" if memory.is_refused else "silent" if memory.is_silent else "answering")
+        self.census.note(uid, "refusing" if state.is_token_refused else "silent" if state.is_silent else "answering")
         if self.census.is_cut_off and not was_cut_off:
             log.error(
                 "heads_silent_together",
@@ -396,6 +402,6 @@ class Controller:
             )
 
 
-def _live_head(roster: Roster) -> Pod | None:
-    heads = [pod for pod in roster.restless.values() if pod.role == "head" and pod.is_live]
+def _live_head(pod_index: PodIndex) -> Pod | None:
+    heads = [pod for pod in pod_index.others.values() if pod.role == "head" and pod.is_live]
     return max(heads, key=lambda pod: pod.epoch, default=None)

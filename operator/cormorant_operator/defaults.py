@@ -4,7 +4,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Site:
+class OperatorDefaults:
     """Defaults and paces of one installation."""
 
     image: str = "cormorant:dev"
@@ -22,32 +22,32 @@ class Site:
     """Addresses outside the cluster that such a policy lets in to the same ports."""
     poll_s: float = 15.0
     """Between two looks at a head."""
-    hurried_poll_s: float = 2.0
+    fast_poll_s: float = 2.0
     """The same, while something waits for the head's answer."""
-    status_s: float = 15.0
+    counters_interval_s: float = 15.0
     """Between two status writes of which nothing but the counters is new, at least: with many jobs the controller
     stretches it."""
     counters_per_s: float = 35.0
     """Status writes a second of which nothing but the counters is new, of all jobs together."""
-    glance_s: float = 300.0
+    quick_resync_s: float = 300.0
     """Between two looks at the first page of each kind: whether watches have missed that all of it went."""
-    glances: int = 11
+    quick_resyncs: int = 11
     """Such looks between two full lists; watches tell of changes in between."""
-    resync_again_s: float = 10.0
+    resync_retry_s: float = 10.0
     """After a full list that failed."""
-    most_creates: int = 50
+    max_creates: int = 50
     """Pods that one reconcile creates; the next one goes on."""
     head_grace_s: int = 60
     """A head's time from SIGTERM to SIGKILL: it drains for half of it."""
     worker_grace_s: int = 60
     """The same for workers, which finish or hand over their batch."""
 
-    def for_jobs(self, number: int) -> "Site":
+    def for_jobs(self, number: int) -> "OperatorDefaults":
         """With so many jobs that collect, counters are written so rarely that all of them fit into their share."""
         needed_s = number / self.counters_per_s
-        return replace(self, status_s=needed_s) if needed_s > self.status_s else self
+        return replace(self, counters_interval_s=needed_s) if needed_s > self.counters_interval_s else self
 
     @property
-    def longest_gap_s(self) -> float:
+    def max_answer_gap_s(self) -> float:
         """Between two answers of a head: after a longer one nothing is known first-hand of the time before."""
         return max(60.0, 4 * self.poll_s)

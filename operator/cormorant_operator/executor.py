@@ -24,12 +24,12 @@ from cormorant_operator.decide.plan import (
     DeletePod,
     DrainHead,
     MarkPod,
-    TellHead,
+    SetDesired,
     owner_of,
 )
 from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
 from cormorant_operator.job import Identity, Job
-from cormorant_operator.job_state import Memory
+from cormorant_operator.job_state import JobState
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
 from cormorant_operator.pod_facts import controller_uid, read_node, write_time
@@ -37,14 +37,14 @@ from cormorant_operator.render.children import secret
 from cormorant_operator.render.tokens import derive
 
 log = structlog.get_logger()
-_MOST_NODES = 64
+_MAX_NODES = 64
 Raw = dict[str, Any]
 _LEAVING_LOOKS = 10
 """Looks at a Secret of an unknown owner, a second apart, before it counts as one that stays."""
 
 
 class Api(Protocol):
-    """What the executor asks of the API server: `cluster.Cluster`."""
+    """What the executor asks of the API server: `cluster.KubeClient`."""
 
     async def get(self, kind: str, *, namespace: str, name: str) -> Raw: ...
 
@@ -63,10 +63,10 @@ class Api(Protocol):
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw: ...
 
 
-class Heads(Protocol):
+class HeadCommands(Protocol):
     """What it asks of heads: `head_client.HeadClient`."""
 
-    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None: ...
+    async def set_desired(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None: ...
 
     async def drain(self, job: Job, head: Pod) -> None: ...
 
@@ -74,7 +74,9 @@ class Heads(Protocol):
 class Executor:
     """Carries plans out, for any job."""
 
-    def __init__(self, api: Api, heads: Heads, cache: Cache, *, key: bytes, clock: Callable[[], datetime]) -> None:
+    def __init__(
+        self, api: Api, heads: HeadCommands, cache: Cache, *, key: bytes, clock: Callable[[], datetime]
+    ) -> None:
         """Keep what it works with.
 
         Args:
@@ -87,48 +89,48 @@ class Executor:
         self._api, self._heads, self._cache = api, heads, cache
         self._key, self._clock = key, clock
 
-    async def do(self, job: Job, action: Action, memory: Memory, *, decided_at: datetime) -> None:
+    async def do(self, job: Job, action: Action, state: JobState, *, decided_at: datetime) -> None:
         """Do one thing.
 
         Args:
             job: whose plan it is.
             action: what to do.
-            memory: of the job; keeps what the API server would not do, and why.
+            state: of the job; keeps what the API server would not do, and why.
             decided_at: when the plan was made: what was refused since then is not asked for again.
 
         Raises:
             Conflict: the object is not the one that the plan was made for.
             Unreachable: the API server is away.
         """
-        if isinstance(action, (TellHead, DrainHead)):
-            await self._speak(job, action)
+        if isinstance(action, (SetDesired, DrainHead)):
+            await self._send_to_head(job, action)
             return
         if isinstance(action, CheckNode):
-            await self._look_at_node(action.name, memory)
+            await self._check_node(action.name, state)
             return
         owner = owner_of(action)
-        if _is_refused_since(memory, owner, decided_at):
+        if _is_refused_since(state, owner, decided_at):
             return
         try:
-            await self._act(job, action, memory)
+            await self._act(job, action, state)
         except (Refused, NotFound, ServerFault) as error:
             kind = _kind_of(error, is_creation=isinstance(action, (CheckTemplate, CreatePod, ApplyChild, CreateTokens)))
             words = error.message or f"the API server answered {error.code} {error.reason}".rstrip()
-            self._refuse(job, memory, owner, kind, _prefix(action) + words)
+            self._refuse(job, state, owner, kind, _prefix(action) + words)
         except NameTaken as taken:
             kind = RefusalKind.LEAVING if taken.is_leaving else RefusalKind.CONFLICT
-            self._refuse(job, memory, owner, kind, str(taken))
+            self._refuse(job, state, owner, kind, str(taken))
         else:
-            memory.refusals.pop(owner, None)
+            state.refusals.pop(owner, None)
 
-    async def _act(self, job: Job, action: Action, memory: Memory) -> None:
+    async def _act(self, job: Job, action: Action, state: JobState) -> None:
         match action:
             case CheckTemplate():
-                await self._check(job, action, memory)
+                await self._check(job, action, state)
             case ApplyChild():
                 await self._apply(job, action.manifest)
             case CreateTokens():
-                await self._create_tokens(job, memory, claim=action.claim)
+                await self._create_tokens(job, state, claim=action.claim)
             case CreatePod():
                 await self._create_pod(job, action)
             case DeletePod():
@@ -140,8 +142,8 @@ class Executor:
             case DeleteJob():
                 await self._delete_job(job)
 
-    def _refuse(self, job: Job, memory: Memory, owner: str, kind: RefusalKind, message: str) -> None:
-        memory.refuse(owner, kind, message, at=self._clock())
+    def _refuse(self, job: Job, state: JobState, owner: str, kind: RefusalKind, message: str) -> None:
+        state.refuse(owner, kind, message, at=self._clock())
         log.warning("refused", owner=owner, namespace=job.identity.namespace, kind=kind.value, reason=message)
 
     async def write_counters(self, identity: Identity, status: CollectorJobStatus) -> None:
@@ -179,7 +181,7 @@ class Executor:
 
     # -- pods --------------------------------------------------------------------------------------------------
 
-    async def _check(self, job: Job, action: CheckTemplate, memory: Memory) -> None:
+    async def _check(self, job: Job, action: CheckTemplate, state: JobState) -> None:
         manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
         # A name that exists would be refused for that alone.
         manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
@@ -192,7 +194,7 @@ class Executor:
                 error = refusal.message
         except NotFound:
             pass  # the namespace is gone
-        memory.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
+        state.judge(action.template, Verdict(error=error, at=self._clock(), generation=job.identity.generation))
 
     async def _create_pod(self, job: Job, action: CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
@@ -205,23 +207,23 @@ class Executor:
         except Conflict as error:
             if error.reason != "AlreadyExists":
                 raise
-            await self._meet_existing(job, action)
+            await self._handle_existing_pod(job, action)
         else:
             log.info("pod_created", pod=name, namespace=job.identity.namespace)
 
-    async def _meet_existing(self, job: Job, action: CreatePod) -> None:
-        """A pod of this name is there: ours, of a time before this operator's memory, or another owner's."""
+    async def _handle_existing_pod(self, job: Job, action: CreatePod) -> None:
+        """A pod of this name is there: ours, of a time before this operator's state, or another owner's."""
         name = action.manifest["metadata"]["name"]
         try:
             found = await self._api.get("Pod", namespace=job.identity.namespace, name=name)
         except NotFound:
-            self._cache.note_birth(action.manifest)
+            self._cache.note_created(action.manifest)
             return
         if controller_uid(found) == job.uid:
             self._cache.see(found)
         elif _is_leaving(found, job):
             # The head of an earlier job may drain for minutes. Its number is passed over: the next plan takes the next.
-            self._cache.note_birth(action.manifest)
+            self._cache.note_created(action.manifest)
             log.info("pod_name_passed_over", pod=name, namespace=job.identity.namespace)
         else:
             raise NameTaken(f"pod {name}", is_leaving=False)
@@ -233,13 +235,13 @@ class Executor:
                 "Pod", namespace=job.identity.namespace, name=pod.name, preconditions={"uid": pod.uid}
             )
         except NotFound:
-            self._cache.bury(pod.uid)
+            self._cache.forget(pod.uid)
             return
         log.info("pod_deleted", pod=pod.name, namespace=job.identity.namespace, reason=action.why)
         if left.get("kind") == "Pod" and left["metadata"].get("deletionTimestamp"):
             self._cache.see(left)
         else:
-            self._cache.bury(pod.uid)
+            self._cache.forget(pod.uid)
 
     async def _mark(self, job: Job, action: MarkPod) -> None:
         value = write_time(action.at) if action.at is not None else None
@@ -248,17 +250,17 @@ class Executor:
             marked = await self._api.patch("Pod", namespace=job.identity.namespace, name=action.pod.name, body=body)
             self._cache.see(marked)
         except NotFound:
-            self._cache.bury(action.pod.uid)
+            self._cache.forget(action.pod.uid)
 
     # -- other children ----------------------------------------------------------------------------------------
 
     async def _apply(self, job: Job, manifest: Manifest) -> None:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if (kind, name) not in self._cache.children(job.uid):
-            await self._require_free(job, kind, name)
+            await self._require_free_name(job, kind, name)
         self._cache.see(await self._api.apply(manifest))
 
-    async def _require_free(self, job: Job, kind: str, name: str) -> None:
+    async def _require_free_name(self, job: Job, kind: str, name: str) -> None:
         """A name is free, or the job's own; what an earlier job left is never adopted."""
         try:
             found = await self._api.get(kind, namespace=job.identity.namespace, name=name)
@@ -267,7 +269,7 @@ class Executor:
         if controller_uid(found) != job.uid:
             raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
 
-    async def _create_tokens(self, job: Job, memory: Memory, *, claim: Manifest | None) -> None:
+    async def _create_tokens(self, job: Job, state: JobState, *, claim: Manifest | None) -> None:
         """Create the Secret, without the right to read or delete any.
 
         The claim is what tells the job's own Secret from another owner's, also for an operator that was restarted
@@ -282,7 +284,7 @@ class Executor:
                 if conflict.reason != "AlreadyExists":
                     raise
                 # Nobody may read whose it is. One of an earlier job of this name is gone within seconds.
-                before = memory.refusals.get("Secret")
+                before = state.refusals.get("Secret")
                 is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
                 raise NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
             await self._apply(job, claim)
@@ -292,7 +294,7 @@ class Executor:
             if conflict.reason != "AlreadyExists":
                 raise
             log.debug("tokens_exist", secret=name, namespace=job.identity.namespace)
-        memory.has_tokens = True
+        state.has_tokens = True
 
     async def _delete_child(self, job: Job, action: DeleteChild) -> None:
         try:
@@ -302,11 +304,11 @@ class Executor:
                 await self._api.delete(
                     action.kind, namespace=job.identity.namespace, name=action.name, preconditions={"uid": uid}
                 )
-            self._cache.bury(uid)
+            self._cache.forget(uid)
         except (NotFound, Conflict):
             return
 
-    async def _look_at_node(self, name: str, memory: Memory) -> None:
+    async def _check_node(self, name: str, state: JobState) -> None:
         at = self._clock()
         try:
             fact = read_node(await self._api.get("Node", namespace="", name=name), at=at)
@@ -316,16 +318,16 @@ class Executor:
             # Not known: the pod has its grace, as on a node that answers.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
-        while len(memory.nodes) >= _MOST_NODES:
-            del memory.nodes[next(iter(memory.nodes))]
-        memory.nodes[name] = fact
+        while len(state.nodes) >= _MAX_NODES:
+            del state.nodes[next(iter(state.nodes))]
+        state.nodes[name] = fact
 
     # -- the job and its head ----------------------------------------------------------------------------------
 
-    async def _speak(self, job: Job, action: TellHead | DrainHead) -> None:
+    async def _send_to_head(self, job: Job, action: SetDesired | DrainHead) -> None:
         try:
-            if isinstance(action, TellHead):
-                await self._heads.tell(job, action.pod, sizes=dict(action.sizes), paused=action.paused)
+            if isinstance(action, SetDesired):
+                await self._heads.set_desired(job, action.pod, sizes=dict(action.sizes), paused=action.paused)
             else:
                 await self._heads.drain(job, action.pod)
         except HeadSilent as error:
@@ -341,9 +343,9 @@ class Executor:
             return
 
 
-def _is_refused_since(memory: Memory, owner: str, moment: datetime) -> bool:
+def _is_refused_since(state: JobState, owner: str, moment: datetime) -> bool:
     """Whether one before it in the same plan was refused: the others would be, too."""
-    refusal = memory.refusals.get(owner)
+    refusal = state.refusals.get(owner)
     return refusal is not None and refusal.at >= moment
 
 

@@ -18,7 +18,7 @@ ANSWER_S = 2.0
 """For a head to answer."""
 _KEEP_ALIVE_S = 70.0
 """For a connection to wait for the next question: less than the 75 s after which a head closes it."""
-_MOST_BYTES = 4 << 20
+_MAX_BYTES = 4 << 20
 DEFAULT_URL = f"http://{{ip}}:{API_PORT}"
 
 
@@ -70,7 +70,7 @@ class HeadClient:
             failure=next((fact.message for fact in status.conditions if fact.type == "Failed" and fact.message), ""),
         )
 
-    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
+    async def set_desired(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
         """Say how many workers there shall be, and whether they stand still.
 
         Raises:
@@ -103,8 +103,8 @@ class HeadClient:
                 content = bytearray()
                 async for part in response.content.iter_any():
                     content += part
-                    if len(content) > _MOST_BYTES:
-                        raise HeadSilent(f"{head.name} answered {method} {path} with more than {_MOST_BYTES} bytes")
+                    if len(content) > _MAX_BYTES:
+                        raise HeadSilent(f"{head.name} answered {method} {path} with more than {_MAX_BYTES} bytes")
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise HeadSilent(
                 f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}"

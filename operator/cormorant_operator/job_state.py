@@ -8,25 +8,25 @@ from datetime import datetime
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
-from cormorant_operator.decide.plan import POD_OWNER, DrainHead, TellHead
+from cormorant_operator.decide.plan import POD_OWNER, DrainHead, SetDesired
 from cormorant_operator.job import Identity
 from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict
 
-_MOST_VERDICTS = 64
+_MAX_VERDICTS = 64
 _REMAKE_S = 30.0
 """Between two looks to a Secret whose tokens a head does not take."""
 
 
 @dataclass(slots=True)
-class Memory:
+class JobState:
     has_tokens: bool = False
     answer: HeadAnswer | None = None
-    heard_since: datetime | None = None
+    answering_since: datetime | None = None
     """From when on the head has answered without a gap."""
-    heard_at: datetime | None = None
+    answered_at: datetime | None = None
     """When it answered last."""
     is_silent: bool = False
-    is_refused: bool = False
+    is_token_refused: bool = False
     """The head does not take the operator's token."""
     remade_at: float = -math.inf
     """When the Secret was looked to because the head does not take the operator's token, by the event loop's clock."""
@@ -36,7 +36,7 @@ class Memory:
     """Uid of the head that was asked."""
     poll_s: float | None = None
     """How old its answer may get; None: nobody is to be asked."""
-    told: tuple[TellHead | DrainHead, ...] = ()
+    told: tuple[SetDesired | DrainHead, ...] = ()
     """What its head was told last."""
     is_answer_due: bool = False
     """Its head was told something: the next answer shows whether it took it."""
@@ -48,9 +48,9 @@ class Memory:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @property
-    def heard(self) -> tuple[HeadAnswer | None, bool, bool]:
+    def head_report(self) -> tuple[HeadAnswer | None, bool, bool]:
         """What its head said last; when it changes, there is something new to decide."""
-        return self.answer, self.is_silent, self.is_refused
+        return self.answer, self.is_silent, self.is_token_refused
 
     def may_remake_tokens(self, now: float) -> bool:
         """Whether it is time to see to the Secret again; then it counts as done."""
@@ -58,13 +58,13 @@ class Memory:
         self.remade_at = now if is_time else self.remade_at
         return is_time
 
-    def hear(self, answer: HeadAnswer, *, at: datetime, gap_s: float) -> None:
+    def record_answer(self, answer: HeadAnswer, *, at: datetime, max_gap_s: float) -> None:
         """The head answered. After a longer gap, or of another head, nothing before it is known first-hand."""
         is_same = self.answer is not None and self.answer.pod_uid == answer.pod_uid
-        if not is_same or self.heard_at is None or (at - self.heard_at).total_seconds() > gap_s:
-            self.heard_since = at
-        self.answer, self.heard_at = answer, at
-        self.is_silent = self.is_refused = False
+        if not is_same or self.answered_at is None or (at - self.answered_at).total_seconds() > max_gap_s:
+            self.answering_since = at
+        self.answer, self.answered_at = answer, at
+        self.is_silent = self.is_token_refused = False
 
     def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:
         """Something was refused, again or for the first time."""
@@ -86,13 +86,13 @@ class Memory:
         """A dry run was answered."""
         self.verdicts.pop(template, None)
         self.verdicts[template] = verdict
-        while len(self.verdicts) > _MOST_VERDICTS:
+        while len(self.verdicts) > _MAX_VERDICTS:
             del self.verdicts[next(iter(self.verdicts))]
 
 
 HeadState = Literal["answering", "silent", "refusing"]
 HEAD_STATES: tuple[HeadState, ...] = ("answering", "silent", "refusing")
-_FEWEST_SILENT = 3
+_MIN_SILENT = 3
 
 
 class Census:
@@ -118,4 +118,4 @@ class Census:
     def is_cut_off(self) -> bool:
         """Whether so many are silent at once that the fault is rather here, or between, than there."""
         silent = self.counts["silent"]
-        return silent >= _FEWEST_SILENT and 2 * silent > self.counts.total()
+        return silent >= _MIN_SILENT and 2 * silent > self.counts.total()

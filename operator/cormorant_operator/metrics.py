@@ -43,7 +43,7 @@ class Metrics:
         self._errors = {handler: errors.labels(handler) for handler in HANDLER.values}
 
     @contextmanager
-    def looking(self, handler: Handler) -> Iterator[None]:
+    def measure(self, handler: Handler) -> Iterator[None]:
         """Inside, a job is looked at; an error that leaves it is counted."""
         began = time.monotonic()
         try:
@@ -54,7 +54,7 @@ class Metrics:
         finally:
             self._durations[handler].observe(time.monotonic() - began)
 
-    def follow(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
+    def add_source(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
         """Export more, read at each scrape."""
         self._registry.register(_Read(read))
 

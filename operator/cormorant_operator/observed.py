@@ -63,7 +63,7 @@ class Pod:
     """Its node's kubelet did not take it: none of its containers ever ran."""
     node: str = ""
     """Name of its node."""
-    is_expelled: bool = False
+    is_taint_evicted: bool = False
     """It is deleted because of a taint: its node is lost, or healthy and wanted for something else."""
     is_disrupted: bool = False
     """Evicted, preempted, refused by its kubelet, or its node was drained or lost: no fault of its own."""
@@ -205,7 +205,7 @@ Place = tuple[str, int]
 """A slot, by group and index."""
 
 
-class Make(NamedTuple):
+class WorkerBuild(NamedTuple):
     """What calm workers were made from."""
 
     group: str
@@ -213,35 +213,35 @@ class Make(NamedTuple):
     base_image: str
 
 
-class Roster:
+class PodIndex:
     """The pods of one job. Changed by the cache only, between two reconciles."""
 
     def __init__(self) -> None:
         self.pods: dict[str, Pod] = {}
         """Every pod by uid."""
-        self.restless: dict[str, Pod] = {}
+        self.others: dict[str, Pod] = {}
         """Heads, canaries, and workers that are not calm, by uid."""
-        self.calm: dict[Make, dict[int, Pod]] = {}
+        self.calm: dict[WorkerBuild, dict[int, Pod]] = {}
         """Calm workers by what they were made from, and by index."""
-        self.restarts: Counter[Make] = Counter()
+        self.restarts: Counter[WorkerBuild] = Counter()
         """Failures that the slots of calm workers ever had."""
         self._places: defaultdict[Place, dict[str, Pod]] = defaultdict(dict)
         """Workers of each slot, by uid."""
 
     @classmethod
-    def of(cls, pods: Iterable[Pod]) -> "Roster":
-        """The roster of some pods."""
-        roster = cls()
+    def of(cls, pods: Iterable[Pod]) -> "PodIndex":
+        """The pod_index of some pods."""
+        pod_index = cls()
         for pod in pods:
-            roster.put(pod)
-        return roster
+            pod_index.put(pod)
+        return pod_index
 
     def put(self, pod: Pod) -> None:
         """A pod is there, or has changed."""
         self.drop(pod.uid)
         self.pods[pod.uid] = pod
         if pod.role != "worker":
-            self.restless[pod.uid] = pod
+            self.others[pod.uid] = pod
             return
         place = self._places[pod.group, pod.index]
         self._take_out(place)
@@ -253,7 +253,7 @@ class Roster:
         if pod is None:
             return
         if pod.role != "worker":
-            del self.restless[uid]
+            del self.others[uid]
             return
         place = self._places[pod.group, pod.index]
         self._take_out(place)
@@ -264,25 +264,25 @@ class Roster:
             del self._places[pod.group, pod.index]
 
     def _sort_in(self, place: Mapping[str, Pod]) -> None:
-        """Each pod of a slot becomes calm or restless."""
+        """Each pod of a slot becomes calm or others."""
         if len(place) == 1:
             (pod,) = place.values()
             if _is_calm(pod):
-                make = _make_of(pod)
-                self.calm.setdefault(make, {})[pod.index] = pod
-                self.restarts[make] += pod.restarts
+                build = _build_of(pod)
+                self.calm.setdefault(build, {})[pod.index] = pod
+                self.restarts[build] += pod.restarts
                 return
-        self.restless.update(place)
+        self.others.update(place)
 
     def _take_out(self, place: Mapping[str, Pod]) -> None:
         """The opposite, before a slot changes."""
         for uid, pod in place.items():
-            if self.restless.pop(uid, None) is None:
-                make = _make_of(pod)
-                del self.calm[make][pod.index]
-                self.restarts[make] -= pod.restarts
-                if not self.calm[make]:
-                    del self.calm[make], self.restarts[make]
+            if self.others.pop(uid, None) is None:
+                build = _build_of(pod)
+                del self.calm[build][pod.index]
+                self.restarts[build] -= pod.restarts
+                if not self.calm[build]:
+                    del self.calm[build], self.restarts[build]
 
 
 def _is_calm(pod: Pod) -> bool:
@@ -299,8 +299,8 @@ def _is_calm(pod: Pod) -> bool:
     )
 
 
-def _make_of(pod: Pod) -> Make:
-    return Make(pod.group, pod.template, pod.base_image)
+def _build_of(pod: Pod) -> WorkerBuild:
+    return WorkerBuild(pod.group, pod.template, pod.base_image)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,7 +308,7 @@ class Observed:
     """Everything of one job at one moment."""
 
     pods: tuple[Pod, ...] = ()
-    roster: Roster | None = None
+    pod_index: PodIndex | None = None
     """The same pods, sorted by whether they need a look; None: to be made of them."""
     attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
     """Highest attempt that was ever seen of each slot, by group and index: also of pods that are gone."""
@@ -320,13 +320,13 @@ class Observed:
     """This operator has seen to the Secret since its last full look."""
     answer: HeadAnswer | None = None
     """The last answer of the newest head."""
-    heard_since: datetime | None = None
+    answering_since: datetime | None = None
     """From when on this operator has heard the newest head, without a gap. None: it has not, since it began to lead."""
-    heard_at: datetime | None = None
+    answered_at: datetime | None = None
     """When it answered last."""
     is_silent: bool = False
     """The head was asked after that, and did not answer."""
-    is_refused: bool = False
+    is_token_refused: bool = False
     """The head did answer: it does not take the operator's token."""
     is_cut_off: bool = False
     """So many heads are silent at once that the fault is this operator's, or the network's, and not theirs."""

@@ -20,13 +20,13 @@ _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
 _REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "NodeShutdown", "Terminated")
 _EXPELLED = "DeletionByTaintManager"
 _OUT_OF_SERVICE = "node.kubernetes.io/out-of-service"
-_LONGEST_MESSAGE = 1024
+_MAX_MESSAGE = 1024
 
 
 def read_pod(raw: Mapping[str, Any]) -> Pod | None:
     """The facts of a pod of ours; None for one whose labels are not ours, whoever removed them."""
     metadata, status = raw["metadata"], raw.get("status") or {}
-    labels, notes = metadata.get("labels") or {}, metadata.get("annotations") or {}
+    labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     role = _role(labels.get(names.ROLE))
     if role is None:
         return None
@@ -46,12 +46,12 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         epoch=_count(labels.get(names.EPOCH)),
         template=labels.get(names.TEMPLATE, ""),
         image=_image(role, raw),
-        base_image=notes.get(names.BASE_IMAGE, ""),
-        failures=_count(notes.get(names.FAILURES)),
-        restarts=_count(notes.get(names.RESTARTS)),
+        base_image=annotations.get(names.BASE_IMAGE, ""),
+        failures=_count(annotations.get(names.FAILURES)),
+        restarts=_count(annotations.get(names.RESTARTS)),
         phase=_phase(raw, ended),
         node=(raw.get("spec") or {}).get("nodeName") or "",
-        is_expelled="deletionTimestamp" in metadata and disruption.get("reason") == _EXPELLED,
+        is_taint_evicted="deletionTimestamp" in metadata and disruption.get("reason") == _EXPELLED,
         has_sidecar=bool(ended) and _has_sidecar(role, status),
         is_scheduled=conditions.get("PodScheduled", {}).get("status") == "True",
         scheduled_since=_since(conditions.get("PodScheduled", {})),
@@ -61,22 +61,22 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         is_disrupted=disruption.get("status") == "True" or _never_ran(role, status),
         is_rejected=_never_ran(role, status),
         obstacle=obstacle,
-        obstacle_message=words[:_LONGEST_MESSAGE],
+        obstacle_message=words[:_MAX_MESSAGE],
         reason=ended.get("reason") or status.get("reason") or "",
         exit_code=ended.get("exitCode"),
         # Read whole, then cut: the count stands at the beginning and the end is what people read.
         settled_frames=settled_frames(words_left),
-        message=last_words(words_left)[-_LONGEST_MESSAGE:],
+        message=termination_reason(words_left)[-_MAX_MESSAGE:],
         ended=_moment(ended.get("finishedAt")),
         ran_s=_ran_s(ended),
-        retiring_since=_moment(notes.get(names.RETIRING)),
-        draining_since=_moment(notes.get(names.DRAINING)),
-        stalled_since=_moment(notes.get(names.STALLED)),
+        retiring_since=_moment(annotations.get(names.RETIRING)),
+        draining_since=_moment(annotations.get(names.DRAINING)),
+        stalled_since=_moment(annotations.get(names.STALLED)),
         ip=status.get("podIP") or "",
     )
 
 
-def birth_of(raw: Mapping[str, Any]) -> tuple[Role | None, tuple[str, int], int]:
+def pod_identity(raw: Mapping[str, Any]) -> tuple[Role | None, tuple[str, int], int]:
     """Which pod one is, of a manifest or an object: its role, its slot by group and index, and its epoch or attempt."""
     labels = raw["metadata"].get("labels") or {}
     role = _role(labels.get(names.ROLE))
@@ -199,7 +199,7 @@ def settled_frames(message: str) -> int | None:
     return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
 
 
-def last_words(message: str) -> str:
+def termination_reason(message: str) -> str:
     """Why a container ended, by its termination message: `reason` of the head's JSON, or the last lines of a log."""
     document = _document(message)
     return str(document.get("reason", "")) if "frames" in document else message.strip()

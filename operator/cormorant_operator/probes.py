@@ -11,16 +11,16 @@ from cormorant_contract.metrics import operator as declared
 from cormorant_operator.controller import Controller
 from cormorant_operator.job import Job
 from cormorant_operator.job_state import HEAD_STATES
-from cormorant_operator.kube.client import Cluster
+from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.metrics import Values
 
 
 class Probes:
     """The HTTP server of one operator, leading or not."""
 
-    def __init__(self, cluster: Cluster, controller: Controller, *, is_leading: Callable[[], bool]) -> None:
-        self._cluster, self._controller, self._is_leading = cluster, controller, is_leading
-        controller.metrics.follow(self._read)
+    def __init__(self, cluster: KubeClient, controller: Controller, *, is_leading: Callable[[], bool]) -> None:
+        self._api, self._controller, self._is_leading = cluster, controller, is_leading
+        controller.metrics.add_source(self._read)
         app = web.Application()
         app.add_routes(
             [web.get("/livez", self._live), web.get("/readyz", self._ready), web.get("/metrics", self._metrics)]
@@ -62,13 +62,13 @@ class Probes:
             declared.JOB_HEAD_RESTARTS: {who: status.head_restarts for who, status in jobs.items()},
             declared.HEADS: {(state,): controller.census.counts[state] for state in HEAD_STATES},
             declared.QUEUE_DEPTH: {
-                ("jobs",): controller.jobs_due.num_late,
-                ("heads",): controller.heads_due.num_late,
-                ("counters",): controller.counters_due.num_late,
+                ("jobs",): controller.jobs_due.num_due,
+                ("heads",): controller.heads_due.num_due,
+                ("counters",): controller.counters_due.num_due,
             },
             declared.QUEUE_WAIT: {(): controller.jobs_due.longest_wait_s},
             declared.LOST_NAMESPACES: {(): len(controller.lost)},
             declared.API_REQUESTS: {
-                (method, str(code)): count for (method, code), count in sorted(self._cluster.requests.items())
+                (method, str(code)): count for (method, code), count in sorted(self._api.requests.items())
             },
         }

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import SettingsError
 from cormorant_operator.head_client import DEFAULT_URL
 
-_SHORTEST_KEY = 32
+_MIN_KEY_BYTES = 32
 REQUESTS_PER_S, BURST = 50.0, 100
 """The budget of requests to the API server, where none is given."""
 COUNTERS_SHARE = 0.7
@@ -23,7 +23,7 @@ COUNTERS_SHARE = 0.7
 class Settings:
     key: bytes = field(repr=False)
     """Every job's tokens are derived from it: the same in all operators of an installation, for all time."""
-    site: Site
+    defaults: OperatorDefaults
     namespaces: tuple[str, ...]
     """Looked after; none means all."""
     selector: str
@@ -57,7 +57,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         raise SettingsError(f"--api-burst {given.api_burst} is below 1")
     for cidr in given.open_to_cidr:
         _check_cidr(cidr)
-    site = Site(
+    defaults = OperatorDefaults(
         image=given.image,
         image_pull_policy=given.image_pull_policy,
         image_pull_secrets=tuple(given.image_pull_secret),
@@ -70,7 +70,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     )
     return Settings(
         key=_read_key(given.key_file),
-        site=site,
+        defaults=defaults,
         namespaces=tuple(given.namespace),
         selector=given.selector,
         head_url=given.head_url,
@@ -94,8 +94,8 @@ def _read_key(path: Path) -> bytes:
         key = path.read_bytes().strip()
     except OSError as error:
         raise SettingsError(f"cannot read --key-file {path}: {error}") from error
-    if len(key) < _SHORTEST_KEY:
-        raise SettingsError(f"--key-file {path} holds {len(key)} bytes; a key has at least {_SHORTEST_KEY}")
+    if len(key) < _MIN_KEY_BYTES:
+        raise SettingsError(f"--key-file {path} holds {len(key)} bytes; a key has at least {_MIN_KEY_BYTES}")
     return key
 
 

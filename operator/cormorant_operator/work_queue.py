@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 _MINUTE_S = 60.0
 _FIRST_DELAY_S = 0.5
-_LONGEST_DELAY_S = 300.0
+_MAX_DELAY_S = 300.0
 
 
 class WorkQueue:
@@ -47,7 +47,7 @@ class WorkQueue:
         return len(self._due)
 
     @property
-    def num_late(self) -> int:
+    def num_due(self) -> int:
         """Keys that are due and not taken yet."""
         now = self._clock()
         return sum(due <= now for due in self._due.values())
@@ -93,7 +93,7 @@ class WorkQueue:
     def failed(self, key: str) -> float:
         """It did not: look again later. Returns after how many seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
-        delay_s = min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(count - 1, 20)) * self._jitter()
+        delay_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(count - 1, 20)) * self._jitter()
         # What was added meanwhile must not get around the delay.
         self._due.pop(key, None)
         self._give_back(key)

@@ -7,7 +7,7 @@ from cormorant_operator.observed import Pod
 RESET_AFTER_S = 600.0
 """A pod that ran so long was healthy: its failure is the first again."""
 _BASE_S = 10.0
-_LONGEST_S = 360.0
+_MAX_S = 360.0
 _BLOCKED_S = 120.0
 """After a head whose surroundings somebody has to put right: looked at again, and not counted."""
 _REJECTED_S = 30.0
@@ -32,7 +32,7 @@ def delay_s(failures: int) -> float:
     if failures <= 1:
         return 0.0
     # The exponent is bounded, too: 2.0 ** 5000 overflows.
-    return min(_LONGEST_S, _BASE_S * 2.0 ** min(failures - 2, 16))
+    return min(_MAX_S, _BASE_S * 2.0 ** min(failures - 2, 16))
 
 
 def next_attempt_at(pod: Pod) -> datetime:

@@ -24,7 +24,7 @@ _PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "secur
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class ImageTrial:
     """What is to be done for the image of the next head."""
 
     actions: tuple[Action, ...] = ()
@@ -33,7 +33,7 @@ class Trial:
     due: datetime | None = None
 
 
-def try_image(view: View, head: Manifest) -> Trial:
+def try_image(view: View, head: Manifest) -> ImageTrial:
     """See to it that the image of the next head can be pulled.
 
     Args:
@@ -43,20 +43,20 @@ def try_image(view: View, head: Manifest) -> Trial:
     live = view.live_head
     image = _container(head)["image"]
     if live is None or not live.is_ready or live.image == image:
-        return Trial(is_over=True)
+        return ImageTrial(is_over=True)
     canary = current(view)
     if canary is None:
         if view.refused_until(names.CANARY) is not None:
-            return Trial()
-        return Trial(actions=(CreatePod(owner=names.CANARY, manifest=_canary(view, head)),))
+            return ImageTrial()
+        return ImageTrial(actions=(CreatePod(owner=names.CANARY, manifest=_canary(view, head)),))
     if canary.phase == "Running" or canary.exit_code is not None:
-        return Trial(is_over=True)
+        return ImageTrial(is_over=True)
     if canary.is_terminal and not canary.is_terminating:
         again = view.after(canary.created, _AGAIN_S)
         if again > view.now:
-            return Trial(due=again)
-        return Trial(actions=(DeletePod(pod=canary, why="it never ran"),))
-    return Trial()
+            return ImageTrial(due=again)
+        return ImageTrial(actions=(DeletePod(pod=canary, why="it never ran"),))
+    return ImageTrial()
 
 
 def current(view: View) -> Pod | None:

@@ -35,8 +35,8 @@ from cormorant_operator.decide.view import View
 from cormorant_operator.job import find
 from cormorant_operator.observed import Pod
 
-_LONGEST_MESSAGE = 1024
-_MOST_UNKNOWN = 5
+_MAX_MESSAGE = 1024
+_MAX_UNKNOWN = 5
 _TERMINAL = ("Completed", "Failed")
 _PAUSES = {
     "Spec": "workers stand still: spec.paused is true",
@@ -56,7 +56,7 @@ class Fact:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Course:
+class Decision:
     """What this reconcile decided, as far as conditions tell of it."""
 
     suspension: State = "no"
@@ -67,39 +67,39 @@ class Course:
     outcome: Outcome | None = None
 
 
-def facts(view: View, course: Course) -> tuple[Fact, ...]:
+def facts(view: View, decision: Decision) -> tuple[Fact, ...]:
     """Every condition of a job, in the order of the table."""
-    is_wanted = course.suspension in ("no", "draining") and course.outcome is None
+    is_wanted = decision.suspension in ("no", "draining") and decision.outcome is None
     found = [
         _accepted(view),
         _scheduled(view) if is_wanted else Fact(type="Scheduled", status="False", reason="NotWanted"),
         _ready(view) if is_wanted else Fact(type="Ready", status="False", reason="NotWanted"),
-        _updating(course),
-        _progressing(view, course) if is_wanted else Fact(type="Progressing", status="False", reason="NotWanted"),
-        _stalled(view, course),
+        _updating(decision),
+        _progressing(view, decision) if is_wanted else Fact(type="Progressing", status="False", reason="NotWanted"),
+        _stalled(view, decision),
         _paused(view),
-        _suspended(course),
-        *_ended(course),
+        _suspended(decision),
+        *_ended(decision),
     ]
     return tuple(found)
 
 
-_IN_THE_WAY: tuple[tuple[ConditionType, str], ...] = (
+_BLOCKING: tuple[tuple[ConditionType, str], ...] = (
     ("Failed", "True"),
     ("Accepted", "False"),
     ("Scheduled", "False"),
     ("Stalled", "True"),
     ("Ready", "False"),
 )
-_ON_ITS_WAY = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
+_TRANSIENT = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
 
 
-def reason_in_the_way(found: Sequence[Fact]) -> str:
+def blocking_reason(found: Sequence[Fact]) -> str:
     """The reason of the first condition that says what keeps the job from collecting; empty while nothing does."""
     by_type: dict[ConditionType, Fact] = {fact.type: fact for fact in found}
-    for kind, status in _IN_THE_WAY:
+    for kind, status in _BLOCKING:
         fact = by_type.get(kind)
-        if fact is not None and fact.status == status and fact.reason not in _ON_ITS_WAY:
+        if fact is not None and fact.status == status and fact.reason not in _TRANSIENT:
             return fact.reason
     progressing = by_type["Progressing"]
     is_unclear = progressing.status == "Unknown" or progressing.reason == "WaitingForConsumer"
@@ -122,7 +122,7 @@ def _dated(status: CollectorJobStatus, fact: Fact, *, generation: int, now: date
         observed_generation=generation,
         last_transition_time=before.last_transition_time if before is not None and is_same else now,
         reason=fact.reason,
-        message=fact.message[:_LONGEST_MESSAGE],
+        message=fact.message[:_MAX_MESSAGE],
     )
 
 
@@ -131,7 +131,7 @@ def _accepted(view: View) -> Fact:
     if trouble is not None:
         return Fact(type="Accepted", status="False", reason=trouble.reason, message=trouble.message)
     if view.job.unknown:
-        shown = ", ".join(view.job.unknown[:_MOST_UNKNOWN])
+        shown = ", ".join(view.job.unknown[:_MAX_UNKNOWN])
         message = (
             f"this operator does not know {shown}; it acts on the rest, and replaces no running pod whose template "
             "changed; upgrade the operator"
@@ -178,25 +178,25 @@ def _head_missing(view: View) -> Fact:
     return Fact(type="Ready", status="False", reason=reason, message=how_it_ended(ended))
 
 
-def _updating(course: Course) -> Fact:
-    if course.is_replacing_head:
+def _updating(decision: Decision) -> Fact:
+    if decision.is_replacing_head:
         return Fact(type="Updating", status="True", reason="ReplacingHead")
-    if course.is_trying_image:
+    if decision.is_trying_image:
         message = "the head and its workers stay until the new image has been pulled"
         return Fact(type="Updating", status="True", reason="TryingImage", message=message)
-    if course.is_updating:
+    if decision.is_updating:
         return Fact(type="Updating", status="True", reason="RollingUpdate")
     return Fact(type="Updating", status="False", reason="UpToDate")
 
 
-def _progressing(view: View, course: Course) -> Fact:
+def _progressing(view: View, decision: Decision) -> Fact:
     head = view.live_head
-    if course.suspension == "draining":
+    if decision.suspension == "draining":
         return Fact(type="Progressing", status="False", reason="Draining")
     if head is None or not head.is_ready:
         return Fact(type="Progressing", status="False", reason="NotReady", message="the head does not answer yet")
     if view.observed.is_silent:
-        return _unheard(view, head)
+        return _head_silent(view, head)
     if progress.pause_reason(view):
         return Fact(type="Progressing", status="False", reason="Paused")
     if progress.is_all_collected(view):
@@ -208,8 +208,8 @@ def _progressing(view: View, course: Course) -> Fact:
     return _moving(view)
 
 
-def _unheard(view: View, head: Pod) -> Fact:
-    if view.observed.is_refused:
+def _head_silent(view: View, head: Pod) -> Fact:
+    if view.observed.is_token_refused:
         secret = names.tokens_secret(view.job.name)
         message = (
             f"{head.name} answers and does not take the operator's token: the Secret {secret} was changed, or the "
@@ -236,8 +236,8 @@ def _moving(view: View) -> Fact:
     return Fact(type="Progressing", status="False", reason="NoFrames", message=message)
 
 
-def _stalled(view: View, course: Course) -> Fact:
-    if course.is_stalled:
+def _stalled(view: View, decision: Decision) -> Fact:
+    if decision.is_stalled:
         seconds = view.policy.progress_deadline_seconds
         message = f"no frame was collected within progressDeadlineSeconds {seconds}"
         return Fact(type="Stalled", status="True", reason="NoProgress", message=message)
@@ -256,16 +256,16 @@ def _paused(view: View) -> Fact:
     return Fact(type="Paused", status="False", reason="NotPaused")
 
 
-def _suspended(course: Course) -> Fact:
-    if course.suspension == "suspended":
+def _suspended(decision: Decision) -> Fact:
+    if decision.suspension == "suspended":
         return Fact(type="Suspended", status="True", reason="Suspended")
-    if course.suspension == "no":
+    if decision.suspension == "no":
         return Fact(type="Suspended", status="False", reason="NotSuspended")
     return Fact(type="Suspended", status="False", reason="Suspending")
 
 
-def _ended(course: Course) -> Iterator[Fact]:
-    if course.outcome is not None:
+def _ended(decision: Decision) -> Iterator[Fact]:
+    if decision.outcome is not None:
         yield Fact(
-            type=course.outcome.kind, status="True", reason=course.outcome.reason, message=course.outcome.message
+            type=decision.outcome.kind, status="True", reason=decision.outcome.reason, message=decision.outcome.message
         )

@@ -7,7 +7,7 @@ from typing import Any
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus, Condition
 from cormorant_operator import names
-from cormorant_operator.decide.plan import Note
+from cormorant_operator.decide.plan import JobEvent
 from cormorant_operator.job import Identity, find
 
 _WARNINGS = {("Accepted", "False"), ("Stalled", "True"), ("Failed", "True")}
@@ -32,23 +32,23 @@ _BLOCKED = (
 )
 
 
-def notes_of(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[Note, ...]:
+def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[JobEvent, ...]:
     """What is worth an event."""
     return tuple(_notes(before, after))
 
 
-def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[Note]:
+def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
     if after.epoch > before.epoch:
-        yield Note(reason="HeadCreated", message=f"head of epoch {after.epoch} is created")
+        yield JobEvent(reason="HeadCreated", message=f"head of epoch {after.epoch} is created")
     known = {failure.pod for failure in before.recent_failures}
     for failure in after.recent_failures:
         if failure.pod not in known:
             code = f", exit code {failure.exit_code}" if failure.exit_code is not None else ""
             words = f": {failure.message}" if failure.message else ""
-            yield Note(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}{words}", is_warning=True)
+            yield JobEvent(reason="PodFailed", message=f"{failure.pod}: {failure.reason}{code}{words}", is_warning=True)
     for condition in after.conditions:
         if _is_news(find(before, condition.type), condition):
-            yield Note(
+            yield JobEvent(
                 # "Spec" or "API" alone would tell nobody what happened.
                 reason="Paused" if condition.type == "Paused" else condition.reason,
                 message=condition.message or f"{condition.type} is {condition.status}",
@@ -62,10 +62,10 @@ def _is_news(before: Condition | None, after: Condition) -> bool:
     return (after.type, after.status) in _NEWS or after.reason in _BLOCKED
 
 
-_LONGEST = 1024
+_MAX_MESSAGE = 1024
 
 
-def event(identity: Identity, note: Note, *, at: datetime) -> dict[str, Any]:
+def event(identity: Identity, note: JobEvent, *, at: datetime) -> dict[str, Any]:
     """One Event. Two operators that tell the same at the same second make the same one."""
     time = at.replace(microsecond=0).isoformat().replace("+00:00", "Z")
     key = names.digest(identity.uid, note.reason, note.message, time)
@@ -81,7 +81,7 @@ def event(identity: Identity, note: Note, *, at: datetime) -> dict[str, Any]:
             "uid": identity.uid,
         },
         "reason": note.reason,
-        "message": note.message[:_LONGEST],
+        "message": note.message[:_MAX_MESSAGE],
         "type": "Warning" if note.is_warning else "Normal",
         "source": {"component": names.MANAGER},
         "reportingComponent": names.MANAGER,

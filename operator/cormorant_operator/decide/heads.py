@@ -18,7 +18,7 @@ from cormorant_operator.decide.view import View
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
 from cormorant_operator.render.children import config_map
-from cormorant_operator.render.pods import Birth, head_pod
+from cormorant_operator.render.pods import PodOrigin, head_pod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +69,11 @@ def plan_head(view: View) -> HeadPlan:
 
 def render_head(view: View, *, epoch: int) -> Manifest:
     """The head pod of an epoch."""
-    image = view.job.spec.image or view.site.image
-    birth = Birth(template=view.templates.head, base_image=image, failures=view.head_failures)
+    image = view.job.spec.image or view.defaults.image
+    origin = PodOrigin(template=view.templates.head, base_image=image, failures=view.head_failures)
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
     # What a head has collected and nobody acknowledged died with it: the next one collects it again.
-    return head_pod(view.job, view.site, birth, epoch=epoch, floor_frames=frames_settled(view), config=config)
+    return head_pod(view.job, view.defaults, origin, epoch=epoch, floor_frames=frames_settled(view), config=config)
 
 
 def _blocked_until(view: View, pod: Pod) -> datetime | None:

@@ -34,7 +34,7 @@ def outcome_dues(view: View) -> Iterator[datetime]:
     ):
         if deadline is not None:
             # One that passed and is not over waits for the head's next answer.
-            yield deadline.at if deadline.at > view.now else view.after(view.now, view.site.poll_s)
+            yield deadline.at if deadline.at > view.now else view.after(view.now, view.defaults.poll_s)
     if view.policy.on_unschedulable != "Wait":
         for pod in view.busy:
             if (at := late_at(view, pod)) is not None and at > view.now:

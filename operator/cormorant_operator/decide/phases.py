@@ -2,15 +2,15 @@
 
 from cormorant_contract.status import Phase
 from cormorant_operator.decide import progress
-from cormorant_operator.decide.conditions import Course
+from cormorant_operator.decide.conditions import Decision
 from cormorant_operator.decide.view import View
 
 
-def phase_of(view: View, course: Course) -> Phase:
-    if course.outcome is not None:
-        return course.outcome.kind
-    if course.suspension != "no":
-        return "Suspended" if course.suspension == "suspended" else "Suspending"
+def phase_of(view: View, decision: Decision) -> Phase:
+    if decision.outcome is not None:
+        return decision.outcome.kind
+    if decision.suspension != "no":
+        return "Suspended" if decision.suspension == "suspended" else "Suspending"
     head = view.live_head
     if progress.is_all_collected(view) and head is not None:
         return "Completing"

@@ -70,7 +70,7 @@ class DeleteChild:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TellHead:
+class SetDesired:
     pod: Pod
     sizes: Mapping[str, int]
     paused: bool
@@ -101,7 +101,7 @@ Action: TypeAlias = (
     | DeletePod
     | MarkPod
     | DeleteChild
-    | TellHead
+    | SetDesired
     | DrainHead
     | CheckNode
     | DeleteJob
@@ -128,7 +128,7 @@ def owner_of(action: Action) -> str:
             return f"{action.kind}/{action.name}"
         case DeleteJob():
             return "CollectorJob"
-        case TellHead() | DrainHead() | CheckNode():
+        case SetDesired() | DrainHead() | CheckNode():
             return ""
 
 
@@ -137,7 +137,7 @@ POD_OWNER = "pod/"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
+class JobEvent:
     """An event to tell people of, once."""
 
     reason: str
@@ -153,11 +153,11 @@ class Plan:
     """In the order in which they are to be done."""
     status: CollectorJobStatus | None = None
     """To be written after the actions; None: it is right as it is."""
-    is_counting: bool = False
+    is_counters_only: bool = False
     """Nothing but counters is new in the status: its write may wait, and is not worth a retry."""
     counters_at: datetime | None = None
     """When counters that moved are to be written, after one more question to the head; None: none wait."""
-    notes: tuple[Note, ...] = ()
+    events: tuple[JobEvent, ...] = ()
     due: datetime | None = None
     """When time alone changes the decision; None: never."""
     poll_s: float | None = None

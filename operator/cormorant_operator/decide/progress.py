@@ -100,7 +100,7 @@ def is_waiting_for_consumer(view: View) -> bool:
 def moving_until(view: View) -> datetime | None:
     """Until when frames count as just counted, if no more come; None: there were none."""
     last = frames_status(view).last_progress_time
-    return last + timedelta(seconds=_MOMENT_POLLS * view.site.poll_s) if last is not None else None
+    return last + timedelta(seconds=_MOMENT_POLLS * view.defaults.poll_s) if last is not None else None
 
 
 def is_moving(view: View) -> bool:
@@ -154,7 +154,7 @@ def stall_deadline(view: View) -> Deadline | None:
     An unscheduled pod makes no stall: replacing it would cost its place in the scheduler's queue.
     """
     limit = view.policy.progress_deadline_seconds
-    ready, heard, until = since(view.job.status, "Ready", "True"), view.heard_since, view.heard_at
+    ready, heard, until = since(view.job.status, "Ready", "True"), view.answering_since, view.answered_at
     if not limit or ready is None or heard is None or until is None or not view.has_enough:
         return None
     if is_all_collected(view) or pause_reason(view) or is_waiting_for_consumer(view):
@@ -188,10 +188,10 @@ def startup_deadline(view: View) -> Deadline | None:
         needed = (pod for pod in view.busy if pod.role != "canary")
         starting = [pod.starting_since for pod in needed if pod.is_live and not pod.is_ready]
         began = [since(status, "Ready", "False") or view.now, _placed_at(view), *starting]
-    elif has_collected(view) or view.heard_since is None or view.heard_at is None:
+    elif has_collected(view) or view.answering_since is None or view.answered_at is None:
         return None
     else:
-        began, known_until = [view.heard_since], view.heard_at
+        began, known_until = [view.answering_since], view.answered_at
     starts = (*began, frames_status(view).last_progress_time, status.start_time, _unpaused_at(view))
     return _deadline(starts, limit_s=limit, known_until=known_until)
 
@@ -225,7 +225,7 @@ def drain_deadline(view: View) -> Deadline | None:
 
     Time counts only while this operator hears the head: a learner may have taken much while nobody looked.
     """
-    last, heard, until = frames_status(view).last_progress_time, view.heard_since, view.heard_at
+    last, heard, until = frames_status(view).last_progress_time, view.answering_since, view.answered_at
     if last is None or heard is None or until is None or not is_all_collected(view):
         return None
     if is_true(view.job.status, "Suspended"):

@@ -8,8 +8,8 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from cormorant_operator import names
-from cormorant_operator.decide.conditions import Course
-from cormorant_operator.decide.events import notes_of
+from cormorant_operator.decide.conditions import Decision
+from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import HeadPlan, plan_head, render_head
 from cormorant_operator.decide.obstacles import fitting_sizes
 from cormorant_operator.decide.outcome import Outcome, clean_up, find_outcome, outcome_dues
@@ -24,34 +24,34 @@ from cormorant_operator.decide.plan import (
     DeletePod,
     MarkPod,
     Plan,
-    TellHead,
+    SetDesired,
     owner_of,
 )
 from cormorant_operator.decide.progress import moving_until, stall_deadline
-from cormorant_operator.decide.status import is_counting, make_status, write_at
+from cormorant_operator.decide.status import is_counters_only, make_status, write_at
 from cormorant_operator.decide.suspension import Suspension, plan_suspension
 from cormorant_operator.decide.view import View
 from cormorant_operator.decide.workers import WorkerPlan, plan_workers
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Observed, Obstacle
 from cormorant_operator.render.children import budgets, config_map, digest_of, network_policy, services
-from cormorant_operator.render.pods import Birth, worker_pod
+from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
 
 
-def reconcile(job: Job, observed: Observed, now: datetime, *, site: Site) -> Plan:
+def reconcile(job: Job, observed: Observed, now: datetime, *, defaults: OperatorDefaults) -> Plan:
     """Decide.
 
     Args:
         job: spec and status as they are written.
         observed: what exists.
         now: the time, aware.
-        site: defaults of the installation.
+        defaults: defaults of the installation.
     """
-    view = View(job, observed, now.replace(microsecond=0), site)
+    view = View(job, observed, now.replace(microsecond=0), defaults)
     return _without_refused(view, _decide(view))
 
 
@@ -90,13 +90,13 @@ def _without_refused(view: View, plan: Plan) -> Plan:
 
 def _end(view: View, outcome: Outcome) -> Plan:
     # Written before anything is cleaned up: a head that is gone must not look like one that is to be replaced.
-    course = Course(outcome=outcome)
-    return _plan(view, course, (), dues=(view.now,), epoch=view.epoch)
+    decision = Decision(outcome=outcome)
+    return _plan(view, decision, (), dues=(view.now,), epoch=view.epoch)
 
 
 def _suspend(view: View, suspension: Suspension) -> Plan:
     dues = [suspension.due] if suspension.due is not None else []
-    return _plan(view, Course(suspension=suspension.state), suspension.actions, dues=dues, epoch=view.epoch)
+    return _plan(view, Decision(suspension=suspension.state), suspension.actions, dues=dues, epoch=view.epoch)
 
 
 def _restart(view: View) -> Plan:
@@ -106,23 +106,23 @@ def _restart(view: View) -> Plan:
     orders: list[Action] = [MarkPod(pod=head, annotation=names.STALLED, at=view.now)]
     orders += [DeletePod(pod=pod, why="the job is stalled") for pod in view.observed.pods if pod.is_live]
     failures = view.head_failures + (head.stalled_since is None)
-    return _plan(view, Course(is_stalled=True), orders, dues=(view.now,), epoch=head.epoch, head_restarts=failures)
+    return _plan(view, Decision(is_stalled=True), orders, dues=(view.now,), epoch=head.epoch, head_restarts=failures)
 
 
 def _run(view: View) -> Plan:
     if _is_unclaimed(view):
         # Pods would mount whatever Secret has the name: they come once the name is known to be free.
         claim = (*_children(view, HeadPlan()), *_checks(view))
-        return _plan(view, Course(), claim, dues=view.retries(), epoch=view.epoch)
+        return _plan(view, Decision(), claim, dues=view.retries(), epoch=view.epoch)
     head = plan_head(view)
     workers = plan_workers(view, may_create=head.is_coming, may_update=not _is_of_another_image(view))
     checks = tuple(_checks(view))
     actions = (*_children(view, head), *checks, *head.actions, *workers.actions, *_orders_to_head(view, head))
     dues = [*workers.dues, *outcome_dues(view), *view.retries(), *([head.due] if head.due is not None else [])]
-    course = Course(
+    decision = Decision(
         is_replacing_head=head.is_replacing, is_updating=workers.is_updating, is_trying_image=head.is_trying
     )
-    return _plan(view, course, actions, dues=dues, epoch=head.epoch, is_hurried=_is_hurried(view, workers))
+    return _plan(view, decision, actions, dues=dues, epoch=head.epoch, is_urgent=_is_urgent(view, workers))
 
 
 def _is_of_another_image(view: View) -> bool:
@@ -138,8 +138,8 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     if _may_lack_tokens(view, head) and view.refused_until("Secret") is None:
         yield CreateTokens(claim=config if is_unclaimed else None)
     wanted: list[Manifest] = [] if is_unclaimed else [config]
-    if view.site.has_network_policies:
-        wanted.append(network_policy(view.job, view.site))
+    if view.defaults.has_network_policies:
+        wanted.append(network_policy(view.job, view.defaults))
     if head.epoch:
         wanted += services(view.job, epoch=head.epoch)
         wanted += budgets(view.job, workers=sum(view.sizes.values()))
@@ -183,8 +183,8 @@ def _checks(view: View) -> Iterator[Action]:
     for group in view.groups:
         template = view.templates.worker(group)
         if not view.is_proven(template) and view.verdict(template) is None:
-            birth = Birth(template=template, base_image=view.job.spec.image or view.base_image)
-            manifest = worker_pod(view.job, view.site, birth, group=group, index=0, attempt=0)
+            origin = PodOrigin(template=template, base_image=view.job.spec.image or view.base_image)
+            manifest = worker_pod(view.job, view.defaults, origin, group=group, index=0, attempt=0)
             yield CheckTemplate(template=template, manifest=manifest)
 
 
@@ -198,40 +198,40 @@ def _orders_to_head(view: View, head: HeadPlan) -> Iterator[Action]:
     sizes = sizes if has_workers else dict(answer.sizes)
     is_paused = view.job.spec.paused or not has_workers
     if answer.sizes != sizes or answer.is_spec_paused != is_paused:
-        yield TellHead(pod=live, sizes=sizes, paused=is_paused)
+        yield SetDesired(pod=live, sizes=sizes, paused=is_paused)
 
 
-def _is_hurried(view: View, workers: WorkerPlan) -> bool:
+def _is_urgent(view: View, workers: WorkerPlan) -> bool:
     return workers.is_waiting_for_head or (view.answer is not None and view.answer.is_resizing)
 
 
 def _plan(
     view: View,
-    course: Course,
+    decision: Decision,
     actions: Iterable[Action],
     *,
     dues: Iterable[datetime],
     epoch: int,
     head_restarts: int | None = None,
-    is_hurried: bool = False,
+    is_urgent: bool = False,
 ) -> Plan:
     failures = view.head_failures if head_restarts is None else head_restarts
-    status = make_status(view, course, epoch=epoch, head_restarts=failures)
+    status = make_status(view, decision, epoch=epoch, head_restarts=failures)
     before = view.job.status
-    at = write_at(before, status, now=view.now, pace_s=view.site.status_s)
+    at = write_at(before, status, now=view.now, interval_s=view.defaults.counters_interval_s)
     is_worth = at == view.now
     head = view.live_head
     is_asked = head is not None and head.is_asked
     # A count is written as the head has just told it, and not as it was a poll ago.
     counters_at = _whole(at) if at is not None and not is_worth and is_asked else None
     later = [due for due in (at if counters_at is None else None, moving_until(view)) if due is not None]
-    pace = view.site.hurried_poll_s if is_hurried or course.suspension == "draining" else view.site.poll_s
+    pace = view.defaults.fast_poll_s if is_urgent or decision.suspension == "draining" else view.defaults.poll_s
     return Plan(
         actions=tuple(actions),
         status=status if is_worth else None,
-        is_counting=is_worth and is_counting(before, status),
+        is_counters_only=is_worth and is_counters_only(before, status),
         counters_at=counters_at,
-        notes=notes_of(before, status) if is_worth else (),
+        events=events_between(before, status) if is_worth else (),
         due=min((_whole(due) for due in (*dues, *(due for due in later if due > view.now))), default=None),
         poll_s=pace if is_asked else None,
     )

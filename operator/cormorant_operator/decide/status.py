@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from cormorant_contract.status import CollectorJobStatus, Condition, ElasticStatus, Failure, GroupStatus
 from cormorant_operator import names
 from cormorant_operator.decide import progress
-from cormorant_operator.decide.conditions import Course, facts, merge, reason_in_the_way
+from cormorant_operator.decide.conditions import Decision, blocking_reason, facts, merge
 from cormorant_operator.decide.phases import phase_of
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import Unreadable, find
@@ -15,12 +15,12 @@ from cormorant_operator.observed import Pod
 _COUNTERS = ("frames", "weights")
 
 
-def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -> CollectorJobStatus:
+def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: int) -> CollectorJobStatus:
     """The whole status.
 
     Args:
         view: the moment.
-        course: what this reconcile decided.
+        decision: what this reconcile decided.
         epoch: of the head that lives or is created now.
         head_restarts: failures of heads in a row.
     """
@@ -28,15 +28,15 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
     groups = tuple(_group(view, group.name) for group in view.groups)
     elastic = spec.elastic.name
     generation = view.job.identity.generation
-    is_ended = course.outcome is not None
-    found = facts(view, course)
+    is_ended = decision.outcome is not None
+    found = facts(view, decision)
     return CollectorJobStatus(
         observed_generation=generation,
-        phase=phase_of(view, course),
-        reason=reason_in_the_way(found),
+        phase=phase_of(view, decision),
+        reason=blocking_reason(found),
         epoch=max(before.epoch, epoch),
         head_restarts=head_restarts,
-        start_time=_start_time(view, course),
+        start_time=_start_time(view, decision),
         completion_time=(before.completion_time or view.now) if is_ended else None,
         workers=f"{sum(group.ready for group in groups)}/{sum(group.desired for group in groups)}",
         frames=progress.frames_status(view, epoch=epoch),
@@ -51,7 +51,9 @@ def make_status(view: View, course: Course, *, epoch: int, head_restarts: int) -
     )
 
 
-def write_at(before: CollectorJobStatus, after: CollectorJobStatus, *, now: datetime, pace_s: float) -> datetime | None:
+def write_at(
+    before: CollectorJobStatus, after: CollectorJobStatus, *, now: datetime, interval_s: float
+) -> datetime | None:
     """When a status is to be written: now, or later when only counters move and were written a moment ago.
 
     None: it is as it was.
@@ -60,12 +62,12 @@ def write_at(before: CollectorJobStatus, after: CollectorJobStatus, *, now: date
         return None
     last = before.frames.last_progress_time
     is_moving = after.frames.collected > before.frames.collected
-    if not is_moving or last is None or not is_counting(before, after):
+    if not is_moving or last is None or not is_counters_only(before, after):
         return now
-    return max(now, last + timedelta(seconds=pace_s))
+    return max(now, last + timedelta(seconds=interval_s))
 
 
-def is_counting(before: CollectorJobStatus, after: CollectorJobStatus) -> bool:
+def is_counters_only(before: CollectorJobStatus, after: CollectorJobStatus) -> bool:
     """Whether two statuses differ by nothing but counters."""
     counters = {name: getattr(before, name) for name in _COUNTERS}
     return after.model_copy(update=counters) == before
@@ -96,16 +98,16 @@ def _group(view: View, name: str) -> GroupStatus:
     return GroupStatus(name=name, desired=view.sizes[name], ready=view.ready(name), restarts=restarts)
 
 
-def _start_time(view: View, course: Course) -> datetime | None:
+def _start_time(view: View, decision: Decision) -> datetime | None:
     before = view.job.status.start_time
-    if course.suspension == "suspended":
+    if decision.suspension == "suspended":
         return None
     return before if before is not None else view.now
 
 
-_MOST = 10
-_LONGEST_REASON = 128
-_LONGEST_MESSAGE = 512
+_MAX_FAILURES = 10
+_MAX_REASON = 128
+_MAX_MESSAGE = 512
 
 
 def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
@@ -119,10 +121,10 @@ def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Fa
         if is_over and pod.role != "canary" and pod.name not in found:
             found[pod.name] = Failure(
                 pod=pod.name,
-                reason=(pod.reason or "Error")[:_LONGEST_REASON],
+                reason=(pod.reason or "Error")[:_MAX_REASON],
                 exit_code=pod.exit_code,
                 time=pod.ended or pod.created,
-                message=" ".join(pod.message.split())[-_LONGEST_MESSAGE:],
+                message=" ".join(pod.message.split())[-_MAX_MESSAGE:],
             )
     ordered = sorted(found.values(), key=lambda failure: (failure.time, failure.pod))
-    return tuple(ordered[-_MOST:])
+    return tuple(ordered[-_MAX_FAILURES:])

@@ -9,9 +9,9 @@ from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.decide.backoff import failures_after, refusal_delay_s
 from cormorant_operator.decide.slots import Slot, slots_of
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job, is_true
-from cormorant_operator.observed import HeadAnswer, Make, Observed, Pod, Refusal, RefusalKind, Roster, Verdict
+from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex, Refusal, RefusalKind, Verdict, WorkerBuild
 from cormorant_operator.templates import Templates
 
 VERDICT_LASTS_S = 600.0
@@ -31,7 +31,7 @@ class View:
     job: Job
     observed: Observed
     now: datetime
-    site: Site
+    defaults: OperatorDefaults
 
     @property
     def policy(self) -> RunPolicy:
@@ -47,13 +47,13 @@ class View:
     @cached_property
     def heads(self) -> tuple[Pod, ...]:
         """Every head pod, the newest last."""
-        heads = (pod for pod in self.roster.restless.values() if pod.role == "head")
+        heads = (pod for pod in self.pod_index.others.values() if pod.role == "head")
         return tuple(sorted(heads, key=lambda pod: pod.epoch))
 
     @property
     def canaries(self) -> tuple[Pod, ...]:
         """Pods that try an image."""
-        return tuple(pod for pod in self.roster.restless.values() if pod.role == "canary")
+        return tuple(pod for pod in self.pod_index.others.values() if pod.role == "canary")
 
     @property
     def newest_head(self) -> Pod | None:
@@ -90,21 +90,21 @@ class View:
         return answer
 
     @property
-    def heard_since(self) -> datetime | None:
+    def answering_since(self) -> datetime | None:
         """From when on this operator has heard the live head; None while it is silent: no clock runs then."""
-        return self.observed.heard_since if self.answer is not None else None
+        return self.observed.answering_since if self.answer is not None else None
 
     @property
-    def heard_at(self) -> datetime | None:
+    def answered_at(self) -> datetime | None:
         """Up to when the live head is known first-hand; None while it is silent."""
-        heard_at = self.observed.heard_at
-        return min(heard_at, self.now) if heard_at is not None and self.answer is not None else None
+        answered_at = self.observed.answered_at
+        return min(answered_at, self.now) if answered_at is not None and self.answer is not None else None
 
     @property
     def base_image(self) -> str:
         """The image of this epoch: the one that the head began with; without a head, the next one's."""
         live = self.live_head
-        return live.base_image if live is not None else self.job.spec.image or self.site.image
+        return live.base_image if live is not None else self.job.spec.image or self.defaults.image
 
     # -- workers -----------------------------------------------------------------------------------------------
 
@@ -119,31 +119,31 @@ class View:
         return {group.name: self.job.spec.size_of(group) for group in self.groups}
 
     @cached_property
-    def roster(self) -> Roster:
+    def pod_index(self) -> PodIndex:
         """The pods, sorted by whether they need a look."""
-        return self.observed.roster if self.observed.roster is not None else Roster.of(self.observed.pods)
+        return self.observed.pod_index if self.observed.pod_index is not None else PodIndex.of(self.observed.pods)
 
     @cached_property
-    def steady(self) -> Mapping[str, tuple[Make, ...]]:
+    def steady(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
         """What the calm workers of each group were made from, as far as these stand within its size.
 
         They are live, scheduled and ready, and in their slots nothing is to be done but to roll outdated ones.
         """
-        found: dict[str, list[Make]] = {group.name: [] for group in self.groups}
-        for make, pods in self.roster.calm.items():
-            is_own = make.group in found and make.base_image == self.base_image
-            if is_own and max(pods) < self.sizes[make.group]:
-                found[make.group].append(make)
-        return {name: tuple(makes) for name, makes in found.items()}
+        found: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
+        for build, pods in self.pod_index.calm.items():
+            is_own = build.group in found and build.base_image == self.base_image
+            if is_own and max(pods) < self.sizes[build.group]:
+                found[build.group].append(build)
+        return {name: tuple(builds) for name, builds in found.items()}
 
     @cached_property
     def busy(self) -> tuple[Pod, ...]:
         """All pods that are not steady: heads, and workers that need a look."""
-        steady = {make for makes in self.steady.values() for make in makes}
-        calm = (pod for make, pods in self.roster.calm.items() if make not in steady for pod in pods.values())
+        steady = {build for builds in self.steady.values() for build in builds}
+        calm = (pod for build, pods in self.pod_index.calm.items() if build not in steady for pod in pods.values())
         return tuple(
             sorted(
-                (*self.roster.restless.values(), *calm),
+                (*self.pod_index.others.values(), *calm),
                 key=lambda pod: (pod.role, pod.group, pod.index, pod.attempt, pod.created, pod.name),
             )
         )
@@ -167,7 +167,7 @@ class View:
         filled = {pod.index for pod in busy}
         open_places: set[int] = set()
         if self.num_steady(group) + sum(index < size for index in filled) < size:
-            steady = (self.roster.calm[make].keys() for make in self.steady[group])
+            steady = (self.pod_index.calm[build].keys() for build in self.steady[group])
             open_places = set(range(size)).difference(filled, *steady)
         places = filled | open_places
         attempts = self.observed.attempts
@@ -175,11 +175,11 @@ class View:
 
     def num_steady(self, group: str) -> int:
         """Steady workers of a group."""
-        return sum(len(self.roster.calm[make]) for make in self.steady[group])
+        return sum(len(self.pod_index.calm[build]) for build in self.steady[group])
 
     def restarts(self, group: str) -> int:
         """Failures that the slots of a group ever had, as far as their pods tell."""
-        steady = sum(self.roster.restarts[make] for make in self.steady[group])
+        steady = sum(self.pod_index.restarts[build] for build in self.steady[group])
         return steady + sum(slot.restarts for slot in self.slots[group])
 
     def ready(self, group: str) -> int:
@@ -211,8 +211,8 @@ class View:
         verdict = self.verdict(template)
         if verdict is not None:
             return verdict.error == ""
-        is_calm = any(make.template == template for make in self.roster.calm)
-        return is_calm or any(pod.template == template for pod in self.roster.restless.values())
+        is_calm = any(build.template == template for build in self.pod_index.calm)
+        return is_calm or any(pod.template == template for pod in self.pod_index.others.values())
 
     def is_refused(self, template: str) -> bool:
         """Whether a dry run said that the API server takes no pods of a template."""
@@ -260,11 +260,11 @@ class View:
     def is_lost(self, pod: Pod) -> bool:
         """Whether a pod's node is known to be lost: nobody will ever confirm its end."""
         node = self.observed.nodes.get(pod.node)
-        return pod.phase == "Unknown" or (pod.is_expelled and node is not None and node.is_lost)
+        return pod.phase == "Unknown" or (pod.is_taint_evicted and node is not None and node.is_lost)
 
     def nodes_to_check(self, pods: Iterable[Pod]) -> tuple[tuple[str, ...], datetime | None]:
         """Nodes of pods that a taint expels, as far as nobody has looked lately; and when to look again."""
-        names = {pod.node for pod in pods if pod.is_expelled and pod.node and not self.is_lost(pod)}
+        names = {pod.node for pod in pods if pod.is_taint_evicted and pod.node and not self.is_lost(pod)}
         seen = self.observed.nodes
         old = [name for name in names if name not in seen or self.now >= self.after(seen[name].at, _NODE_LASTS_S)]
         due = min((self.after(seen[name].at, _NODE_LASTS_S) for name in names if name not in old), default=None)

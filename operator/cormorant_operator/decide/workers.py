@@ -11,7 +11,7 @@ from cormorant_operator.decide.plan import Action, CreatePod, DeletePod, MarkPod
 from cormorant_operator.decide.slots import Slot
 from cormorant_operator.decide.view import View
 from cormorant_operator.observed import Pod
-from cormorant_operator.render.pods import Birth, worker_pod
+from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 
 @dataclass(slots=True, kw_only=True)
@@ -47,13 +47,13 @@ def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> Wo
         if slot.index < view.sizes[name]
     )
     may_go = view.policy.unavailable_of(sum(view.sizes.values())) - missing
-    plan = WorkerPlan(creates_left=view.site.most_creates, may_go=max(0, may_go))
+    plan = WorkerPlan(creates_left=view.defaults.max_creates, may_go=max(0, may_go))
     for group in view.groups:
         for slot in slots[group.name]:
             if slot.index < view.sizes[group.name]:
                 _keep(view, plan, group, slot, may_create=may_create, may_update=may_update)
             else:
-                _let_go(view, plan, group, slot)
+                _scale_down(view, plan, group, slot)
         if may_update:
             _roll(view, plan, group)
     for name, pods in view.busy_workers.items():
@@ -87,10 +87,10 @@ def _fill(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
         plan.dues.append(view.now)
     else:
         plan.creates_left -= 1
-        birth = Birth(
+        origin = PodOrigin(
             template=template, base_image=view.base_image, failures=vacancy.failures, restarts=vacancy.restarts
         )
-        manifest = worker_pod(view.job, view.site, birth, group=group, index=slot.index, attempt=vacancy.attempt)
+        manifest = worker_pod(view.job, view.defaults, origin, group=group, index=slot.index, attempt=vacancy.attempt)
         plan.actions.append(CreatePod(owner=group.name, manifest=manifest))
 
 
@@ -114,7 +114,7 @@ def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
     outdated, plan.outdated = plan.outdated, []
     if view.is_proven(template) and not view.job.unknown:
         for make in view.steady[group.name]:
-            outdated += view.roster.calm[make].values() if make.template != template else ()
+            outdated += view.pod_index.calm[make].values() if make.template != template else ()
     if outdated:
         plan.is_updating = True
         going = heapq.nsmallest(plan.may_go, outdated, key=lambda pod: pod.index)
@@ -122,12 +122,12 @@ def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
         plan.actions += [_delete(pod, "its template changed") for pod in going]
 
 
-def _let_go(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
+def _scale_down(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
     """Delete a pod beyond the group's size, once the head says that its worker has finished its batch."""
     for pod in slot.pods:
         if pod.is_terminating:
             continue
-        if not pod.is_ready or view.live_head is None or _has_let_go(view, group):
+        if not pod.is_ready or view.live_head is None or _is_released(view, group):
             plan.actions.append(_delete(pod, "its group is smaller now"))
         elif pod.retiring_since is None:
             plan.is_waiting_for_head = True
@@ -139,7 +139,7 @@ def _let_go(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> Non
             plan.dues.append(until)
 
 
-def _has_let_go(view: View, group: WorkerGroup) -> bool:
+def _is_released(view: View, group: WorkerGroup) -> bool:
     answer = view.answer
     if answer is None:
         return False

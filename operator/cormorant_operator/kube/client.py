@@ -15,12 +15,12 @@ import kopf
 
 from cormorant_operator import names
 from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, ServerFault, Unreachable
-from cormorant_operator.kube.rate_limit import Pace
+from cormorant_operator.kube.rate_limit import RateLimiter
 
 REQUEST_S = 15.0
 """For one attempt."""
 ATTEMPTS = 5
-_LONGEST_WAIT_S = 10.0
+_MAX_WAIT_S = 10.0
 _LOGIN_LASTS_S = 60.0
 _CHUNK = 500
 _PLURALS = {
@@ -48,20 +48,22 @@ Raw = dict[str, Any]
 """An object as the API server sends it."""
 
 
-class Cluster:
+class KubeClient:
     """A client of one API server. Belongs to one event loop."""
 
-    def __init__(self, find_connection: Callable[[], kopf.ConnectionInfo], *, pace: Pace | None = None) -> None:
+    def __init__(
+        self, find_connection: Callable[[], kopf.ConnectionInfo], *, rate_limiter: RateLimiter | None = None
+    ) -> None:
         """Read where it is; nothing is sent yet.
 
         Args:
             find_connection: called now, and again every minute for a fresh token.
-            pace: requests per second.
+            rate_limiter: requests per second.
         """
         self._find = find_connection
         self._info = find_connection()
         self._info_at = 0.0
-        self._pace = pace or Pace(rate=50, burst=100)
+        self._rate_limiter = rate_limiter or RateLimiter(rate=50, burst=100)
         self.requests: Counter[tuple[str, int]] = Counter()
         """Answers by method and status code."""
         self._session = aiohttp.ClientSession(
@@ -170,7 +172,7 @@ class Cluster:
         """
         error: Exception | None = None
         for attempt in range(ATTEMPTS):
-            await self._pace.wait()
+            await self._rate_limiter.wait()
             try:
                 return await self._ask_once(method, path, body, query=query, kind=kind)
             except ServerFault as answer:
@@ -179,7 +181,7 @@ class Cluster:
                 error, wait_s = failure, 0.0
             if attempt + 1 < ATTEMPTS:
                 backoff_s = 0.2 * 2.0**attempt * random.uniform(0.5, 1.5)
-                await asyncio.sleep(min(_LONGEST_WAIT_S, max(wait_s, backoff_s)))
+                await asyncio.sleep(min(_MAX_WAIT_S, max(wait_s, backoff_s)))
         if isinstance(error, ServerFault):
             raise error
         raise Unreachable(

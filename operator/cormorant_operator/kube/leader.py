@@ -20,7 +20,7 @@ log = structlog.get_logger()
 
 
 class Leases(Protocol):
-    """What it asks of the API server: `cluster.Cluster`."""
+    """What it asks of the API server: `cluster.KubeClient`."""
 
     async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]: ...
 

@@ -42,7 +42,7 @@ def purpose(of: Purpose) -> Iterator[None]:
         _purpose.reset(token)
 
 
-class Pace:
+class RateLimiter:
     """A bucket of tokens, one a request."""
 
     def __init__(self, *, rate: float, burst: int, clock: Callable[[], float] | None = None) -> None:

@@ -23,7 +23,7 @@ from cormorant_operator.kube.auth import find_connection
 log = structlog.get_logger()
 _KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
 _STOP_S = 10.0
-_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 10.0
+_PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
 _LASTED_S = 30.0
 """Watches that held for so long are watched again after the shortest pause."""
 _LOOK_S = 0.5
@@ -131,7 +131,7 @@ class Watch:
             except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
                 reason = repr(error)
             # A namespace that is refused is refused for long; a stream that broke is back at once.
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S) if time.monotonic() - began < _LASTED_S else _PAUSE_S
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S) if time.monotonic() - began < _LASTED_S else _PAUSE_S
             if not self._stop.wait(pause_s):
                 log.warning("watches_broke_off", namespace=self._namespace, reason=reason, paused_s=pause_s)
                 self._on_gap()

@@ -6,7 +6,7 @@ from typing import Any
 
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_operator import names
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
@@ -37,11 +37,11 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
     ]
 
 
-def network_policy(job: Job, site: Site) -> Manifest:
+def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
     """Pods of the job hear each other on every port, and others on those of the API, of bulk bytes and of metrics."""
     own = {"matchLabels": {names.JOB_UID: job.uid}}
     ports = sorted({entrypoints.API_PORT, entrypoints.DATA_PORT, entrypoints.WORKER_PORT})
-    others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in site.open_to_cidrs)]
+    others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in defaults.open_to_cidrs)]
     spec = {
         "podSelector": own,
         "policyTypes": ["Ingress"],

@@ -25,12 +25,12 @@ from cormorant_contract.children import API_PORT, CODE_ARCHIVE, CODE_FOLDER, DAT
 
 __all__ = ["API_PORT", "CODE_FOLDER", "DATA_PORT"]
 
-LAST_WORDS_FILE = "/dev/termination-log"
+TERMINATION_LOG = "/dev/termination-log"
 """Kubernetes' default for a container's last words."""
 
 GCS_PORT, WORKER_PORT = 6379, 8000
 
-SCRAPED: Mapping[str, str] = {
+SCRAPE_ANNOTATIONS: Mapping[str, str] = {
     "prometheus.io/scrape": "true",
     "prometheus.io/port": str(WORKER_PORT),
     "prometheus.io/path": "/metrics",
@@ -77,7 +77,7 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int) -> list[str]:
         *("--host", "0.0.0.0", "--port", str(API_PORT), "--data-port", str(DATA_PORT)),
         *("--directory", STATE_FOLDER, "--token-file", TOKEN_FILE),
         *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(drain_s)),
-        *("--last-words", LAST_WORDS_FILE),
+        *("--last-words", TERMINATION_LOG),
     ]
 
 
@@ -94,7 +94,7 @@ def head_env(*, job: str, secret: str, epoch: int) -> list[dict[str, Any]]:
         secret: of the job's tokens.
         epoch: which incarnation of the head.
     """
-    own = {"CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch), "CORMORANT_LAST_WORDS": LAST_WORDS_FILE}
+    own = {"CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch), "CORMORANT_LAST_WORDS": TERMINATION_LOG}
     return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.workers import WorkerGroup
 from cormorant_operator import names
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
@@ -30,7 +30,7 @@ _KUBERNETES_GRACE_S = 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Birth:
+class PodOrigin:
     """What distinguishes a pod from others of its template."""
 
     template: str
@@ -51,13 +51,15 @@ def owner_reference(job: Job) -> dict[str, Any]:
     }
 
 
-def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: int, config: str) -> Manifest:
+def head_pod(
+    job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, epoch: int, floor_frames: int, config: str
+) -> Manifest:
     """The head of an epoch.
 
     Args:
         job: whose head.
-        site: defaults of the installation.
-        birth: template and counters.
+        defaults: defaults of the installation.
+        origin: template and counters.
         epoch: which incarnation.
         floor_frames: frames that no head collects again.
         config: name of the ConfigMap with the manifest.
@@ -65,7 +67,7 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
     head, secret = job.spec.head, names.tokens_secret(job.name)
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
-    grace_s = _grace_s(head.template, site.head_grace_s)
+    grace_s = _grace_s(head.template, defaults.head_grace_s)
     command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=grace_s // 2)
     container = {
         "command": command,
@@ -97,8 +99,8 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
     ]
     return _pod(
         job,
-        site,
-        _Parts(
+        defaults,
+        _PodParts(
             role=names.HEAD,
             name=names.head_pod(job.name, epoch=epoch),
             labels={names.EPOCH: str(epoch)},
@@ -108,22 +110,24 @@ def head_pod(job: Job, site: Site, birth: Birth, *, epoch: int, floor_frames: in
             container=container,
             volumes=volumes,
         ),
-        birth,
+        origin,
     )
 
 
-def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index: int, attempt: int) -> Manifest:
+def worker_pod(
+    job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
+) -> Manifest:
     """The pod that fills a slot for the n-th time.
 
     Args:
         job: whose worker.
-        site: defaults of the installation.
-        birth: template and counters.
+        defaults: defaults of the installation.
+        origin: template and counters.
         group: the worker group.
         index: the slot's index.
         attempt: pods that filled the slot before.
     """
-    grace_s = _grace_s(group.template, site.worker_grace_s)
+    grace_s = _grace_s(group.template, defaults.worker_grace_s)
     env = entrypoints.worker_env(
         job=job.name,
         secret=names.tokens_secret(job.name),
@@ -135,8 +139,8 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
     )
     return _pod(
         job,
-        site,
-        _Parts(
+        defaults,
+        _PodParts(
             role=names.WORKER,
             name=names.worker_pod(job.name, job.uid, group=group.name, index=index, attempt=attempt),
             labels={names.GROUP: group.name, names.INDEX: str(index), names.ATTEMPT: str(attempt)},
@@ -153,12 +157,12 @@ def worker_pod(job: Job, site: Site, birth: Birth, *, group: WorkerGroup, index:
             },
             volumes=[],
         ),
-        birth,
+        origin,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Parts:
+class _PodParts:
     """In what heads and workers differ."""
 
     role: str
@@ -172,7 +176,7 @@ class _Parts:
     is_gpu: bool = False
 
 
-def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
+def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
     volumes, mounts = _scratch(_resources(parts))
     code = job.spec.code
     if code is not None:
@@ -180,8 +184,8 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
         mounts.append({"name": "code", "mountPath": entrypoints.CODE_FOLDER, "readOnly": True})
     container = {
         "name": parts.role,
-        "image": birth.base_image,
-        "imagePullPolicy": site.image_pull_policy,
+        "image": origin.base_image,
+        "imagePullPolicy": defaults.image_pull_policy,
         "resources": _with_defaults(parts),
         # The last lines of the log are the last words of a container that wrote none.
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -195,19 +199,19 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
     base = {
-        "metadata": {"annotations": entrypoints.SCRAPED},
+        "metadata": {"annotations": entrypoints.SCRAPE_ANNOTATIONS},
         "spec": {
             "terminationGracePeriodSeconds": parts.grace_s,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "imagePullSecrets": [{"name": name} for name in site.image_pull_secrets],
+            "imagePullSecrets": [{"name": name} for name in defaults.image_pull_secrets],
             "securityContext": {
                 "runAsNonRoot": True,
-                **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if site.has_fixed_user else {}),
+                **({"runAsUser": _USER, "runAsGroup": _USER, "fsGroup": _USER} if defaults.has_fixed_user else {}),
                 "fsGroupChangePolicy": "OnRootMismatch",
                 "seccompProfile": {"type": "RuntimeDefault"},
             },
-            **_placement(site, birth),
+            **_placement(defaults, origin),
             "tolerations": [
                 {"key": "node.kubernetes.io/not-ready", **lost},
                 {"key": "node.kubernetes.io/unreachable", **lost},
@@ -218,21 +222,21 @@ def _pod(job: Job, site: Site, parts: _Parts, birth: Birth) -> Manifest:
             "volumes": [*parts.volumes, *volumes],
         },
     }
-    return _sealed(merge(base, parts.overlay), job, parts, birth)
+    return _sealed(merge(base, parts.overlay), job, parts, origin)
 
 
-def _sealed(template: dict[str, Any], job: Job, parts: _Parts, birth: Birth) -> Manifest:
+def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOrigin) -> Manifest:
     """What an overlay cannot change: whose pod it is, which one, and that nobody restarts its containers."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     labels = {
         **names.child_labels(job.name, job.uid, role=parts.role),
         **parts.labels,
-        names.TEMPLATE: birth.template,
+        names.TEMPLATE: origin.template,
     }
     annotations = {
-        names.BASE_IMAGE: birth.base_image,
-        names.FAILURES: str(birth.failures),
-        names.RESTARTS: str(birth.restarts),
+        names.BASE_IMAGE: origin.base_image,
+        names.FAILURES: str(origin.failures),
+        names.RESTARTS: str(origin.restarts),
     }
     return {
         "apiVersion": "v1",
@@ -257,7 +261,7 @@ def _grace_s(overlay: Mapping[str, Any], default_s: int) -> int:
     return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else default_s
 
 
-def _resources(parts: _Parts) -> Mapping[str, Any]:
+def _resources(parts: _PodParts) -> Mapping[str, Any]:
     """What our container asks for in the end: an overlay may say more of it than the group."""
     containers = _part(parts.overlay, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
@@ -285,7 +289,7 @@ def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[d
     return volumes, [{"name": "tmp", "mountPath": "/tmp"}, {"name": "shm", "mountPath": "/dev/shm"}]
 
 
-def _with_defaults(parts: _Parts) -> dict[str, Any]:
+def _with_defaults(parts: _PodParts) -> dict[str, Any]:
     """The manifest's resources, and what they leave open: requests, and the device of a gpu worker."""
     given = _resources(parts)
     named = {**_part(given, "requests"), **_part(given, "limits")}
@@ -302,10 +306,10 @@ def _with_defaults(parts: _Parts) -> dict[str, Any]:
     return resources
 
 
-def _placement(site: Site, birth: Birth) -> dict[str, Any]:
+def _placement(defaults: OperatorDefaults, origin: PodOrigin) -> dict[str, Any]:
     """Nodes that can run the image: Linux, and of its architectures as far as they are known."""
     selector = {"kubernetes.io/os": "linux"}
-    known = site.architectures if birth.base_image == site.image else ()
+    known = defaults.architectures if origin.base_image == defaults.image else ()
     if len(known) == 1:
         return {"nodeSelector": {**selector, "kubernetes.io/arch": known[0]}}
     if not known:

@@ -17,7 +17,7 @@ import pytest
 
 from cormorant_operator.errors import Conflict
 from cormorant_operator.kube.auth import find_connection
-from cormorant_operator.kube.client import Cluster
+from cormorant_operator.kube.client import KubeClient
 from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHead, StubHeads
@@ -423,7 +423,7 @@ def test_late_status_write_is_refused(running: Scene) -> None:
     }
 
     async def write() -> None:
-        cluster = Cluster(find_connection)
+        cluster = KubeClient(find_connection)
         try:
             metadata = {**late["metadata"], "namespace": running.namespace.name}
             with pytest.raises(Conflict, match="the object has been modified"):

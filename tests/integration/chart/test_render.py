@@ -11,9 +11,9 @@ import yaml
 from cormorant_cli.crd import crd_yaml
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.render import entrypoints
-from cormorant_operator.render.pods import Birth, head_pod, worker_pod
+from cormorant_operator.render.pods import PodOrigin, head_pod, worker_pod
 from cormorant_operator.settings import read_settings
 from cormorant_testing.helm import CHART, KUBERNETES, POD_MONITOR, Manifest, find, helm, pod_template, render, sets
 from cormorant_testing.operator_world import make_job
@@ -291,11 +291,11 @@ def test_jobs_are_scraped_where_the_operator_looks_after_them() -> None:
 
     assert monitor()["namespaceSelector"] == {"any": True}
     assert monitor("watchNamespaces={a,b}")["namespaceSelector"] == {"matchNames": ["a", "b"]}
-    job, site = make_job(), Site()
+    job, defaults = make_job(), OperatorDefaults()
     (group,) = job.spec.worker_groups
-    birth = Birth(template="t", base_image="i")
-    head = head_pod(job, site, birth, epoch=1, floor_frames=0, config="c")
-    worker = worker_pod(job, site, birth, group=group, index=0, attempt=0)
+    origin = PodOrigin(template="t", base_image="i")
+    head = head_pod(job, defaults, origin, epoch=1, floor_frames=0, config="c")
+    worker = worker_pod(job, defaults, origin, group=group, index=0, attempt=0)
     selector = monitor()["selector"]["matchLabels"]
     scraped = {endpoint["port"] for endpoint in monitor()["podMetricsEndpoints"]}
     for pod in (head, worker):

@@ -25,13 +25,13 @@ from cormorant_operator.decide.plan import (
     DrainHead,
     MarkPod,
     Plan,
-    TellHead,
+    SetDesired,
 )
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Identity, Job, find
 from cormorant_operator.observed import HeadAnswer, NodeFact, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
-from cormorant_operator.pod_facts import birth_of, last_words, read_pod, settled_frames, write_time
+from cormorant_operator.pod_facts import pod_identity, read_pod, settled_frames, termination_reason, write_time
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.templates import Templates
 
@@ -74,8 +74,8 @@ def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, *
 class World:
     """One job in a cluster."""
 
-    def __init__(self, *, site: Site | None = None, **spec: Any) -> None:
-        self.site = site or Site()
+    def __init__(self, *, defaults: OperatorDefaults | None = None, **spec: Any) -> None:
+        self.defaults = defaults or OperatorDefaults()
         self.spec = spec
         self.job = make_job(**spec)
         self.now = BEGIN
@@ -83,7 +83,7 @@ class World:
         self.children: dict[tuple[str, str], str] = {}
         self.has_tokens = False
         self.answer: HeadAnswer | None = None
-        self.heard_since: datetime | None = None
+        self.answering_since: datetime | None = None
         self.is_silent = False
         self.refusals: dict[str, Refusal] = {}
         self.verdicts: dict[str, Verdict] = {}
@@ -114,8 +114,8 @@ class World:
             children=dict(self.children),
             has_tokens=self.has_tokens,
             answer=self.answer,
-            heard_since=self.heard_since,
-            heard_at=self.now,
+            answering_since=self.answering_since,
+            answered_at=self.now,
             is_silent=self.is_silent,
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
@@ -123,7 +123,7 @@ class World:
         )
 
     def plan(self) -> Plan:
-        return reconcile(self.job, self.observe(), self.now, site=self.site)
+        return reconcile(self.job, self.observe(), self.now, defaults=self.defaults)
 
     def step(self, *, crash_after: int | None = None) -> Plan:
         """Reconcile once; `crash_after`: the operator dies after so many writes."""
@@ -154,8 +154,8 @@ class World:
         raise AssertionError("pods never became ready")
 
     def restart_operator(self) -> None:
-        """What lives in the operator's memory is gone."""
-        self.has_tokens, self.answer, self.heard_since, self.is_silent = False, None, None, False
+        """What lives in the operator's state is gone."""
+        self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
         self.refusals, self.verdicts, self.nodes = {}, {}, {}
         self.attempts, self.epoch = {}, 0
         for pod in self.pods.values():
@@ -193,7 +193,7 @@ class World:
                     self._change(action.pod.name, **{MARKS[action.annotation]: action.at})
             case DeleteChild():
                 self.children.pop((action.kind, action.name), None)
-            case TellHead():
+            case SetDesired():
                 if self.answer is not None and not self.is_silent:
                     self.answer = replace(
                         self.answer,
@@ -212,7 +212,7 @@ class World:
         self.check()
 
     def write(self, plan: Plan) -> None:
-        self.told += [note.reason for note in plan.notes]
+        self.told += [note.reason for note in plan.events]
         if plan.status is None:
             return
         before, self.writes = self.job.status, self.writes + 1
@@ -253,7 +253,7 @@ class World:
 
     def _is_past(self, action: CreatePod) -> bool:
         """As the executor, which looks once more: a pod's place was filled since the plan was made."""
-        role, slot, number = birth_of(action.manifest)
+        role, slot, number = pod_identity(action.manifest)
         return number <= (self.epoch if role == "head" else self.attempts.get(slot, -1))
 
     def _notice(self, pod: Pod) -> None:
@@ -318,9 +318,9 @@ class World:
                 sizes=sizes,
                 is_spec_paused=self.job.spec.paused,
             )
-            self.heard_since = self.now
-        if self.is_silent or self.heard_since is None:
-            self.heard_since = self.now
+            self.answering_since = self.now
+        if self.is_silent or self.answering_since is None:
+            self.answering_since = self.now
         self.is_silent = False
         self.answer = replace(self.answer, **changes)
 
@@ -341,7 +341,7 @@ class World:
         """The container ends by itself."""
         self._change(
             name,
-            message=last_words(message),
+            message=termination_reason(message),
             settled_frames=settled_frames(message),
             phase="Succeeded" if exit_code == 0 else "Failed",
             exit_code=exit_code,
@@ -382,7 +382,9 @@ class World:
         """A taint deletes it, with its grace."""
         until = self.now + timedelta(seconds=GRACE_S)
         node = f"node-of-{name}"
-        self._change(name, deletion_deadline=until, node=node, is_expelled=True, is_disrupted=True, ready_since=None)
+        self._change(
+            name, deletion_deadline=until, node=node, is_taint_evicted=True, is_disrupted=True, ready_since=None
+        )
 
     def block(self, name: str, obstacle: Obstacle, message: str) -> None:
         """It cannot start; what has an image to pull has a node."""

@@ -20,7 +20,7 @@ from hypothesis.stateful import (
 
 from cormorant_operator.decide.plan import Action, CheckTemplate, CreatePod, CreateTokens, DeleteJob
 from cormorant_operator.decide.reconcile import reconcile
-from cormorant_operator.observed import Obstacle, Roster
+from cormorant_operator.observed import Obstacle, PodIndex
 from cormorant_testing.operator_world import BEGIN, World, of_kind
 
 POLICY = {"progressDeadlineSeconds": 300, "drainSeconds": 60, "maxHeadRestarts": 3, "maxRestartsPerSlot": 3}
@@ -48,7 +48,7 @@ class AnyOrder(RuleBasedStateMachine):
     def operator_dies_after_some_writes(self, writes: int) -> None:
         self.world.step(crash_after=writes)
         self.world.restart_operator()
-        # Only a lease keeps an operator without memory from acting beside one that has a plan.
+        # Only a lease keeps an operator without state from acting beside one that has a plan.
         self.old_plan = ()
 
     @rule()
@@ -213,16 +213,16 @@ class AnyOrder(RuleBasedStateMachine):
         if plan.is_empty:
             assert plan.due is None or plan.due > world.now.replace(microsecond=0), "it would be looked at for ever"
             latest = plan.due - timedelta(seconds=1) if plan.due is not None else world.now + timedelta(days=30)
-            later = reconcile(world.job, world.observe(), max(world.now, latest), site=world.site)
+            later = reconcile(world.job, world.observe(), max(world.now, latest), defaults=world.defaults)
             assert later.is_empty, (later, plan.due)
 
     @invariant()
     def calm_workers_hide_nothing(self) -> None:
         world, observed = self.world, self.world.observe()
-        restless = Roster()
-        restless.pods = restless.restless = {pod.uid: pod for pod in observed.pods}
+        others = PodIndex()
+        others.pods = others.others = {pod.uid: pod for pod in observed.pods}
         plan = world.plan()
-        full = reconcile(world.job, replace(observed, roster=restless), world.now, site=world.site)
+        full = reconcile(world.job, replace(observed, pod_index=others), world.now, defaults=world.defaults)
         assert sorted(map(repr, plan.actions)) == sorted(map(repr, full.actions))
         assert replace(plan, actions=()) == replace(full, actions=())
 

@@ -105,7 +105,7 @@ def test_everything_of_a_deleted_job_is_forgotten() -> None:
     cache.see(job(version=3), is_deleted=True)
     assert cache.jobs() == []
     cache.see(pod(version=4), is_deleted=True)
-    assert cache._families == {}
+    assert cache._records == {}
 
 
 def test_attempts_are_remembered_of_pods_that_left_no_record_and_of_those_that_were_never_seen() -> None:

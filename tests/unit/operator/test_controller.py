@@ -9,13 +9,13 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 from cormorant_operator.controller import Controller
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.errors import Conflict, HeadSilent, NotFound, Refused, TokenRefused, Unreachable
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_testing.operator_world import make_spec
 
-SITE = Site(poll_s=0.1, hurried_poll_s=0.1, resync_again_s=0.1)
+SITE = OperatorDefaults(poll_s=0.1, fast_poll_s=0.1, resync_retry_s=0.1)
 SINCE = "2026-01-01T00:00:00Z"
 
 
@@ -108,7 +108,7 @@ class Head:
             raise TokenRefused("401")
         return self.answer
 
-    async def tell(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
+    async def set_desired(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
         self.told += 1
         if self.is_deaf:
             raise HeadSilent("it does not take it")
@@ -124,7 +124,7 @@ class Scene:
     def __init__(self, *namespaces: str) -> None:
         self.api, self.head = Api(), Head()
         api: Any = self.api
-        self.controller = Controller(api, self.head, key=b"k" * 32, site=SITE, namespaces=namespaces)
+        self.controller = Controller(api, self.head, key=b"k" * 32, defaults=SITE, namespaces=namespaces)
 
     def edit(self, *, generation: int = 1, **spec: Any) -> None:
         self.controller.notice(self.submit("pong", namespace="a", uid="j", generation=generation, **spec))
@@ -230,7 +230,7 @@ def test_head_that_does_not_take_what_it_is_told_is_told_again_but_not_at_once()
         scene.edit(generation=2, paused=True)
         began = asyncio.get_running_loop().time()
         await scene.until(lambda: scene.head.told >= told + 5)
-        assert asyncio.get_running_loop().time() - began > 2 * SITE.hurried_poll_s
+        assert asyncio.get_running_loop().time() - began > 2 * SITE.fast_poll_s
         scene.head.is_deaf = False
         await scene.until(lambda: scene.head.answer.is_spec_paused)
 
@@ -321,7 +321,7 @@ def test_glance_finds_that_all_pods_went_unseen() -> None:
         before = {pod.uid for pod in scene.controller.cache.pods("j")}
         for key in [key for key in scene.api.stored if key[0] == "Pod"]:
             del scene.api.stored[key]  # and no watch tells of it
-        await scene.controller.glance()
+        await scene.controller.quick_resync()
         await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 3)
 
     play(acts)
@@ -333,7 +333,7 @@ def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
         refused = scene.api.refused_secrets
         scene.api.page = 1
         scene.api.pages.clear()
-        await scene.controller.glance()
+        await scene.controller.quick_resync()
         await asyncio.sleep(3 * SITE.poll_s)
         assert scene.api.pages["Pod"] == 2
         assert scene.controller.cache.pods("j") == before

@@ -32,7 +32,7 @@ def test_why_a_head_ended_is_told_everywhere() -> None:
     world.finish("pong-head-1", exit_code=1, message='{"frames": 1000, "reason": "the fleet lost its store"}')
     plan = world.step()
     assert plan.status is not None
-    assert [note.message for note in plan.notes if note.reason == "PodFailed"] == [
+    assert [note.message for note in plan.events if note.reason == "PodFailed"] == [
         "pong-head-1: Error, exit code 1: the fleet lost its store"
     ]
     assert (plan.status.reason, plan.status.recent_failures[-1].message) == ("HeadFailed", "the fleet lost its store")

@@ -15,7 +15,7 @@ from cormorant_operator.decide.plan import Action, ApplyChild, CheckNode, Create
 from cormorant_operator.errors import Conflict
 from cormorant_operator.executor import Executor
 from cormorant_operator.job import Identity
-from cormorant_operator.job_state import Memory
+from cormorant_operator.job_state import JobState
 from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_operator.render.children import config_map, digest_of, services
@@ -91,32 +91,32 @@ def test_what_cannot_be_seen_of_a_node_is_no_evidence_that_it_is_lost() -> None:
     scene.api.put("Node", "secret")
     scene.api.refused["GET secret"] = 403
     scene.do(*(CheckNode(name=name) for name in ("healthy", "silent", "gone", "secret")))
-    assert {name: fact.is_lost for name, fact in scene.memory.nodes.items()} == {
+    assert {name: fact.is_lost for name, fact in scene.state.nodes.items()} == {
         "healthy": False,
         "silent": True,
         "gone": True,
         "secret": False,
     }
-    assert scene.memory.refusals == {}
+    assert scene.state.refusals == {}
 
 
 class Scene:
     """An executor at an API server."""
 
     def __init__(self) -> None:
-        self.api, self.cache, self.memory = ApiServer(), Cache(), Memory()
+        self.api, self.cache, self.state = ApiServer(), Cache(), JobState()
         given: Any = (self.api, object())
         self.executor = Executor(*given, self.cache, key=b"k" * 32, clock=lambda: NOW)
 
     def do(self, *actions: Action) -> None:
         async def all_of_them() -> None:
             for action in actions:
-                await self.executor.do(JOB, action, self.memory, decided_at=NOW)
+                await self.executor.do(JOB, action, self.state, decided_at=NOW)
 
         run(all_of_them())
 
     def refusal(self, owner: str) -> tuple[str, str]:
-        found = self.memory.refusals[owner]
+        found = self.state.refusals[owner]
         return found.kind.value, found.message
 
 
@@ -138,21 +138,21 @@ def test_new_jobs_secret_is_made_after_its_claim() -> None:
     scene = Scene()
     scene.do(CreateTokens(claim=CLAIM))
     assert scene.api.requests == ["TRY pong-tokens", "GET pong-config-d", "APPLY pong-config-d", "POST pong-tokens"]
-    assert (scene.memory.has_tokens, scene.memory.refusals) == (True, {})
+    assert (scene.state.has_tokens, scene.state.refusals) == (True, {})
 
 
 def test_strangers_secret_is_a_name_conflict() -> None:
     scene = Scene()
     scene.api.put("Secret", "pong-tokens")
     for _ in range(10):
-        scene.memory.refusals.update(aged(scene.memory))
+        scene.state.refusals.update(aged(scene.state))
         scene.do(CreateTokens(claim=CLAIM))
         assert scene.refusal("Secret")[0] == "NameNotFreeYet"
-    scene.memory.refusals.update(aged(scene.memory))
+    scene.state.refusals.update(aged(scene.state))
     scene.do(CreateTokens(claim=CLAIM))
     words = "Secret pong-tokens exists and belongs to another owner; delete it, or rename the job"
     assert scene.refusal("Secret") == ("NameConflict", words)
-    assert (scene.memory.has_tokens, set(scene.api.requests)) == (False, {"TRY pong-tokens"})
+    assert (scene.state.has_tokens, set(scene.api.requests)) == (False, {"TRY pong-tokens"})
 
 
 def test_pods_wait_until_the_secrets_name_is_free() -> None:
@@ -170,15 +170,15 @@ def test_secret_is_the_jobs_own_once_it_was_claimed() -> None:
     scene = Scene()
     scene.api.put("Secret", "pong-tokens")
     scene.do(CreateTokens())
-    assert (scene.memory.has_tokens, scene.memory.refusals) == (True, {})
+    assert (scene.state.has_tokens, scene.state.refusals) == (True, {})
 
 
-def aged(memory: Memory) -> dict[str, Refusal]:
+def aged(state: JobState) -> dict[str, Refusal]:
     """The same refusals, as of an earlier plan."""
     before = datetime(2025, 1, 1, tzinfo=UTC)
     return {
         owner: Refusal(kind=found.kind, message=found.message, at=before, count=found.count)
-        for owner, found in memory.refusals.items()
+        for owner, found in state.refusals.items()
     }
 
 
@@ -193,9 +193,9 @@ def test_service_of_an_earlier_job_is_waited_for() -> None:
     words = "Service pong-api is left of an earlier job of this name; waiting until Kubernetes has deleted it"
     assert scene.refusal("Service") == ("NameNotFreeYet", words)
     del scene.api.stored["Service", "pong-api"]
-    scene.memory.refusals.update(aged(scene.memory))
+    scene.state.refusals.update(aged(scene.state))
     scene.do(ApplyChild(manifest=service))
-    assert (scene.memory.refusals, ("Service", "pong-api") in scene.cache.children(JOB.uid)) == ({}, True)
+    assert (scene.state.refusals, ("Service", "pong-api") in scene.cache.children(JOB.uid)) == ({}, True)
 
 
 def test_name_that_is_about_to_be_free_is_looked_at_every_second() -> None:
@@ -223,7 +223,7 @@ def test_head_of_an_earlier_job_that_drains_is_passed_over() -> None:
     own = {"name": "pong", "namespace": "team-a", "uid": JOB.uid, "resourceVersion": "1"}
     scene.cache.see({**document, "metadata": own})
     scene.do(order)
-    assert (scene.memory.refusals, scene.cache.epoch(JOB.uid)) == ({}, 1)
+    assert (scene.state.refusals, scene.cache.epoch(JOB.uid)) == ({}, 1)
     world.epoch = scene.cache.epoch(JOB.uid)
     (order,) = (order for order in of_kind(world.plan().actions, CreatePod) if order.owner == "head")
     assert order.manifest["metadata"]["name"] == "pong-head-2"
@@ -285,8 +285,8 @@ def test_refused_deletion_of_a_pod_is_kept_for_this_pod(code: int, kind: str) ->
         f"cannot delete pod {first.name}: {first.name} is not to be touched",
     )
     assert [name for _, name in scene.api.stored] == [first.name]
-    scene.memory.forget_refusals({second.name})
-    assert scene.memory.refusals == {}
+    scene.state.forget_refusals({second.name})
+    assert scene.state.refusals == {}
 
 
 def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:

@@ -16,7 +16,7 @@ from cormorant_operator.decide.plan import (
 )
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Unreadable, read_job
 from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_testing.operator_world import World, make_spec, of_kind, running, waiting
@@ -364,7 +364,7 @@ def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
 
 
 def test_network_policy_lets_pods_of_the_job_in_and_others_by_the_api_and_metrics_alone() -> None:
-    world = World(site=Site(has_network_policies=True, open_to_cidrs=("10.0.0.0/8",)))
+    world = World(defaults=OperatorDefaults(has_network_policies=True, open_to_cidrs=("10.0.0.0/8",)))
     (policy,) = [a.manifest for a in of_kind(world.plan().actions, ApplyChild) if a.manifest["kind"] == "NetworkPolicy"]
     own = {"matchLabels": {"cormorant.dev/job-uid": world.job.uid}}
     assert policy["spec"]["podSelector"] == own
@@ -488,7 +488,7 @@ def test_rollback_during_a_roll_keeps_what_was_not_rolled() -> None:
 
 def test_upgrade_of_the_operator_replaces_no_pod() -> None:
     world = running(image="")
-    world.site = Site(image="cormorant:next")
+    world.defaults = OperatorDefaults(image="cormorant:next")
     assert world.plan().is_empty
     world.delete(world.live()[0].name)
     world.settle()
@@ -497,7 +497,7 @@ def test_upgrade_of_the_operator_replaces_no_pod() -> None:
 
 def test_new_head_of_another_image_brings_its_workers_along() -> None:
     world = running(image="")
-    world.site = Site(image="cormorant:next")
+    world.defaults = OperatorDefaults(image="cormorant:next")
     world.evict("pong-head-1")
     world.tick(60)
     world.run()
@@ -511,7 +511,7 @@ def test_job_that_is_being_deleted_is_left_alone() -> None:
     world = running()
     world.delete("pong-head-1")
     job = replace(world.job, identity=replace(world.job.identity, is_deleting=True))
-    assert reconcile(job, world.observe(), world.now, site=world.site) == Plan()
+    assert reconcile(job, world.observe(), world.now, defaults=world.defaults) == Plan()
 
 
 def test_pods_of_an_earlier_job_of_that_name_are_never_adopted() -> None:

@@ -2,33 +2,33 @@
 
 from datetime import timedelta
 
-from cormorant_operator.job_state import Census, Memory
+from cormorant_operator.job_state import Census, JobState
 from cormorant_operator.observed import HeadAnswer
 from cormorant_testing.operator_world import BEGIN
 
 ANSWER = HeadAnswer(pod_uid="u1", phase="Running", frames=10)
 
 
-def heard(memory: Memory, answer: HeadAnswer, *, at_s: float) -> float:
+def heard(state: JobState, answer: HeadAnswer, *, at_s: float) -> float:
     """The head answers. Returns from when on it was heard."""
-    memory.hear(answer, at=BEGIN + timedelta(seconds=at_s), gap_s=60)
-    assert memory.heard_since is not None
-    return (memory.heard_since - BEGIN).total_seconds()
+    state.record_answer(answer, at=BEGIN + timedelta(seconds=at_s), max_gap_s=60)
+    assert state.answering_since is not None
+    return (state.answering_since - BEGIN).total_seconds()
 
 
 def test_head_is_known_from_its_first_answer_on() -> None:
-    memory = Memory()
-    assert memory.heard_since is None
-    assert [heard(memory, ANSWER, at_s=at_s) for at_s in (5, 20, 80, 140)] == [5, 5, 5, 5]
+    state = JobState()
+    assert state.answering_since is None
+    assert [heard(state, ANSWER, at_s=at_s) for at_s in (5, 20, 80, 140)] == [5, 5, 5, 5]
 
 
 def test_a_gap_or_another_head_begins_anew() -> None:
-    memory = Memory()
-    heard(memory, ANSWER, at_s=0)
-    memory.is_silent = memory.is_refused = True
-    assert heard(memory, ANSWER, at_s=60.5) == 60.5
-    assert (memory.is_silent, memory.is_refused) == (False, False)
-    assert heard(memory, HeadAnswer(pod_uid="u2", phase="Running", frames=0), at_s=70) == 70
+    state = JobState()
+    heard(state, ANSWER, at_s=0)
+    state.is_silent = state.is_token_refused = True
+    assert heard(state, ANSWER, at_s=60.5) == 60.5
+    assert (state.is_silent, state.is_token_refused) == (False, False)
+    assert heard(state, HeadAnswer(pod_uid="u2", phase="Running", frames=0), at_s=70) == 70
 
 
 def test_most_heads_silent_at_once_is_a_fault_of_the_operator() -> None:

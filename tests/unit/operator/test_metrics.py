@@ -26,11 +26,11 @@ def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
 
 def test_looks_are_timed_and_errors_counted_and_a_cancelled_one_is_none() -> None:
     metrics = Metrics()
-    with metrics.looking("reconcile"):
+    with metrics.measure("reconcile"):
         pass
-    with pytest.raises(ValueError, match="no"), metrics.looking("reconcile"):
+    with pytest.raises(ValueError, match="no"), metrics.measure("reconcile"):
         raise ValueError("no")
-    with pytest.raises(asyncio.CancelledError), metrics.looking("poll"):
+    with pytest.raises(asyncio.CancelledError), metrics.measure("poll"):
         raise asyncio.CancelledError
     found = samples(metrics)
     counts = {
@@ -43,7 +43,7 @@ def test_looks_are_timed_and_errors_counted_and_a_cancelled_one_is_none() -> Non
 
 def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:
     metrics, jobs = Metrics(), {("a", 'p"o\nng', "Running"): 1.0, ("b", "pong", "Failed"): 1.0}
-    metrics.follow(lambda: {declared.JOB_PHASE_METRIC: jobs})
+    metrics.add_source(lambda: {declared.JOB_PHASE_METRIC: jobs})
     name = declared.JOB_PHASE_METRIC.name
     found = {(labels["job_namespace"], labels["collectorjob"], labels["phase"]) for labels, _ in samples(metrics)[name]}
     assert found == set(jobs)
@@ -54,7 +54,7 @@ def test_a_job_that_is_gone_is_gone_from_the_metrics() -> None:
 def test_a_thousand_jobs_are_a_few_thousand_series() -> None:
     metrics = Metrics()
     jobs = {("team", f"job-{i}"): 1.0 for i in range(1000)}
-    metrics.follow(
+    metrics.add_source(
         lambda: {
             declared.JOB_PHASE_METRIC: {(*who, "Running"): 1.0 for who in jobs},
             declared.JOB_HEAD_RESTARTS: jobs,

@@ -9,7 +9,7 @@ from cormorant_operator.decide.plan import (
     DeleteJob,
     DeletePod,
     DrainHead,
-    TellHead,
+    SetDesired,
 )
 from cormorant_testing.operator_world import World, of_kind, running
 
@@ -26,7 +26,7 @@ def test_scaling_up_fills_new_slots_and_tells_the_head() -> None:
     world.edit(replicas=4)
     plan = world.step()
     assert len(of_kind(plan.actions, CreatePod)) == 2
-    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 4}]
+    assert [dict(action.sizes) for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 4}]
     world.run()
     assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
     assert world.job.status.elastic.replicas == 4
@@ -37,8 +37,8 @@ def test_scaling_down_waits_until_the_head_has_let_the_workers_finish() -> None:
     world.edit(replicas=2)
     plan = world.step()
     assert of_kind(plan.actions, DeletePod) == []
-    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 2}]
-    assert plan.poll_s == world.site.hurried_poll_s
+    assert [dict(action.sizes) for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
+    assert plan.poll_s == world.defaults.fast_poll_s
     world.say(world.head, is_resizing=True)
     world.settle()
     assert len(world.live()) == 4
@@ -83,7 +83,7 @@ def test_paused_is_told_to_the_head_and_pods_stay() -> None:
     pods = set(world.pods)
     world.edit(paused=True)
     plan = world.step()
-    assert [action.paused for action in of_kind(plan.actions, TellHead)] == [True]
+    assert [action.paused for action in of_kind(plan.actions, SetDesired)] == [True]
     world.settle()
     assert (world.condition("Paused"), world.job.status.phase, set(world.pods)) == ("True/Spec", "Paused", pods)
 
@@ -131,7 +131,7 @@ def test_head_that_turns_unready_while_it_drains_has_its_time_and_is_asked() -> 
     world.tick(99)
     world.settle()
     plan = world.plan()
-    assert (len(world.pods), plan.poll_s) == (3, world.site.hurried_poll_s)
+    assert (len(world.pods), plan.poll_s) == (3, world.defaults.fast_poll_s)
     assert all(not pod.is_terminating for pod in world.pods.values())
     world.say(world.head, frames=1700, settled=1600)
     world.settle()
@@ -147,7 +147,7 @@ def test_unready_head_that_was_not_told_to_drain_yet_is_told() -> None:
     world.step(crash_after=1)
     world.restart_operator()
     world.unready("pong-head-1")
-    assert world.step().poll_s == world.site.hurried_poll_s
+    assert world.step().poll_s == world.defaults.fast_poll_s
     world.say(world.head)
     assert len(of_kind(world.step().actions, DrainHead)) == 1
 

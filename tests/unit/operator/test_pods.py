@@ -8,28 +8,28 @@ from typing import Any
 import pytest
 
 from cormorant_operator import names, pod_facts
-from cormorant_operator.defaults import Site
+from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import NodeFact, Pod
 from cormorant_operator.pod_facts import read_node, read_pod
 from cormorant_operator.render import children, entrypoints
-from cormorant_operator.render.pods import Birth, head_pod, worker_pod
+from cormorant_operator.render.pods import PodOrigin, head_pod, worker_pod
 from cormorant_operator.render.quantity import parse_bytes
 from cormorant_operator.render.template_merge import merge
 from cormorant_operator.render.tokens import derive
 from cormorant_operator.templates import Templates
 from cormorant_testing.operator_world import make_job
 
-BIRTH = Birth(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
+BIRTH = PodOrigin(template="abc", base_image="example/cormorant:1", failures=2, restarts=5)
 
 
 def worker(*, index: int = 0, **group: Any) -> Manifest:
     job = make_job(workerGroups=[{"name": "cpu", **group}])
-    return worker_pod(job, Site(), BIRTH, group=job.spec.worker_groups[0], index=index, attempt=1)
+    return worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=index, attempt=1)
 
 
 def head(**spec: Any) -> Manifest:
-    return head_pod(make_job(**spec), Site(), BIRTH, epoch=3, floor_frames=77, config="pong-config-x")
+    return head_pod(make_job(**spec), OperatorDefaults(), BIRTH, epoch=3, floor_frames=77, config="pong-config-x")
 
 
 def main_container(pod: Manifest) -> dict[str, Any]:
@@ -156,10 +156,10 @@ def test_requests_are_filled_in_where_nothing_is_said() -> None:
 
 def test_pods_run_on_nodes_that_can_run_the_image() -> None:
     def spec(image: str, *architectures: str) -> dict[str, Any]:
-        site = Site(image="example/cormorant:1", architectures=architectures)
-        birth = Birth(template="abc", base_image=image)
+        defaults = OperatorDefaults(image="example/cormorant:1", architectures=architectures)
+        origin = PodOrigin(template="abc", base_image=image)
         job = make_job()
-        return dict(worker_pod(job, site, birth, group=job.spec.worker_groups[0], index=0, attempt=0)["spec"])
+        return dict(worker_pod(job, defaults, origin, group=job.spec.worker_groups[0], index=0, attempt=0)["spec"])
 
     ours, linux = "example/cormorant:1", {"kubernetes.io/os": "linux"}
     assert spec(ours)["nodeSelector"] == linux
@@ -172,10 +172,10 @@ def test_pods_run_on_nodes_that_can_run_the_image() -> None:
 
 
 def test_user_is_the_platforms_where_it_gives_one() -> None:
-    site, job = Site(has_fixed_user=False), make_job()
+    defaults, job = OperatorDefaults(has_fixed_user=False), make_job()
     for pod in (
-        worker_pod(job, site, BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0),
-        head_pod(job, site, BIRTH, epoch=1, floor_frames=0, config="c"),
+        worker_pod(job, defaults, BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0),
+        head_pod(job, defaults, BIRTH, epoch=1, floor_frames=0, config="c"),
     ):
         assert pod["spec"]["securityContext"].keys().isdisjoint({"runAsUser", "runAsGroup", "fsGroup"})
         assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
@@ -239,7 +239,7 @@ def test_what_pods_are_told_is_what_their_supervisor_understands() -> None:
     settings = read_worker_settings(told)
     assert (settings.head, settings.slot) == (("pong-head", entrypoints.GCS_PORT), "cpu-7")
     assert (settings.probe_port, settings.ray.gcs_port) == (entrypoints.WORKER_PORT, entrypoints.GCS_PORT)
-    assert (settings.grace_s, settings.ray.pod_ip) == (Site().worker_grace_s, "10.0.0.7")
+    assert (settings.grace_s, settings.ray.pod_ip) == (OperatorDefaults().worker_grace_s, "10.0.0.7")
     assert main_container(worker())["command"] == ["python", "-m", "cormorant_worker.supervisor", "worker"]
 
 
@@ -251,7 +251,7 @@ def test_pods_use_the_bytecode_that_the_image_brings() -> None:
 
 def test_code_of_a_config_map_is_on_the_path() -> None:
     job = make_job(code={"configMap": "my-policies"})
-    pod = worker_pod(job, Site(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
+    pod = worker_pod(job, OperatorDefaults(), BIRTH, group=job.spec.worker_groups[0], index=0, attempt=0)
     assert mounts(pod)[entrypoints.CODE_FOLDER] == "code"
     assert {"name": "code", "configMap": {"name": "my-policies"}} in pod["spec"]["volumes"]
 
@@ -480,7 +480,7 @@ def test_pod_that_a_taint_expels_is_not_on_a_lost_node_for_that() -> None:
     pod = read_pod({**raw, "status": {"phase": "Running", "conditions": [reason]}})
     assert pod is not None
     assert (pod.phase, pod.is_live, pod.is_disrupted) == ("Running", False, True)
-    assert (pod.is_expelled, pod.node) == (True, "n1")
+    assert (pod.is_taint_evicted, pod.node) == (True, "n1")
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def test_last_words_of_a_head(message: str, frames: int | None) -> None:
     ],
 )
 def test_why_a_head_ended(message: str, words: str) -> None:
-    assert pod_facts.last_words(message) == words
+    assert pod_facts.termination_reason(message) == words
 
 
 @pytest.mark.parametrize("pod", [head(), worker()], ids=["head", "worker"])

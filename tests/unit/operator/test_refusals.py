@@ -13,7 +13,7 @@ import pytest
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.plan import CheckTemplate, CreatePod
 from cormorant_operator.executor import Executor
-from cormorant_operator.job_state import Memory
+from cormorant_operator.job_state import JobState
 from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import RefusalKind
 from cormorant_testing.operator_world import World, make_job, of_kind
@@ -103,12 +103,12 @@ class Refusing:
         raise error_of(self._answer["code"])(self._answer["code"], self._answer, request="POST pods")
 
 
-def memory_after(action: CheckTemplate | CreatePod, answer: dict[str, Any]) -> Memory:
-    memory, api, nobody = Memory(), Refusing(answer), object()
+def memory_after(action: CheckTemplate | CreatePod, answer: dict[str, Any]) -> JobState:
+    state, api, nobody = JobState(), Refusing(answer), object()
     given: Any = (api, nobody)
     executor = Executor(*given, Cache(), key=b"k" * 32, clock=lambda: NOW)
-    asyncio.run(executor.do(make_job(), action, memory, decided_at=NOW))
-    return memory
+    asyncio.run(executor.do(make_job(), action, state, decided_at=NOW))
+    return state
 
 
 def checks() -> list[CheckTemplate]:

@@ -18,7 +18,7 @@ def key(tmp_path: Path) -> str:
 def test_defaults(key: str) -> None:
     settings = read_settings(["--key-file", key, "--image", "i"])
     assert (settings.key, settings.namespaces, settings.lease) == (b"k" * 40, (), None)
-    assert (settings.site.image, settings.site.poll_s, settings.head_url) == ("i", 15.0, "http://{ip}:8000")
+    assert (settings.defaults.image, settings.defaults.poll_s, settings.head_url) == ("i", 15.0, "http://{ip}:8000")
     assert "kkk" not in repr(settings)
 
 
@@ -30,14 +30,14 @@ def test_namespaces_and_lease(key: str) -> None:
 
 def test_network_policies(key: str) -> None:
     given = ["--key-file", key, "--image", "i", "--network-policies", "--open-to-cidr", "10.0.0.0/8"]
-    site = read_settings(given).site
-    assert (site.has_network_policies, site.open_to_cidrs) == (True, ("10.0.0.0/8",))
+    defaults = read_settings(given).defaults
+    assert (defaults.has_network_policies, defaults.open_to_cidrs) == (True, ("10.0.0.0/8",))
 
 
 def test_what_pods_are_given(key: str) -> None:
     given = ["--key-file", key, "--image", "i", "--architecture", "amd64", "--architecture", "arm64", "--any-user"]
-    site = read_settings(given).site
-    assert (site.architectures, site.has_fixed_user) == (("amd64", "arm64"), False)
+    defaults = read_settings(given).defaults
+    assert (defaults.architectures, defaults.has_fixed_user) == (("amd64", "arm64"), False)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from cormorant_operator.decide.plan import (
     CreatePod,
     CreateTokens,
     DeletePod,
-    TellHead,
+    SetDesired,
 )
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.observed import Obstacle, Refusal, RefusalKind
@@ -107,11 +107,11 @@ def test_unschedulable_pods_are_not_counted_on_where_the_job_scales_to_fit() -> 
     world.tick(600)
     world.collect(1000)
     plan = world.step()
-    assert [dict(action.sizes) for action in of_kind(plan.actions, TellHead)] == [{"cpu": 2}]
+    assert [dict(action.sizes) for action in of_kind(plan.actions, SetDesired)] == [{"cpu": 2}]
     assert of_kind(plan.actions, DeletePod) == []
     world.settle()
     world.start_all()
-    assert [dict(action.sizes) for action in of_kind(world.step().actions, TellHead)] == [{"cpu": 4}]
+    assert [dict(action.sizes) for action in of_kind(world.step().actions, SetDesired)] == [{"cpu": 4}]
 
 
 def test_unschedulable_pods_make_no_stall() -> None:
@@ -476,8 +476,8 @@ def test_job_that_waits_for_room_from_its_birth_waits_for_days() -> None:
 
 def test_head_that_does_not_take_the_token_is_not_called_silent() -> None:
     world = running()
-    observed = replace(world.observe(), is_silent=True, is_refused=True)
-    plan = reconcile(world.job, observed, world.now, site=world.site)
+    observed = replace(world.observe(), is_silent=True, is_token_refused=True)
+    plan = reconcile(world.job, observed, world.now, defaults=world.defaults)
     assert plan.status is not None
     (fact,) = [c for c in plan.status.conditions if c.type == "Progressing"]
     assert (fact.status, fact.reason) == ("Unknown", "TokenRefused")

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cormorant_operator.decide.plan import DeletePod
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.view import View
-from cormorant_operator.observed import Observed, Pod, Roster
+from cormorant_operator.observed import Observed, Pod, PodIndex
 from cormorant_testing.operator_world import BEGIN, World, of_kind, running
 
 PODS = st.builds(
@@ -49,20 +49,25 @@ EVENTS = st.lists(st.one_of(PODS, st.integers(0, 11)), max_size=40)
 """Pods that came or changed, and numbers of those that went."""
 
 
-def content(roster: Roster) -> Any:
-    return roster.pods, roster.restless, roster.calm, {make: roster.restarts[make] for make in roster.calm}
+def content(pod_index: PodIndex) -> Any:
+    return (
+        pod_index.pods,
+        pod_index.others,
+        pod_index.calm,
+        {build: pod_index.restarts[build] for build in pod_index.calm},
+    )
 
 
 @given(EVENTS)
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_roster_kept_by_events_is_the_one_made_of_all_pods(events: list[Pod | int]) -> None:
-    kept = Roster()
+    kept = PodIndex()
     for event in events:
         if isinstance(event, Pod):
             kept.put(event)
         else:
             kept.drop(f"u{event}")
-        assert content(kept) == content(Roster.of(kept.pods.values()))
+        assert content(kept) == content(PodIndex.of(kept.pods.values()))
 
 
 def large(workers: int) -> tuple[World, Observed]:
@@ -83,17 +88,19 @@ def large(workers: int) -> tuple[World, Observed]:
 
 def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
     world, observed = large(5000)
-    roster = Roster.of(observed.pods)
+    pod_index = PodIndex.of(observed.pods)
     changed = replace(world.pods["w7"], phase="Failed", exit_code=1, ended=world.now, ready_since=None)
-    roster.put(changed)
-    pods = tuple(roster.pods.values())
+    pod_index.put(changed)
+    pods = tuple(pod_index.pods.values())
 
     def decide() -> tuple[float, Any]:
         began = time.process_time()
-        plan = reconcile(world.job, replace(observed, pods=pods, roster=roster), world.now, site=world.site)
+        plan = reconcile(
+            world.job, replace(observed, pods=pods, pod_index=pod_index), world.now, defaults=world.defaults
+        )
         return time.process_time() - began, plan
 
-    view = View(world.job, replace(observed, pods=pods, roster=roster), world.now, world.site)
+    view = View(world.job, replace(observed, pods=pods, pod_index=pod_index), world.now, world.defaults)
     assert [pod.name for pod in view.busy] == [world.head.name, "w7"]
     assert [slot.index for slot in view.slots["cpu"]] == [7]
     assert view.ready("cpu") == 4999
@@ -105,9 +112,9 @@ def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
 
 def test_empty_place_of_a_large_job_is_found() -> None:
     world, observed = large(500)
-    roster = Roster.of(observed.pods)
-    roster.drop("w42")
-    view = View(world.job, replace(observed, roster=roster), world.now, world.site)
+    pod_index = PodIndex.of(observed.pods)
+    pod_index.drop("w42")
+    view = View(world.job, replace(observed, pod_index=pod_index), world.now, world.defaults)
     assert [(slot.index, slot.last_attempt) for slot in view.slots["cpu"]] == [(42, 0)]
 
 
@@ -118,23 +125,23 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     world.edit(
         workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "2"}}}], runPolicy={"maxUnavailable": 100}
     )
-    old, roster = world.live()[0].template, Roster.of(world.pods.values())
+    old, pod_index = world.live()[0].template, PodIndex.of(world.pods.values())
     began, cpu_s, looks, most_away = world.now, 0.0, 0, 0
     requests_left = 0.0
     started: dict[str, Any] = {}
-    while any(make.template == old for make in roster.calm) or len(roster.restless) > 1:
+    while any(build.template == old for build in pod_index.calm) or len(pod_index.others) > 1:
         world.now += timedelta(seconds=1)
         requests_left = min(100.0, requests_left + 50)
-        for pod in list(roster.restless.values()):
+        for pod in list(pod_index.others.values()):
             if pod.deletion_deadline is not None and world.now >= pod.deletion_deadline:
-                roster.drop(pod.uid)
+                pod_index.drop(pod.uid)
             elif pod.is_live and not pod.is_ready and world.now >= started[pod.uid]:
-                roster.put(replace(pod, phase="Running", is_scheduled=True, ready_since=world.now))
+                pod_index.put(replace(pod, phase="Running", is_scheduled=True, ready_since=world.now))
         observed = replace(
-            world.observe(), pods=tuple(roster.pods.values()), roster=roster, attempts=dict(world.attempts)
+            world.observe(), pods=tuple(pod_index.pods.values()), pod_index=pod_index, attempts=dict(world.attempts)
         )
         at = time.process_time()
-        plan = reconcile(world.job, observed, world.now, site=world.site)
+        plan = reconcile(world.job, observed, world.now, defaults=world.defaults)
         cpu_s, looks = cpu_s + time.process_time() - at, looks + 1
         for action in plan.actions:
             if requests_left < 1:
@@ -142,15 +149,15 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
             requests_left -= 1
             if isinstance(action, DeletePod):
                 ending = replace(action.pod, deletion_deadline=world.now + timedelta(seconds=5), ready_since=None)
-                roster.put(ending)
+                pod_index.put(ending)
             else:
                 world.pods = {}
                 world.do(action)
                 for pod in world.pods.values():
                     started[pod.uid] = world.now + timedelta(seconds=15)
-                    roster.put(pod)
+                    pod_index.put(pod)
         world.write(plan)
-        most_away = max(most_away, 2000 - sum(len(pods) for pods in roster.calm.values()))
+        most_away = max(most_away, 2000 - sum(len(pods) for pods in pod_index.calm.values()))
         assert world.now - began < timedelta(minutes=15), "it does not come to an end"
     assert most_away <= 100
     assert world.now - began < timedelta(minutes=10)

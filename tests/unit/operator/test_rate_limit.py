@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from cormorant_operator.defaults import Site
-from cormorant_operator.kube.rate_limit import Pace, Purpose, purpose
+from cormorant_operator.defaults import OperatorDefaults
+from cormorant_operator.kube.rate_limit import Purpose, RateLimiter, purpose
 
 
 class Clock:
@@ -20,7 +20,7 @@ class Bench:
 
     def __init__(self, *, burst: int = 1) -> None:
         self.clock, self.sent = Clock(), list[str]()
-        self.pace = Pace(rate=10, burst=burst, clock=self.clock)
+        self.pace = RateLimiter(rate=10, burst=burst, clock=self.clock)
         self._tasks: list[asyncio.Task[None]] = []
         self._told = 0
 
@@ -116,7 +116,7 @@ def test_request_that_is_given_up_costs_nothing() -> None:
 
 
 def test_counters_of_a_thousand_jobs_fit_into_their_share_within_30_s() -> None:
-    site = Site(counters_per_s=35)
-    assert site.for_jobs(100).status_s == 15
-    assert round(site.for_jobs(1000).status_s, 1) == 28.6
-    assert round(site.for_jobs(4000).status_s, 1) == 114.3
+    defaults = OperatorDefaults(counters_per_s=35)
+    assert defaults.for_jobs(100).counters_interval_s == 15
+    assert round(defaults.for_jobs(1000).counters_interval_s, 1) == 28.6
+    assert round(defaults.for_jobs(4000).counters_interval_s, 1) == 114.3
