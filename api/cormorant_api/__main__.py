@@ -7,7 +7,6 @@ Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIG
 import argparse
 import os
 import signal
-import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -18,6 +17,7 @@ import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_of
 from cormorant_api.settings import DEFAULT_PORT, HeadSettings
+from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job, refuse_unknown_names
@@ -34,13 +34,16 @@ _SIGNAL_BASE = 128
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once.
+    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once. So does the first while there is
+    nothing to close yet: imports take long on a busy machine.
 
     Neither raises: an exception on its way through Ray's code would abort the process.
     """
 
     def __init__(self) -> None:
         self.number = 0
+        self.is_idle = True
+        """Nothing has to be closed."""
 
     def install(self) -> None:
         """Handle both from now on. Main thread only."""
@@ -51,7 +54,7 @@ class Signals:
         return bool(self.number)
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
-        if self.number:
+        if self.number or self.is_idle:
             os._exit(_SIGNAL_BASE + number)
         self.number = number
 
@@ -74,6 +77,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         from cormorant_api.server import HeadServer
 
         make_fleet = _engine(given)
+        signals.is_idle = False
         with HeadServer(job, settings, context) as server:
             options = FleetOptions(workers=given.workers, device=given.device, should_stop=signals.has_come)
             server.start_fleet(make_fleet, options)
@@ -192,4 +196,4 @@ def _positive(text: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

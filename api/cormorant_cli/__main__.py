@@ -9,18 +9,19 @@ import typer
 from cormorant_cli.app import app
 from cormorant_cli.errors import CliError
 from cormorant_contract.errors import ManifestError
+from cormorant_contract.leaving import leave
 
 INTERRUPTED = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one command and exit with its code."""
-    sys.exit(run(arguments))
+    leave(run(arguments))
 
 
 def kubectl_main() -> None:
     """As `main`, under the name of a plugin: kubectl runs `kubectl-cormorant` for `kubectl cormorant`."""
-    sys.exit(run(prog_name="kubectl cormorant"))
+    leave(run(prog_name="kubectl cormorant"))
 
 
 def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant") -> int:

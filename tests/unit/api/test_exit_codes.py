@@ -1,6 +1,8 @@
 """How a head ends: wrong input is refused for good, a volume or a device is waited for, the rest is tried again."""
 
 import errno
+import subprocess
+import sys
 
 import pytest
 
@@ -50,3 +52,14 @@ def caused(error: Exception, cause: BaseException) -> Exception:
 )
 def test_exit_codes_tell_input_from_weather(error: Exception, code: int) -> None:
     assert exit_code_of(error) == code
+
+
+def test_signal_ends_a_head_at_once_that_has_nothing_to_close() -> None:
+    program = (
+        "import os, signal; from cormorant_api.__main__ import Signals; signals = Signals(); signals.install(); {}"
+        "os.kill(os.getpid(), signal.SIGTERM); print(signals.number)"
+    )
+    for setting, end in (("", (143, "")), ("signals.is_idle = False; ", (0, "15\n"))):
+        command = [sys.executable, "-c", program.format(setting)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert (done.returncode, done.stdout) == end, done.stderr
