@@ -15,13 +15,13 @@ from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Step, VectorEnv
 from cormorant_worker.policies import mlp
 from cormorant_worker.policy.actor import Acted, Actor, PolicyActor
 from cormorant_worker.policy.loading import PolicyModels
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.weights.staged import WeightSlot
+from cormorant_worker.weights.staged import StagedWeights
 
 NUM_ENVS = 8
 STEPS = 256
@@ -96,7 +96,7 @@ def measure(*, quick: bool) -> Sequence[dict]:
 
 def _cartpole() -> tuple[VectorEnv, Actor]:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
-    env = EnvPoolEnv(task, num_threads=1, seeds=list(range(NUM_ENVS)))
+    env = EnvPoolVectorEnv(task, num_threads=1, seeds=list(range(NUM_ENVS)))
     policy = mlp(env.observation_space, env.action_space)
     models = PolicyModels(policy, {"policy": policy})
     return env, PolicyActor(models, env.observation_space, env.action_space, device=torch.device("cpu"))
@@ -105,7 +105,7 @@ def _cartpole() -> tuple[VectorEnv, Actor]:
 def _own_cost_us(env: VectorEnv, actor: Actor, rounds: int) -> float:
     config = CollectorConfig(seeds=SeedPath(job_seed=7, index=0))
     warmup = RandomActor(env.action_space, seed=7)
-    collector = Collector([env], actor, config=config, warmup=warmup, weights=WeightSlot({}))
+    collector = Collector([env], actor, config=config, warmup=warmup, weights=StagedWeights({}))
     block = Block(collector.layout(STEPS))
 
     def collect() -> None:

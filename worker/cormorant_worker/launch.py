@@ -24,7 +24,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
-from cormorant_worker.collect.overrides import NO_PARTS, Parts
+from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.errors import FleetError, ManifestError
 from cormorant_worker.scripted import EnvChoice, Scripted
 
@@ -126,16 +126,16 @@ def open_fleet(
         raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
     if ray is not None and engine != "ray":
         raise FleetError('options of Ray were given and the engine is "local"; add engine="ray"')
-    job, parts = _described(
+    job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
         frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
         collection=collection or {},
     )  # fmt: skip
-    if parts is NO_PARTS:
+    if overrides is NO_OVERRIDES:
         refuse_unknown_names(job, is_this_machine=engine == "local")
     options = FleetOptions(
         workers=workers, device=device, storing_device=storing_device, startup_timeout_s=startup_timeout_s,
-        parts=() if parts is NO_PARTS else (parts.to_bytes(),),
+        overrides=() if overrides is NO_OVERRIDES else (overrides.to_bytes(),),
     )  # fmt: skip
     if engine == "ray":
         # Who has no Ray fleet needs no Ray.
@@ -186,7 +186,7 @@ def make_collector(
     from cormorant_worker.collect.build import build_collector
     from cormorant_worker.collect.place import WorkerPlace
 
-    job, parts = _described(
+    job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization=vectorization, seed=seed, collection=collection or {},
     )  # fmt: skip
@@ -200,10 +200,12 @@ def make_collector(
         task.check()
         # Some arguments end the process that uses them, and this one is the caller's.
         probe(task)
-    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), parts).collector
+    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), overrides).collector
 
 
-def _described(manifest: Manifest | None, name: str, env: EnvChoice | None, **given: Any) -> tuple[CollectorJob, Parts]:
+def _described(
+    manifest: Manifest | None, name: str, env: EnvChoice | None, **given: Any
+) -> tuple[CollectorJob, WorkerOverrides]:
     """The job that a manifest or a script describes, and the script's objects.
 
     Raises:
@@ -213,7 +215,7 @@ def _described(manifest: Manifest | None, name: str, env: EnvChoice | None, **gi
         if manifest is not None:
             raise ManifestError("a manifest and env were both given; give one: the manifest names its environment")
         scripted = Scripted(env=env, **given)
-        return scripted.job(), scripted.parts()
+        return scripted.job(), scripted.overrides()
     if manifest is None:
         raise ManifestError('give a manifest, such as open_fleet("job.yaml"), or env=what makes one environment')
     if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
@@ -221,7 +223,7 @@ def _described(manifest: Manifest | None, name: str, env: EnvChoice | None, **gi
     plain = Scripted(env="")
     if changed := [name for name, value in given.items() if name in _FOR_SCRIPTS and value != getattr(plain, name)]:
         raise ManifestError(f"{', '.join(changed)} were given beside a manifest, which has fields for them; use those")
-    return load_job(manifest, name=name), NO_PARTS
+    return load_job(manifest, name=name), NO_OVERRIDES
 
 
 def load_job(manifest: Manifest, *, name: str = "") -> CollectorJob:

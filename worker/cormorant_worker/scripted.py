@@ -1,6 +1,7 @@
 """A job that a script describes with Python objects instead of a manifest: `open_fleet(env=MyEnv, policy=network)`.
 
-What has a word in a manifest becomes a CollectorJob; the objects become `Parts`, which travel to the workers beside it.
+What a manifest can express becomes a CollectorJob; Python objects become `WorkerOverrides`, cloudpickled to the workers
+alongside it.
 """
 
 import inspect
@@ -11,7 +12,7 @@ from typing import Any, Literal
 from cormorant_contract import errors as contract
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
-from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import ManifestError
 
 EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
@@ -70,9 +71,9 @@ class Scripted:
         except contract.ManifestError as error:
             raise ManifestError(str(error)) from error
 
-    def parts(self) -> Parts:
+    def overrides(self) -> WorkerOverrides:
         makes = callable(self.env)
-        return Parts(
+        return WorkerOverrides(
             envs=(self.env,) * self.num_envs if makes else (),  # type: ignore[arg-type]  # callable, as just asked
             policy=None if isinstance(self.policy, str) else self.policy,
             policy_factory=self.policy_factory,

@@ -21,8 +21,8 @@ from cormorant_testing.promql import substitute
 from cormorant_testing.serving import Api
 from cormorant_worker.collect.timing import Timing
 from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.probes import Probes
-from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.supervisor.pod_state import PodState
+from cormorant_worker.supervisor.probes import PodProbes
 from cormorant_worker.worker.heartbeat import Heartbeat
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
@@ -89,13 +89,11 @@ class Learner:
 @contextlib.contextmanager
 def worker_pod(folder: Path) -> Iterator[int]:
     """What a worker's pod exports, over a pulse that beats. Yields its port."""
-    standing = Standing(is_joined=True, joins=1)
+    state = PodState(is_joined=True, joins=1)
     path = folder / "pulse"
     pulse = Heartbeat.create(str(path))
     Timing(pulse.timing)
-    probes = Probes(
-        standing, PodMetrics(standing, job="cart", group="cpu", pulse_file=path), pod_ip="127.0.0.1", port=0
-    )
+    probes = PodProbes(state, PodMetrics(state, job="cart", group="cpu", pulse_file=path), pod_ip="127.0.0.1", port=0)
     try:
         yield probes.port
     finally:

@@ -9,12 +9,12 @@ import torch
 
 from cormorant_testing.collecting import SEEDS, make_job
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.errors import EnvBuildError, InvalidAction, PolicyMismatch, UnknownEnv
 from cormorant_worker.launch import make_collector
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.weights.staged import WeightSlot
+from cormorant_worker.weights.staged import StagedWeights
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # gymnasium warns of EnvPool's bounds
 
@@ -121,7 +121,7 @@ def test_the_stored_stream_is_the_plain_pools_bit_by_bit(
 ) -> None:
     record = Record(num_envs)
     with make_collector(job_of(task, num_envs, policy=policy, limit=limit, **more)) as collector:
-        assert len(collector.lanes) == (2 if num_envs == 16 else 1)
+        assert len(collector.env_groups) == (2 if num_envs == 16 else 1)
         for size in sizes:
             record.add(collector.collect(num_steps=size))
     options = {"max_episode_steps": limit} if limit else {}
@@ -168,28 +168,30 @@ def test_trajectories_are_cut_in_pools_too() -> None:
     assert (batch["next", "reward"] == 1.0).all()
 
 
-def pools(num_envs: int, *, lanes: int, threads: int, seed_offset: int = 0) -> list[EnvPoolEnv]:
+def pools(num_envs: int, *, env_groups: int, threads: int, seed_offset: int = 0) -> list[EnvPoolVectorEnv]:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
-    parts = np.array_split(np.array(SEEDS.env_seeds(num_envs)) + seed_offset, lanes)
-    return [EnvPoolEnv(task, num_threads=threads, seeds=part.tolist()) for part in parts]
+    parts = np.array_split(np.array(SEEDS.env_seeds(num_envs)) + seed_offset, env_groups)
+    return [EnvPoolVectorEnv(task, num_threads=threads, seeds=part.tolist()) for part in parts]
 
 
 def collector_of(envs: list[Any], actor: Any = None) -> Collector:
     random = RandomActor(envs[0].action_space, SEEDS.seed("actions"))
-    return Collector(envs, actor or random, config=CollectorConfig(seeds=SEEDS), warmup=random, weights=WeightSlot({}))
+    return Collector(
+        envs, actor or random, config=CollectorConfig(seeds=SEEDS), warmup=random, weights=StagedWeights({})
+    )
 
 
-def test_data_do_not_depend_on_threads_or_lanes_and_every_environment_has_a_seed_of_its_own() -> None:
+def test_data_do_not_depend_on_threads_or_env_groups_and_every_environment_has_a_seed_of_its_own() -> None:
     found = [
-        collector_of(pools(8, lanes=lanes, threads=threads)).collect(num_steps=1600)
-        for lanes, threads in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 1))
+        collector_of(pools(8, env_groups=env_groups, threads=threads)).collect(num_steps=1600)
+        for env_groups, threads in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 1))
     ]
     for batch in found[1:]:
         for key in ("observation", "action", ("next", "observation"), ("next", "done")):
             assert torch.equal(batch[key], found[0][key]), key
     first = found[0]["observation"][:, 0]
     assert len({tuple(row.tolist()) for row in first}) == 8
-    other = collector_of(pools(8, lanes=1, threads=1, seed_offset=1)).collect(num_steps=80)
+    other = collector_of(pools(8, env_groups=1, threads=1, seed_offset=1)).collect(num_steps=80)
     assert not torch.equal(other["observation"][:, 0], first)
 
 
@@ -208,7 +210,7 @@ class Sends:
 
 
 def test_actions_that_would_abort_the_process_never_reach_the_pool() -> None:
-    collector = collector_of(pools(3, lanes=1, threads=1), Sends(np.array([0, 7, 0])))
+    collector = collector_of(pools(3, env_groups=1, threads=1), Sends(np.array([0, 7, 0])))
     with pytest.raises(InvalidAction, match=r"environment 1 is 7 \(1 of 3 environments\), outside Discrete\(2\)"):
         collector.collect(num_steps=9)
     assert (collector.collect(num_steps=9)["next", "reward"] == 1.0).all()
@@ -282,6 +284,6 @@ def test_episodes_of_a_pool_are_whole_and_shared_out_beforehand() -> None:
 
 def test_an_asynchronous_pool_starts_every_environment() -> None:
     task = EnvPoolTask(task_id="CartPole-v1", kwargs={})
-    env = AsyncEnvPoolEnv(task, batch_size=2, num_threads=2, seeds=SEEDS.env_seeds(6))
+    env = AsyncEnvPoolVectorEnv(task, batch_size=2, num_threads=2, seeds=SEEDS.env_seeds(6))
     (first,) = env.start()
     assert len({tuple(row) for row in first.tolist()}) == 6

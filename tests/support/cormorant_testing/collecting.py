@@ -17,20 +17,22 @@ from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import load_policy
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.weights.staged import WeightSlot
+from cormorant_worker.weights.staged import StagedWeights
 
 SEEDS = SeedPath(job_seed=7, index=0)
 
 
-def lanes_of(num_envs: int, lanes: int, options: Mapping[str, Any], seeds: SeedPath = SEEDS) -> list[VectorEnv]:
-    parts = np.array_split(np.array(seeds.env_seeds(num_envs)), lanes)
+def env_groups_of(
+    num_envs: int, env_groups: int, options: Mapping[str, Any], seeds: SeedPath = SEEDS
+) -> list[VectorEnv]:
+    parts = np.array_split(np.array(seeds.env_seeds(num_envs)), env_groups)
     return [InlineVectorEnv(counting(**options), num_envs=len(part), seeds=part.tolist()) for part in parts]
 
 
 def make_collector(
     *,
     num_envs: int = 3,
-    lanes: int = 1,
+    env_groups: int = 1,
     policy: str = "",
     policy_kwargs: Mapping[str, Any] | None = None,
     envs: Sequence[VectorEnv] = (),
@@ -46,13 +48,13 @@ def make_collector(
     action = ACTION_SPACES[options.get("action", "discrete")]
     random = RandomActor(action, seeds.seed("actions"))
     actor: Actor = random
-    weights = WeightSlot({})
+    weights = StagedWeights({})
     if policy:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seeds.job_seed)
             models = load_policy(_entrypoint(policy), dict(policy_kwargs or {}), observation, action)
             actor = PolicyActor(models, observation, action, device=torch.device("cpu"))
-        weights = WeightSlot(models.modules)
+        weights = StagedWeights(models.modules)
     config = CollectorConfig(
         seeds=seeds,
         max_frames_per_trajectory=max_frames,
@@ -60,7 +62,7 @@ def make_collector(
         init_random_frames=warmup,
         exploration_type=ExplorationType(exploration),
     )
-    made = list(envs) or lanes_of(num_envs, lanes, options, seeds)
+    made = list(envs) or env_groups_of(num_envs, env_groups, options, seeds)
     return Collector(made, actor, config=config, warmup=random, weights=weights)
 
 

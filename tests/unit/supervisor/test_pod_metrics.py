@@ -10,12 +10,12 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.timing import IDLE, Timing
 from cormorant_worker.supervisor import metrics
 from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.supervisor.pod_state import PodState
 from cormorant_worker.worker.heartbeat import Heartbeat
 
 
 def of_pod(folder: Path, *, job: str = "pong") -> PodMetrics:
-    return PodMetrics(Standing(is_joined=True, joins=2), job=job, group="cpu", pulse_file=folder / "pulse")
+    return PodMetrics(PodState(is_joined=True, joins=2), job=job, group="cpu", pulse_file=folder / "pulse")
 
 
 def value(pod: PodMetrics, name: str, **labels: str) -> float:

@@ -11,13 +11,12 @@ from cormorant_testing.scripts import environment
 from cormorant_worker.errors import SupervisorRefused
 from cormorant_worker.supervisor import ray_command
 from cormorant_worker.supervisor.backoff import Backoff
-from cormorant_worker.supervisor.diagnosis import diagnose
-from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.diagnosis import diagnose, probe_head
 from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.metrics import PodMetrics
+from cormorant_worker.supervisor.pod_state import PodState
 from cormorant_worker.supervisor.probes import answer
-from cormorant_worker.supervisor.settings import read_last_words, read_ray_settings, read_worker_settings
-from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.termination_message import explain
 
 WORKER = {
@@ -126,20 +125,20 @@ def test_an_end_is_explained(words: str, code: int | None, has_joined: bool, cau
 
 
 def test_probes_tell_the_pods_standing() -> None:
-    standing = Standing()
-    metrics = PodMetrics(standing, job="pong", group="cpu", pulse_file=Path("/nowhere"))
-    assert [answer(path, standing, metrics)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
-    standing.is_joined = True
-    assert answer("/readyz", standing, metrics)[:2] == (200, b"ok\n")
-    standing.is_leaving = True
-    assert answer("/readyz", standing, metrics)[:2] == (503, b"leaving\n")
-    standing.ticked -= 61
-    assert answer("/livez", standing, metrics)[0] == 503
+    state = PodState()
+    metrics = PodMetrics(state, job="pong", group="cpu", pulse_file=Path("/nowhere"))
+    assert [answer(path, state, metrics)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
+    state.is_joined = True
+    assert answer("/readyz", state, metrics)[:2] == (200, b"ok\n")
+    state.is_leaving = True
+    assert answer("/readyz", state, metrics)[:2] == (503, b"leaving\n")
+    state.ticked -= 61
+    assert answer("/livez", state, metrics)[0] == 503
 
 
 def test_a_door_that_nobody_opens_is_explained_within_the_limit() -> None:
     began = time.monotonic()
-    assert "refused" in knock(("127.0.0.1", 1), limit_s=5)
+    assert "refused" in probe_head(("127.0.0.1", 1), limit_s=5)
     assert time.monotonic() - began < 5
 
 
@@ -154,7 +153,7 @@ while not child.has_said:
 time.sleep(0.3)
 processes.reap([child.pid])
 print(sorted(process.name() for process in processes.descendants()))
-print(processes.kill_all([child.pid]), child.poll(), processes.descendants(), child.last_words())
+print(processes.kill_all([child.pid]), child.poll(), processes.descendants(), child.output_tail())
 """
 
 
@@ -197,6 +196,6 @@ def test_head_that_ended_before_it_counted_says_why(tmp_path: Path) -> None:
 
 
 def test_last_words_are_where_the_environment_says() -> None:
-    assert read_last_words({}) is None
-    explain(read_last_words({}), "nobody reads it")
-    assert read_last_words({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")
+    assert read_termination_path({}) is None
+    explain(read_termination_path({}), "nobody reads it")
+    assert read_termination_path({"CORMORANT_LAST_WORDS": "/dev/termination-log"}) == Path("/dev/termination-log")

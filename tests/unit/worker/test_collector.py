@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cormorant_testing.check import Checker
-from cormorant_testing.collecting import SEEDS, lanes_of, make_checker, make_collector, make_job
+from cormorant_testing.collecting import SEEDS, env_groups_of, make_checker, make_collector, make_job
 from cormorant_testing.envs import ACTION_SPACES, OBSERVATION_SPACES, CountingEnv
 from cormorant_worker.collect.batch import stack_workers, to_tensordict
 from cormorant_worker.collect.block import Block
@@ -24,7 +24,7 @@ from cormorant_worker.launch import make_collector as collector_of
 from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.loading import load_policy
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.weights.staged import WeightSlot
+from cormorant_worker.weights.staged import StagedWeights
 
 LENGTHS = st.lists(st.integers(1, 7), min_size=1, max_size=4)
 ENDS = st.sampled_from(["terminate", "truncate", "both", "alternate"])
@@ -43,32 +43,32 @@ def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker
 
 @given(
     num_envs=st.integers(1, 5),
-    lanes=st.integers(1, 2),
+    env_groups=st.integers(1, 2),
     lengths=LENGTHS,
     ends=ENDS,
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
 )
 @settings(max_examples=30, deadline=None)
 def test_any_sizes_and_episode_lengths_are_exact_over_several_batches(
-    num_envs: int, lanes: int, lengths: list[int], ends: str, sizes: list[int]
+    num_envs: int, env_groups: int, lengths: list[int], ends: str, sizes: list[int]
 ) -> None:
     options = {"lengths": lengths, "ends": ends}
-    collector = make_collector(num_envs=num_envs, lanes=min(lanes, num_envs), **options)
+    collector = make_collector(num_envs=num_envs, env_groups=min(env_groups, num_envs), **options)
     collect(collector, make_checker(num_envs, versions=False, **options), sizes)
 
 
 @given(
     max_frames=st.integers(1, 6),
-    lanes=st.integers(1, 2),
+    env_groups=st.integers(1, 2),
     lengths=LENGTHS,
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=4),
     resets=st.booleans(),
 )
 @settings(max_examples=30, deadline=None)
 def test_trajectories_are_cut_at_their_longest_and_at_batches(
-    max_frames: int, lanes: int, lengths: list[int], sizes: list[int], resets: bool
+    max_frames: int, env_groups: int, lengths: list[int], sizes: list[int], resets: bool
 ) -> None:
-    collector = make_collector(lanes=lanes, lengths=lengths, max_frames=max_frames, resets=resets)
+    collector = make_collector(env_groups=env_groups, lengths=lengths, max_frames=max_frames, resets=resets)
     checker = make_checker(lengths=lengths, max_frames=max_frames, resets=resets)
     if resets:
         # A column without a frame in a batch has no last frame to mark: only whole rows reset every column alike.
@@ -88,16 +88,18 @@ def test_every_kind_of_observation_and_action_is_exact(observation: str, action:
     lengths=LENGTHS,
     sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
     max_frames=st.sampled_from([0, 4]),
-    lanes=st.integers(1, 2),
+    env_groups=st.integers(1, 2),
     policy=st.sampled_from(["", "counter"]),
 )
 @settings(max_examples=30, deadline=None)
 def test_an_environment_that_fails_loses_no_frame_of_others_and_ends_truncated(
-    at: list[int], lengths: list[int], sizes: list[int], max_frames: int, lanes: int, policy: str
+    at: list[int], lengths: list[int], sizes: list[int], max_frames: int, env_groups: int, policy: str
 ) -> None:
     seeds = SEEDS.env_seeds(3)
     failures = [{"how": "raise", "step": step, "seeds": [seed]} for step, seed in zip(at, seeds, strict=True)]
-    collector = make_collector(lanes=lanes, lengths=lengths, failures=failures, max_frames=max_frames, policy=policy)
+    collector = make_collector(
+        env_groups=env_groups, lengths=lengths, failures=failures, max_frames=max_frames, policy=policy
+    )
     checker = make_checker(lengths=lengths, max_frames=max_frames, crashes=True)
     collect(collector, checker, sizes)
     # Those that had no frame of their own yet to follow the restart are seen in a later batch only.
@@ -111,24 +113,24 @@ def test_every_restart_shows_in_the_stream() -> None:
     assert (checker.restarts, collector.env_restarts) == (1, 1)
 
 
-@given(sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5), lanes=st.integers(1, 2), lengths=LENGTHS)
+@given(sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5), env_groups=st.integers(1, 2), lengths=LENGTHS)
 @settings(max_examples=20, deadline=None)
-def test_recurrent_states_are_exact_over_batches(sizes: list[int], lanes: int, lengths: list[int]) -> None:
-    collector = make_collector(lanes=lanes, lengths=lengths, policy="counter")
+def test_recurrent_states_are_exact_over_batches(sizes: list[int], env_groups: int, lengths: list[int]) -> None:
+    collector = make_collector(env_groups=env_groups, lengths=lengths, policy="counter")
     collect(collector, make_checker(lengths=lengths), sizes)
 
 
 @given(
     warmup=st.integers(0, 40),
     sizes=st.lists(st.integers(1, 25), min_size=1, max_size=5),
-    lanes=st.integers(1, 2),
+    env_groups=st.integers(1, 2),
     policy=st.sampled_from(["counter", "with_outputs", "plain"]),
 )
 @settings(max_examples=30, deadline=None)
 def test_first_frames_are_random_and_no_more_than_a_row_beyond_what_was_asked(
-    warmup: int, sizes: list[int], lanes: int, policy: str
+    warmup: int, sizes: list[int], env_groups: int, policy: str
 ) -> None:
-    collector = make_collector(lanes=lanes, policy=policy, warmup=warmup)
+    collector = make_collector(env_groups=env_groups, policy=policy, warmup=warmup)
     block = Block(collector.layout(25))
     # What earlier batches left in the memory must not shine through.
     for array in (*block.outputs, *block.states, block.is_init):
@@ -185,9 +187,9 @@ def test_finished_episodes_are_told_with_their_returns() -> None:
     assert collector.fill(block, 1).episodes.lengths == [2]
 
 
-def test_same_seed_same_data_for_one_and_two_lanes() -> None:
-    one = make_collector(num_envs=4, lanes=1, lengths=(3, 4), policy="plain").collect(num_steps=40)
-    two = make_collector(num_envs=4, lanes=2, lengths=(3, 4), policy="plain").collect(num_steps=40)
+def test_same_seed_same_data_for_one_and_two_env_groups() -> None:
+    one = make_collector(num_envs=4, env_groups=1, lengths=(3, 4), policy="plain").collect(num_steps=40)
+    two = make_collector(num_envs=4, env_groups=2, lengths=(3, 4), policy="plain").collect(num_steps=40)
     for key in ("observation", "action", ("next", "observation"), ("next", "reward"), ("next", "done")):
         assert (one[key] == two[key]).all()
 
@@ -227,7 +229,7 @@ def test_discrete_spaces_of_any_dtype_work(action: int | None, words: str) -> No
         models = load_policy("cormorant_testing.policies:constant", {"action": action}, env.observation_space, space)
         actor = PolicyActor(models, env.observation_space, space, device=torch.device("cpu"))
     config = CollectorConfig(seeds=SEEDS)
-    with Collector([env], actor, config=config, warmup=random, weights=WeightSlot({})) as collector:
+    with Collector([env], actor, config=config, warmup=random, weights=StagedWeights({})) as collector:
         if words:
             with pytest.raises((InvalidAction, PolicyMismatch), match=words):
                 collector.collect(num_steps=9)
@@ -258,9 +260,9 @@ def test_a_policy_that_raises_says_so_with_its_own_words() -> None:
 
 
 def test_environments_of_other_spaces_do_not_mix() -> None:
-    from cormorant_testing.collecting import lanes_of
+    from cormorant_testing.collecting import env_groups_of
 
-    envs = [*lanes_of(2, 1, {}), *lanes_of(2, 1, {"observation": "discrete"})]
+    envs = [*env_groups_of(2, 1, {}), *env_groups_of(2, 1, {"observation": "discrete"})]
     with pytest.raises(EnvBuildError, match="differ in their spaces"):
         make_collector(envs=envs)
 
@@ -275,10 +277,12 @@ def by_seed(num_envs: int, **options: object) -> list[int]:
     return [Oracle(seed=seed, **options).length(0) for seed in SEEDS.env_seeds(num_envs)]
 
 
-@given(num_episodes=st.integers(1, 20), lengths=LENGTHS, lanes=st.integers(1, 2), resets=st.booleans())
+@given(num_episodes=st.integers(1, 20), lengths=LENGTHS, env_groups=st.integers(1, 2), resets=st.booleans())
 @settings(max_examples=20, deadline=None)
-def test_exactly_n_episodes_in_fixed_shares(num_episodes: int, lengths: list[int], lanes: int, resets: bool) -> None:
-    collector = make_collector(num_envs=3, lanes=lanes, lengths=lengths, resets=resets)
+def test_exactly_n_episodes_in_fixed_shares(
+    num_episodes: int, lengths: list[int], env_groups: int, resets: bool
+) -> None:
+    collector = make_collector(num_envs=3, env_groups=env_groups, lengths=lengths, resets=resets)
     collector.collect(num_steps=5)
     batch = collector.collect(num_episodes=num_episodes)
     assert batch.shape[0] == num_episodes
@@ -418,7 +422,7 @@ def test_resets_that_fail_and_restarts_that_fail_again_leave_an_exact_stream(
 
 
 @given(
-    lanes=st.integers(1, 2),
+    env_groups=st.integers(1, 2),
     lengths=LENGTHS,
     size=st.integers(1, 40),
     seals=st.lists(st.integers(0, 12), min_size=1, max_size=4),
@@ -426,9 +430,9 @@ def test_resets_that_fail_and_restarts_that_fail_again_leave_an_exact_stream(
 )
 @settings(max_examples=30, deadline=None)
 def test_a_sealed_batch_ends_at_the_next_step_and_the_next_one_goes_on_from_there(
-    lanes: int, lengths: list[int], size: int, seals: list[int], policy: str
+    env_groups: int, lengths: list[int], size: int, seals: list[int], policy: str
 ) -> None:
-    envs = lanes_of(3, lanes, {"lengths": lengths})
+    envs = env_groups_of(3, env_groups, {"lengths": lengths})
     collector = make_collector(envs=envs, policy=policy, lengths=lengths)
     checker = make_checker(lengths=lengths, versions=bool(policy))
     steps, seal_at = 0, 0

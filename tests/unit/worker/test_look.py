@@ -9,10 +9,10 @@ from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.block import Block
 
 
-@pytest.mark.parametrize("lanes", [1, 2])
+@pytest.mark.parametrize("env_groups", [1, 2])
 @pytest.mark.parametrize("observation", ["box", "image", "nested"])
-def test_between_batches_it_is_what_the_next_one_begins_with(lanes: int, observation: str) -> None:
-    collector = make_collector(num_envs=3, lanes=lanes, lengths=(3, 5), observation=observation)
+def test_between_batches_it_is_what_the_next_one_begins_with(env_groups: int, observation: str) -> None:
+    collector = make_collector(num_envs=3, env_groups=env_groups, lengths=(3, 5), observation=observation)
     block = Block(collector.layout(8))
     leaves = range(len(block.observation))
     for size in (1, 7, 24, 3, 20):
@@ -55,7 +55,7 @@ def test_in_the_middle_of_a_batch_it_moves_with_the_environment() -> None:
 
 
 def test_an_environment_that_is_not_there_is_an_error() -> None:
-    collector = make_collector(num_envs=3, lanes=2)
+    collector = make_collector(num_envs=3, env_groups=2)
     with pytest.raises(IndexError, match="environment 3 of 3"):
         collector.look(3, 0)
     with pytest.raises(IndexError):

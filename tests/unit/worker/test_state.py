@@ -47,16 +47,22 @@ def frames_of(batch: dict) -> torch.Tensor:
     policy=st.sampled_from(["", "counter", "cormorant_worker.policies:lstm", "cormorant_worker.policies:mlp"]),
     before=st.lists(st.integers(1, 20), max_size=3),
     after=st.lists(st.integers(1, 20), min_size=1, max_size=3),
-    lanes=st.integers(1, 2),
+    env_groups=st.integers(1, 2),
     resets=st.booleans(),
     warmup=st.sampled_from([0, 25]),
     max_frames=st.sampled_from([0, 3]),
 )
 @settings(max_examples=30, deadline=None)
 def test_a_restored_collector_goes_on_bit_by_bit(
-    policy: str, before: list[int], after: list[int], lanes: int, resets: bool, warmup: int, max_frames: int
+    policy: str, before: list[int], after: list[int], env_groups: int, resets: bool, warmup: int, max_frames: int
 ) -> None:
-    options = {"lanes": lanes, "policy": policy, "lengths": (3, 1, 5), "resets": resets, "max_frames": max_frames}
+    options = {
+        "env_groups": env_groups,
+        "policy": policy,
+        "lengths": (3, 1, 5),
+        "resets": resets,
+        "max_frames": max_frames,
+    }
     options["warmup"] = warmup if policy else 0
     first = make_collector(**options)
     batches(first, before)

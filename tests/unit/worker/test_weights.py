@@ -5,16 +5,16 @@ import torch
 
 from cormorant_testing.collecting import make_checker, make_collector
 from cormorant_testing.policies import numbered
-from cormorant_worker.collect.pause_gate import Gate, Stopped
+from cormorant_worker.collect.pause_gate import PauseGate, Stopped
 from cormorant_worker.errors import InvalidAction, StaleWeights, WeightsError, WeightsMismatch
 from cormorant_worker.weights.file import by_model, from_bytes, in_models, to_bytes
-from cormorant_worker.weights.staged import WeightSlot, verify
+from cormorant_worker.weights.staged import StagedWeights, verify
 from cormorant_worker.worker.runtime import describe_failure
 
 
-def slot_of(*widths: int) -> tuple[WeightSlot, dict[str, torch.nn.Module]]:
+def slot_of(*widths: int) -> tuple[StagedWeights, dict[str, torch.nn.Module]]:
     modules = {f"m{i}" if i else "policy": torch.nn.Linear(2, width) for i, width in enumerate(widths)}
-    return WeightSlot(modules), modules
+    return StagedWeights(modules), modules
 
 
 def filled(module: torch.nn.Module, value: float) -> dict[str, torch.Tensor]:
@@ -140,23 +140,23 @@ def test_weights_travel_as_safetensors_and_never_as_pickle() -> None:
 
 
 def test_a_shut_gate_holds_until_it_is_opened() -> None:
-    gate = Gate()
-    gate.shut()
+    gate = PauseGate()
+    gate.pause()
     through = threading.Event()
-    thread = threading.Thread(target=lambda: (gate.hold(), through.set()))
+    thread = threading.Thread(target=lambda: (gate.wait_while_paused(), through.set()))
     thread.start()
-    assert gate.wait_until_held(10)
-    assert gate.is_held()
+    assert gate.wait_until_paused(10)
+    assert gate.has_paused()
     assert not through.is_set()
-    gate.open()
+    gate.resume()
     assert through.wait(10)
     thread.join()
     assert not gate.is_closed
-    assert not gate.is_held()
+    assert not gate.has_paused()
 
 
 def test_who_is_told_that_it_stands_still_is_right_even_when_the_gate_was_open_for_a_moment() -> None:
-    gate = Gate()
+    gate = PauseGate()
     steps = 0
     done = threading.Event()
 
@@ -164,30 +164,30 @@ def test_who_is_told_that_it_stands_still_is_right_even_when_the_gate_was_open_f
         nonlocal steps
         while not done.is_set():
             if gate.is_closed:
-                gate.hold()
+                gate.wait_while_paused()
             steps += 1
 
     thread = threading.Thread(target=step)
     thread.start()
     for _ in range(300):
-        gate.shut()
-        assert gate.wait_until_held(10)
+        gate.pause()
+        assert gate.wait_until_paused(10)
         before = steps
         threading.Event().wait(0.0005)
         assert steps == before
-        gate.open()
+        gate.resume()
     done.set()
-    gate.open()
+    gate.resume()
     thread.join()
 
 
 def test_a_stopped_gate_ends_the_batch_shut_or_open() -> None:
-    gate = Gate()
-    gate.shut()
+    gate = PauseGate()
+    gate.pause()
     gate.stop()
     with pytest.raises(Stopped):
-        gate.hold()
-    gate.open()
+        gate.wait_while_paused()
+    gate.resume()
     assert gate.is_closed
     collector = make_collector()
     collector.gate.stop()
@@ -213,7 +213,7 @@ class Remembering(torch.nn.Module):
 
 def test_an_extra_state_is_no_weight_and_stays() -> None:
     outer = torch.nn.ModuleDict({"inner": Remembering()})
-    slot = WeightSlot({"policy": outer})
+    slot = StagedWeights({"policy": outer})
     assert sorted(slot.specs["policy"]) == ["inner.layer.bias", "inner.layer.weight"]
     given = in_models({name: torch.ones_like(value) for name, value in slot.current()["policy"].items()})
     assert in_models({**given["policy"], "inner._extra_state": {"steps": 9}}).keys() == {"policy"}

@@ -12,7 +12,7 @@ from cormorant_contract.tensor_file import make_header
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
 from cormorant_worker.weights.blob import WeightsBlob, read_weights
 from cormorant_worker.weights.file import from_bytes, to_bytes
-from cormorant_worker.weights.staged import PolicyVersion, WeightSlot, specs_of, specs_of_tensors, verify
+from cormorant_worker.weights.staged import PolicyVersion, StagedWeights, specs_of, specs_of_tensors, verify
 
 DTYPES = [
     torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bfloat16,
@@ -126,7 +126,7 @@ def test_a_dtype_without_a_name_is_refused() -> None:
 
 
 def test_a_refused_offer_holds_nobody_up_who_waits_for_it() -> None:
-    slot = WeightSlot({"policy": torch.nn.Linear(2, 3)})
+    slot = StagedWeights({"policy": torch.nn.Linear(2, 3)})
     with pytest.raises(WeightsMismatch):
         slot.offer({"policy": {}}, version=PolicyVersion(3))
     assert slot.wait_until_offered(PolicyVersion(3), 0.0)

@@ -1,4 +1,4 @@
-"""A lane of environments that come back whenever they are ready (EnvPool with `batchSize < numEnvs`).
+"""Environments that return whenever they are ready, in no fixed order (EnvPool with `batchSize < numEnvs`).
 
 Rows fill unevenly, so frames are kept in a ring of their own, one column an environment, and copied into the block
 when the slowest column has its quota. What faster columns have beyond it is the beginning of the next batch.
@@ -21,8 +21,8 @@ from cormorant_worker.spaces import Array, Arrays
 _FIRST_SIZE = 64
 
 
-class ArrivalLane:
-    """Steps one VectorEnv that is not in lockstep. Driven by a Collector like a `LockstepLane`."""
+class AsyncEnvGroup:
+    """Steps one VectorEnv that is not in lockstep. Driven by a Collector like a `LockstepEnvGroup`."""
 
     def __init__(self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck) -> None:
         self.env = env
@@ -81,13 +81,13 @@ class ArrivalLane:
         return bool((self._landed - self._handed >= self._quota).all())
 
     def cut(self) -> None:
-        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
         landed = self._landed - self._handed
         if landed.any():
             np.minimum(self._quota, landed, out=self._quota)
 
     def stop(self, columns: Array) -> None:
-        """Be content with what these of the lane's columns have landed so far; the rest is the next batch's."""
+        """End the batch of these columns with the frames that have landed; later frames go into the next batch."""
         landed = self._landed[columns] - self._handed[columns]
         self._quota[columns] = np.minimum(self._quota[columns], landed)
 

@@ -13,11 +13,11 @@ from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.collector import Collector, CollectorConfig
-from cormorant_worker.collect.overrides import NO_PARTS, Parts
+from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
@@ -31,47 +31,47 @@ from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_poli
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.file import read as read_weights
-from cormorant_worker.weights.staged import WeightSlot
+from cormorant_worker.weights.staged import StagedWeights
 
 log = structlog.get_logger()
 
 _PIXEL_RANK = 3
-_MIN_ENVS_OF_TWO_LANES = 16
+_MIN_ENVS_OF_TWO_GROUPS = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuiltCollector:
     """A collector and what was found out while it was built."""
 
     collector: Collector
     num_threads: int
-    """EnvPool threads a lane; 0 without EnvPool."""
+    """EnvPool threads of each EnvGroup; 0 without EnvPool."""
 
 
-def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> Built:
+def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES) -> BuiltCollector:
     """Build environments and policy as the manifest says, and start the first episodes.
 
     Args:
         job: the manifest.
         place: where the collector stands in its fleet.
-        parts: what a script made in place of the manifest's.
+        overrides: what a script made in place of the manifest's.
 
     Raises:
         ManifestError: settings that cannot work together, or a device that is not there.
         EnvError, PolicyError, WeightsError: what the parts say.
     """
-    device = find_device(parts.device or place.device)
+    device = find_device(overrides.device or place.device)
     spec, seeds = job.spec, place.seeds
-    envs, num_threads = build_envs(job, place, parts)
+    envs, num_threads = build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
         warmup = RandomActor(action, seeds.seed("actions"))
         actor: Actor = warmup
-        weights = WeightSlot({})
+        weights = StagedWeights({})
         # Built under the job's own seed: the policy's first weights are the same in every worker.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.collection.seed)
-            models = _find_policy(job, parts, observation, action)
+            models = _find_policy(job, overrides, observation, action)
             if models is not None:
                 num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
                 actor = PolicyActor(
@@ -80,10 +80,10 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
                     action,
                     device=device,
                     num_rows=num_rows,
-                    is_shared=parts.shares_policy,
+                    is_shared=overrides.shares_policy,
                 )
         if models is not None:
-            weights = WeightSlot(models.modules)
+            weights = StagedWeights(models.modules)
             if spec.policy.initial_weights:
                 weights.load(read_weights(spec.policy.initial_weights))
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
@@ -96,27 +96,31 @@ def build_collector(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PAR
             exploration_type=ExplorationType(spec.policy.exploration_type),
             post_processing=spec.collection.post_processing,
         )
-        config = replace(config, **parts.settings)
+        config = replace(config, **overrides.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
     except BaseException:
         for env in envs:
             env.close()
         raise
-    return Built(collector=collector, num_threads=num_threads)
+    return BuiltCollector(collector=collector, num_threads=num_threads)
 
 
-def _find_policy(job: CollectorJob, parts: Parts, observation: Space, action: Space) -> PolicyModels | None:
+def _find_policy(
+    job: CollectorJob, overrides: WorkerOverrides, observation: Space, action: Space
+) -> PolicyModels | None:
     """The policy; None: actions are random."""
     policy = job.spec.policy
-    if parts.has_policy:
-        made = parts.make_policy(observation, action)
+    if overrides.has_policy:
+        made = overrides.make_policy(observation, action)
         return None if made is None else wrap_policy(made, "the script")
     if policy.entrypoint is None:
         return None
     return load_policy(policy.entrypoint, policy.kwargs, observation, action)
 
 
-def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> None:
+def rebuild(
+    collector: Collector, job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES
+) -> None:
     """Give a collector new environments and streams, between two batches. Its policy and its weights stay.
 
     The old environments are closed first: they may hold what only one process can have.
@@ -125,7 +129,7 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, parts: 
         ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
     """
     collector.close()
-    envs, _ = build_envs(job, place, parts)
+    envs, _ = build_envs(job, place, overrides)
     try:
         collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
     except BaseException:
@@ -134,11 +138,13 @@ def rebuild(collector: Collector, job: CollectorJob, place: WorkerPlace, parts: 
         raise
 
 
-def build_envs(job: CollectorJob, place: WorkerPlace, parts: Parts = NO_PARTS) -> tuple[Sequence[VectorEnv], int]:
-    """Build the environments, one VectorEnv a lane. Returns them and EnvPool's number of threads."""
+def build_envs(
+    job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES
+) -> tuple[Sequence[VectorEnv], int]:
+    """Build the environments, one VectorEnv for each EnvGroup. Returns them and the number of EnvPool threads."""
     env = job.spec.env
-    if parts.envs and env.gymnasium is not None:
-        return (_build_made(parts.envs, env.gymnasium, place, raises=parts.raises),), 0
+    if overrides.envs and env.gymnasium is not None:
+        return (_build_made(overrides.envs, env.gymnasium, place, raises=overrides.raises),), 0
     seeds = place.seeds.env_seeds(env.num_envs)
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
@@ -164,26 +170,26 @@ def _build_envpool(
                 f"{block.num_envs}: environments that are under way cannot be reset; set batchSize: 0"
             )
     max_threads = place.max_threads or available_cpus()
-    lanes = 1 if is_async else _num_lanes(task.spaces()[0], block.num_envs, max_threads)
-    threads = block.num_threads or place.num_threads or _calibrated(task, block, place, lanes)
+    env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
+    threads = block.num_threads or place.num_threads or _calibrated(task, block, place, env_groups)
     if is_async:
-        pool = AsyncEnvPoolEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds)
+        pool = AsyncEnvPoolVectorEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds)
         return (pool,), threads
-    parts = np.array_split(np.asarray(seeds), lanes)
-    return tuple(EnvPoolEnv(task, num_threads=threads, seeds=part.tolist()) for part in parts), threads
+    shares = np.array_split(np.asarray(seeds), env_groups)
+    return tuple(EnvPoolVectorEnv(task, num_threads=threads, seeds=share.tolist()) for share in shares), threads
 
 
-def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, lanes: int) -> int:
-    """Threads of each lane. With two lanes the policy computes while a lane steps: that processor is taken."""
+def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, env_groups: int) -> int:
+    """Threads of each EnvGroup. With two groups, the policy needs a CPU while one of them steps."""
     max_threads = place.max_threads or available_cpus()
     found = calibrate(task, num_envs=block.num_envs, max_threads=max_threads)
-    threads = max(1, found.num_threads - (lanes - 1))
+    threads = max(1, found.num_threads - (env_groups - 1))
     log.info(
         "threads_calibrated",
         task_id=task.task_id,
         num_envs=block.num_envs,
         num_threads=threads,
-        lanes=lanes,
+        env_groups=env_groups,
         step_seconds={threads: round(seconds, 6) for threads, seconds in found.step_seconds.items()},
     )
     return threads
@@ -201,8 +207,8 @@ def _limit_async(task: EnvPoolTask, max_frames: int) -> EnvPoolTask:
     return EnvPoolTask(task_id=task.task_id, kwargs=task.kwargs, max_episode_steps=limit)
 
 
-def _num_lanes(observation: Space, num_envs: int, max_threads: int) -> int:
-    """Two lanes where the policy is dear (pixels): one half steps while the policy acts for the other.
+def _num_env_groups(observation: Space, num_envs: int, max_threads: int) -> int:
+    """Two groups where the policy is expensive (pixels): one steps while the policy acts for the other.
 
     Decided by the manifest and the worker's CPU limit and not by timing, so that a fixed seed reproduces a run. With
     one processor there is nobody to step meanwhile.
@@ -210,7 +216,7 @@ def _num_lanes(observation: Space, num_envs: int, max_threads: int) -> int:
     if max_threads == 1:
         return 1
     is_image = len(observation.shape or ()) == _PIXEL_RANK and observation.dtype == np.uint8
-    return 2 if is_image and num_envs >= _MIN_ENVS_OF_TWO_LANES else 1
+    return 2 if is_image and num_envs >= _MIN_ENVS_OF_TWO_GROUPS else 1
 
 
 def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int]) -> VectorEnv:

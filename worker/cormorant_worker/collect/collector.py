@@ -1,10 +1,10 @@
 """Collector: environments + policy, stepping in this process, filling one block a call.
 
-    recv -> act -> send -> write row t          for each lane in turn, until every column has its rows
+    recv -> act -> send -> write row t          for each EnvGroup in turn, until every column has its rows
 
 Used in this process by scripts (`collect`), and by worker processes that bring their own blocks (`fill`).
 
-# B envs over all lanes, T steps
+# B envs over all groups, T steps
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from cormorant_worker.collect.async_env_group import ArrivalLane
+from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.env_group import Columns, Lane, LockstepLane
-from cormorant_worker.collect.pause_gate import Gate
+from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGroup
+from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.state import load_state, save_state
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
@@ -31,7 +31,7 @@ from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.policy.warmup import WarmupActor
 from cormorant_worker.spaces import Array, Space, describe, leaves
-from cormorant_worker.weights.staged import RANDOM_VERSION, PolicyVersion, WeightSlot
+from cormorant_worker.weights.staged import RANDOM_VERSION, PolicyVersion, StagedWeights
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -77,20 +77,20 @@ class Collector:
         *,
         config: CollectorConfig,
         warmup: RandomActor,
-        weights: WeightSlot,
+        weights: StagedWeights,
         first_actor: Actor | None = None,
     ) -> None:
-        """Take environments of one kind, one lane each, and start their first episodes.
+        """Take environments of one kind, one EnvGroup each, and start their first episodes.
 
         Args:
-            envs: one VectorEnv a lane; their columns lie side by side in the batch.
+            envs: one VectorEnv for each EnvGroup; their columns lie side by side in the batch.
             actor: what decides. Random when it is the same object as `warmup`.
             config: what to do beside stepping.
             warmup: what decides in the first `init_random_frames` frames.
             weights: the weights of the actor's policy.
             first_actor: decides in the first frames instead of `warmup`, with the outputs and states of `actor`.
         """
-        self.gate = Gate()
+        self.gate = PauseGate()
         self.weights = weights
         self.frames = 0
         """Frames collected so far."""
@@ -110,25 +110,25 @@ class Collector:
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
         self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds, after=config.first_trajectory))
-        self.lanes: list[Lane] = []
+        self.env_groups: list[EnvGroup] = []
         self.is_first_batch = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
-        self._start_lanes()
+        self._start_env_groups()
 
-    def _start_lanes(self) -> None:
+    def _start_env_groups(self) -> None:
         check = ActionCheck(self._action)
-        self.lanes = []
+        self.env_groups = []
         first = 0
         for env in self._envs:
             columns = Columns(first=first, stop=first + env.num_envs)
             if env.lockstep:
                 limit = self._config.max_frames_per_trajectory
-                self.lanes.append(LockstepLane(env, columns, self.trajectories, check, max_frames=limit))
+                self.env_groups.append(LockstepEnvGroup(env, columns, self.trajectories, check, max_frames=limit))
             else:
-                self.lanes.append(ArrivalLane(env, columns, self.trajectories, check))
+                self.env_groups.append(AsyncEnvGroup(env, columns, self.trajectories, check))
             first = columns.stop
-        for lane in self.lanes:
-            lane.start(self._actor.initial_states, self.layout(1))
+        for env_group in self.env_groups:
+            env_group.start(self._actor.initial_states, self.layout(1))
         self.is_first_batch = True
 
     def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath, first_trajectory: int = 0) -> None:
@@ -138,7 +138,7 @@ class Collector:
         not in lockstep were ahead is dropped. Weights, the count of frames and what is left of the warm-up stay.
 
         Args:
-            envs: as many lanes and columns as before. The old ones are closed already.
+            envs: as many groups and columns as before. The old ones are closed already.
             seeds: of the new streams.
             first_trajectory: no id of a new trajectory may be lower.
 
@@ -148,14 +148,16 @@ class Collector:
         _same_spaces((*self._envs, *envs))
         before, now = ([env.num_envs for env in several] for several in (self._envs, envs))
         if now != before:
-            raise EnvBuildError(f"new environments come as {now} a lane, old ones as {before}; use the same manifest")
+            raise EnvBuildError(
+                f"new environments come as {now} for each group, the old ones as {before}; use the same manifest"
+            )
         self._gone_restarts = self.env_restarts
         self._envs = tuple(envs)
         self.rng = TorchStream(seeds.seed("policy"), self._actor.device)
         self.warmup.reseed(seeds.seed("actions"))
         self.trajectories.skip_to(first_trajectory)
         self.trajectories.open(slice(None))
-        self._start_lanes()
+        self._start_env_groups()
 
     @property
     def spaces(self) -> tuple[Space, Space]:
@@ -250,9 +252,9 @@ class Collector:
         block.lengths[:] = quota
         self.is_first_batch = False
         with self._acting() as version:
-            self._run_lanes(block, quota, version)
+            self._run_env_groups(block, quota, version)
         # A sealed batch has fewer rows than it was to have, and not as many in every column.
-        block.lengths[:] = np.concatenate([lane.quota for lane in self.lanes])
+        block.lengths[:] = np.concatenate([env_group.quota for env_group in self.env_groups])
         block.num_rows = int(block.lengths.max())
         num_frames = block.num_frames
         self.frames += num_frames
@@ -266,56 +268,56 @@ class Collector:
         """
         if not all(env.lockstep for env in self._envs):
             raise EnvError("environments that are under way cannot be restarted together; set batchSize: 0")
-        for lane in self.lanes:
-            lane.restart()
+        for env_group in self.env_groups:
+            env_group.restart()
 
-    def _run_lanes(self, block: Block, quota: Array, version: PolicyVersion) -> None:
+    def _run_env_groups(self, block: Block, quota: Array, version: PolicyVersion) -> None:
         gate, pulse, timing = self.gate, self.pulse, self.timing
         timing.begin()
         if gate.is_closed:
             self._hold()
         busy = []
         first = 0
-        for lane in self.lanes:
-            lane.begin(block, quota[first : first + lane.env.num_envs])
-            first += lane.env.num_envs
-            if lane.is_done:
-                lane.finish()
+        for env_group in self.env_groups:
+            env_group.begin(block, quota[first : first + env_group.env.num_envs])
+            first += env_group.env.num_envs
+            if env_group.is_done:
+                env_group.finish()
             else:
-                self._act(lane, version)
-                busy.append(lane)
+                self._act(env_group, version)
+                busy.append(env_group)
         while busy:
-            for lane in tuple(busy):
-                laps = lane.laps = timing.next_laps()
-                landed = lane.land()
+            for env_group in tuple(busy):
+                laps = env_group.laps = timing.next_laps()
+                landed = env_group.land()
                 pulse[0] += landed
                 self.warmup_left -= landed
                 if gate.is_closed:
-                    laps = lane.laps = None
+                    laps = env_group.laps = None
                     self._hold()
                     if gate.is_sealed:
-                        lane.cut()
-                if lane.is_done:
-                    lane.finish()
-                    busy.remove(lane)
+                        env_group.cut()
+                if env_group.is_done:
+                    env_group.finish()
+                    busy.remove(env_group)
                 else:
-                    self._act(lane, version)
+                    self._act(env_group, version)
                 if laps is not None:
-                    lane.laps = None
+                    env_group.laps = None
                     timing.measured(laps)
         timing.rest(IDLE)
 
     def _hold(self) -> None:
         """Stand at the gate for as long as it is shut."""
         self.timing.rest(PAUSED)
-        self.gate.hold()
+        self.gate.wait_while_paused()
         self.timing.begin()
 
-    def _act(self, lane: Lane, version: PolicyVersion) -> None:
+    def _act(self, env_group: EnvGroup, version: PolicyVersion) -> None:
         if self.warmup_left > 0:
-            lane.act(self._random, RANDOM_VERSION)
+            env_group.act(self._random, RANDOM_VERSION)
         else:
-            lane.act(self._actor, version)
+            env_group.act(self._actor, version)
 
     @contextmanager
     def _acting(self) -> Iterator[PolicyVersion]:
@@ -324,7 +326,7 @@ class Collector:
             yield version
 
     def look(self, column: int, leaf: int) -> Array:
-        """A copy of one leaf of what an environment shows. May be called from any thread; see `Lane.look`.
+        """A copy of one leaf of what an environment shows. May be called from any thread; see `EnvGroup.look`.
 
         Args:
             column: the environment, of B.
@@ -333,10 +335,10 @@ class Collector:
         Raises:
             IndexError: there is no such environment or leaf.
         """
-        for lane in self.lanes:
-            if column < lane.env.num_envs:
-                return lane.look(column, leaf)
-            column -= lane.env.num_envs
+        for env_group in self.env_groups:
+            if column < env_group.env.num_envs:
+                return env_group.look(column, leaf)
+            column -= env_group.env.num_envs
         raise IndexError(f"environment {column + self.num_envs} of {self.num_envs}")
 
     def state(self) -> bytes:

@@ -1,10 +1,10 @@
-"""A lane: environments that step in lockstep and fill some columns of the block. The hot loop's inner half.
+"""An EnvGroup: environments that step together and fill some columns of the block. The inner half of the hot loop.
 
-A collector with two lanes lets one step while the policy acts for the other. A lane writes rows with plain slices
-as long as all of its columns are at the same row; it falls back to indexed writes when they are not (a restarted
-environment lags by one; the last row of a short batch is not for everyone).
+With two groups, one steps while the policy acts for the other. A group writes rows with plain slices while all of its
+columns are at the same row, and with indexed writes otherwise (a restarted environment lags by one row; the last row of
+a short batch does not cover every column).
 
-# T rows, n columns of this lane, k of them at a time
+# T rows, n columns of this group, k of them at a time
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ _NO_VERSION = -2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Columns:
-    """The columns of the block that belong to one lane."""
+    """The columns of the block of one EnvGroup."""
 
     first: int
     stop: int
@@ -37,7 +37,7 @@ class Columns:
         return slice(self.first, self.stop)
 
 
-class Lane(Protocol):
+class EnvGroup(Protocol):
     """Some columns of the block and the environments that fill them: begin, (act, land)* until done, finish."""
 
     env: VectorEnv
@@ -68,11 +68,11 @@ class Lane(Protocol):
         ...
 
     def cut(self) -> None:
-        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
         ...
 
     def stop(self, columns: Array) -> None:
-        """Be content with what these of the lane's columns have landed so far."""
+        """End the batch of these columns with the frames that have landed."""
         ...
 
     def ends_ahead(self) -> list[tuple[int, int]]:
@@ -85,7 +85,7 @@ class Lane(Protocol):
         ...
 
     def finish(self) -> None:
-        """The block has what it wants of this lane."""
+        """The batch is complete: keep what the next one starts from."""
         ...
 
     def look(self, column: int, leaf: int) -> Array:
@@ -123,7 +123,7 @@ def receive(env: VectorEnv, laps: Laps | None) -> Step:
     return step
 
 
-class LockstepLane:
+class LockstepEnvGroup:
     """Steps one VectorEnv and writes what happens. Driven by a Collector: begin, (act, land)*, finish."""
 
     def __init__(
@@ -206,14 +206,14 @@ class LockstepLane:
         return bool((self._cursor >= self._quota).all())
 
     def cut(self) -> None:
-        """Be content with what has landed. Does nothing as long as that is not a single frame."""
+        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
         landed = np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
         if landed.any():
             np.minimum(self._quota, landed, out=self._quota)
             self._dense_rows = int(self._quota.min())
 
     def stop(self, columns: Array) -> None:
-        """Be content with what these of the lane's columns have landed so far."""
+        """End the batch of these columns with the frames that have landed."""
         landed = self._row if self._is_dense else self._cursor[columns]
         self._quota[columns] = np.minimum(self._quota[columns], landed)
         self._dense_rows = int(self._quota.min())

@@ -15,7 +15,7 @@ from cormorant_worker.errors import ManifestError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class WorkerOverrides:
     """Of one worker. What is left out is as the manifest says."""
 
     envs: tuple[Callable[[], Any], ...] = ()
@@ -64,22 +64,22 @@ class Parts:
         return data
 
 
-NO_PARTS = Parts()
+NO_OVERRIDES = WorkerOverrides()
 
 
-def read_parts(data: bytes) -> Parts:
+def read_overrides(data: bytes) -> WorkerOverrides:
     """What `to_bytes` wrote; nothing where there are no bytes.
 
     Raises:
         ManifestError: a module that it needs cannot be imported here.
     """
     if not data:
-        return NO_PARTS
+        return NO_OVERRIDES
     try:
-        parts: Parts = cloudpickle.loads(data)
+        overrides: WorkerOverrides = cloudpickle.loads(data)
     except Exception as error:  # whatever the user's own modules raise when they are imported
         raise ManifestError(
             f"what the script made cannot be read in a worker: {type(error).__name__}: {error}; are its modules on "
             "PYTHONPATH there?"
         ) from error
-    return parts
+    return overrides

@@ -1,6 +1,6 @@
-"""Run, pause, stop: what a control thread tells the collector's thread, which looks once a vector step.
+"""Run, pause, stop: what a control thread asks of the collector's thread, which looks once per vector step.
 
-OPEN <-> SHUT      -> STOPPED       and, beside it: sealed, until the batch under way has ended
+RUNNING <-> PAUSED      -> STOPPED       and, independently: sealed, until the current batch has ended
 """
 
 import threading
@@ -9,76 +9,76 @@ from cormorant_worker.errors import CormorantError
 
 
 class Stopped(CormorantError):
-    """The collector was told to stop in the middle of a batch; what it had of it is given up."""
+    """The collector was stopped in the middle of a batch and gave that batch up."""
 
 
-class Gate:
+class PauseGate:
     """Written by a control thread, passed by the collector. Attributes are read without a lock on purpose."""
 
     def __init__(self) -> None:
         self.is_closed = False
-        """True when the collector must not simply go on: shut, stopped or sealed."""
+        """True when the collector must look before it goes on: it is paused, stopped or sealed."""
         self.is_sealed = False
-        """True when the batch under way must end with what it has."""
+        """True when the current batch must end with the frames it has."""
         self._changing = threading.Lock()
-        """Guards changes of what `is_closed` is made of; the collector's thread makes some, too."""
+        """Guards what `is_closed` is derived from; the collector's thread writes to it, too."""
         self._stopped = False
-        self._open = threading.Event()
-        self._open.set()
-        self._held = threading.Event()
+        self._running = threading.Event()
+        self._running.set()
+        self._waiting = threading.Event()
 
-    def shut(self) -> None:
+    def pause(self) -> None:
         """Ask the collector to stop stepping at its next vector step."""
         with self._changing:
-            self._open.clear()
-            self._close_or_open()
+            self._running.clear()
+            self._update()
 
-    def open(self) -> None:
-        """Let the collector go on where it stopped."""
+    def resume(self) -> None:
+        """Let the collector continue where it stopped."""
         with self._changing:
-            self._open.set()
-            self._close_or_open()
+            self._running.set()
+            self._update()
 
     def seal(self) -> None:
-        """Ask the collector to end its batch at its next vector step, with what it has."""
+        """Ask the collector to end its batch at its next vector step, with the frames it has."""
         with self._changing:
             self.is_sealed = True
-            self._close_or_open()
+            self._update()
 
     def unseal(self) -> None:
-        """The next batch is not concerned."""
+        """Called when the sealed batch has ended; the next batch is complete again."""
         with self._changing:
             self.is_sealed = False
-            self._close_or_open()
-
-    def _close_or_open(self) -> None:
-        self.is_closed = self._stopped or self.is_sealed or not self._open.is_set()
+            self._update()
 
     def stop(self) -> None:
         """Make the collector give up its batch."""
         with self._changing:
             self._stopped = True
-            self._open.set()
-            self._close_or_open()
+            self._running.set()
+            self._update()
 
-    def is_held(self) -> bool:
-        """True when the collector stands at the shut gate."""
-        return self._held.is_set()
+    def _update(self) -> None:
+        self.is_closed = self._stopped or self.is_sealed or not self._running.is_set()
 
-    def wait_until_held(self, timeout_s: float) -> bool:
-        """Wait until the collector stands at the gate. False after `timeout_s`."""
-        return self._held.wait(timeout_s)
+    def has_paused(self) -> bool:
+        """True while the collector waits in `wait_while_paused`."""
+        return self._waiting.is_set()
 
-    def hold(self) -> None:
-        """Called by the collector when it sees `is_closed`: returns when the gate is open again.
+    def wait_until_paused(self, timeout_s: float) -> bool:
+        """Wait until the collector waits in `wait_while_paused`. False after `timeout_s`."""
+        return self._waiting.wait(timeout_s)
+
+    def wait_while_paused(self) -> None:
+        """Called by the collector when it sees `is_closed`.
 
         Raises:
             Stopped: the collector must give up its batch.
         """
-        while not self._open.is_set():  # again when it was shut anew before this thread woke up
-            self._held.set()
-            # Bounded by whoever shut the gate: a parent that dies takes this process with it.
-            self._open.wait()
-            self._held.clear()
+        while not self._running.is_set():  # again if `pause` was called before this thread woke up
+            self._waiting.set()
+            # The thread that paused bounds this wait; when that process dies, it takes this one with it.
+            self._running.wait()
+            self._waiting.clear()
         if self._stopped:
             raise Stopped("the collector was stopped in the middle of a batch")

@@ -34,7 +34,7 @@ class WorkerPlace:
     """What the streams of all workers are derived from: the manifest's seed, or the one that took its place."""
 
     @property
-    def part(self) -> str:
+    def attempt_name(self) -> str:
         """Name of this worker attempt, e.g. `cpu-0-1`: its folder in a dataset."""
         return f"{self.group}-{self.index}-{self.attempt}"
 

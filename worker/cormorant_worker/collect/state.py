@@ -28,9 +28,9 @@ def save_state(collector: "Collector") -> bytes:
     if collector.rng.cuda_state is not None:
         arrays["cuda_rng"] = collector.rng.cuda_state.numpy()
     arrays |= {f"trajectories.{name}": value for name, value in collector.trajectories.state().items()}
-    saved = [lane.state() for lane in collector.lanes]
-    for i, lane_arrays in enumerate(saved):
-        arrays |= {f"lane.{i}.{name}": value for name, value in (lane_arrays or {}).items()}
+    saved = [env_group.state() for env_group in collector.env_groups]
+    for i, arrays_of_group in enumerate(saved):
+        arrays |= {f"lane.{i}.{name}": value for name, value in (arrays_of_group or {}).items()}
     metadata = {
         "format": FORMAT,
         "num_envs": collector.num_envs,
@@ -39,7 +39,7 @@ def save_state(collector: "Collector") -> bytes:
         "warmup_left": collector.warmup_left,
         "is_first_batch": collector.is_first_batch,
         "version": collector.weights.version,
-        "envs_saved": all(lane_arrays is not None for lane_arrays in saved),
+        "envs_saved": all(arrays_of_group is not None for arrays_of_group in saved),
         "action_rng": collector.warmup.state(),
     }
     flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
@@ -98,12 +98,12 @@ def _rewind(
     keeps_ids = has_envs and not first_trajectory and (not collector.frames or trajectories.is_at(saved))
     if has_envs:
         try:
-            for i, lane in enumerate(collector.lanes):
-                lane.restore(_under(arrays, f"lane.{i}."))
+            for i, env_group in enumerate(collector.env_groups):
+                env_group.restore(_under(arrays, f"lane.{i}."))
         except BaseException:
             # Some of the environments may have gone back and others not.
-            for lane in collector.lanes:
-                lane.restart()
+            for env_group in collector.env_groups:
+                env_group.restart()
             raise
     collector.rng.state = torch.from_numpy(arrays["torch_rng"].copy())
     if collector.rng.cuda_state is not None and "cuda_rng" in arrays:
@@ -113,8 +113,8 @@ def _rewind(
     collector.warmup.restore(metadata["action_rng"])
     collector.is_first_batch = metadata["is_first_batch"]
     if not has_envs:
-        for lane in collector.lanes:
-            lane.restart()
+        for env_group in collector.env_groups:
+            env_group.restart()
 
 
 def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:

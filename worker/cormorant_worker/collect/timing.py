@@ -34,7 +34,7 @@ class BatchTiming:
 
 
 class Laps:
-    """What a lane adds to while one vector step is measured."""
+    """What an EnvGroup adds to while one vector step is measured."""
 
     __slots__ = ("env_ns", "inference_ns")
 

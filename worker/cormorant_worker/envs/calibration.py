@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.policy.random_actor import RandomActor
 
@@ -62,7 +62,7 @@ def _doublings(limit: int) -> list[int]:
 
 def _seconds_per_step(task: EnvPoolTask, *, num_envs: int, num_threads: int) -> float:
     """The median of a few vector steps with random actions."""
-    env = EnvPoolEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
+    env = EnvPoolVectorEnv(task, num_threads=num_threads, seeds=list(range(num_envs)))
     actor = RandomActor(env.action_space, seed=0)
     is_init = np.zeros(num_envs, dtype=np.bool_)
     env.start()

@@ -241,7 +241,7 @@ class _Pool:
         self._pool = self._send = self._recv = None  # collected, it stops its threads; its own close() does not
 
 
-class EnvPoolEnv:
+class EnvPoolVectorEnv:
     """All environments of a pool, in lockstep."""
 
     lockstep = True
@@ -253,7 +253,7 @@ class EnvPoolEnv:
         self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds))
 
     @classmethod
-    def around(cls, built: Any) -> "EnvPoolEnv":
+    def around(cls, built: Any) -> "EnvPoolVectorEnv":
         """Step a pool that `envpool.make` built, of any `env_type`; nobody else may step it from now on."""
         env = cls.__new__(cls)
         env._take(_Pool.around(built))
@@ -315,7 +315,7 @@ class EnvPoolEnv:
         self._pool.close()
 
 
-class AsyncEnvPoolEnv:
+class AsyncEnvPoolVectorEnv:
     """A pool that returns `batch_size` environments as soon as they are ready, whoever they are."""
 
     lockstep = False
@@ -326,7 +326,7 @@ class AsyncEnvPoolEnv:
         self._take(_Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds), batch_size)
 
     @classmethod
-    def around(cls, built: Any) -> "AsyncEnvPoolEnv":
+    def around(cls, built: Any) -> "AsyncEnvPoolVectorEnv":
         """Step a pool that somebody else built and nobody has stepped; nobody else may step it from now on."""
         env = cls.__new__(cls)
         env._take(_Pool.around(built), int(built.config["batch_size"]))

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 
-from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask
+from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW
 from cormorant_worker.errors import CormorantError, EnvBuildError
 
@@ -40,7 +40,7 @@ def probe(task: EnvPoolTask) -> None:
 
 
 def _step_a_little(task: EnvPoolTask) -> None:
-    env = EnvPoolEnv(task, num_threads=1, seeds=list(range(_NUM_ENVS)))
+    env = EnvPoolVectorEnv(task, num_threads=1, seeds=list(range(_NUM_ENVS)))
     env.start()
     for _ in range(_STEPS):
         env.send(env.dummy_actions, EVERY_ROW)

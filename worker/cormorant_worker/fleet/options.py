@@ -18,9 +18,9 @@ class FleetOptions:
     """Worker processes; 0 = as many as the manifest's groups say, at most one a processor."""
     device: str = ""
     """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others."""
-    parts: Sequence[bytes] = ()
-    """What a script made for each worker, by the worker's index: `Parts.to_bytes()`. Workers past the end get the last
-    one's. May grow while the fleet runs."""
+    overrides: Sequence[bytes] = ()
+    """What a script made for each worker, by the worker's index: `WorkerOverrides.to_bytes()`. Workers
+    past the end get the last one's. May grow while the fleet runs."""
     whole_rows: bool = False
     """Round `framesPerBatch` and `totalFrames` up to whole steps of all environments, so that no batch needs a mask."""
     storing_device: str = "cpu"
@@ -57,9 +57,9 @@ class FleetOptions:
     """For a worker to write a batch to its dataset, to close it, and to save or restore its state; then it is taken to
     hang. Never less than the hang limit."""
 
-    def parts_of(self, index: int) -> bytes:
+    def overrides_of(self, index: int) -> bytes:
         """What the script made for a worker; empty: nothing."""
-        return self.parts[min(index, len(self.parts) - 1)] if self.parts else b""
+        return self.overrides[min(index, len(self.overrides) - 1)] if self.overrides else b""
 
     def hang_limit_s(self, job: CollectorJob) -> float:
         """The hang limit in force for a job."""

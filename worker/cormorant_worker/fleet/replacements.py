@@ -37,7 +37,7 @@ class Replacements:
         failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
         if failures > self._limit:
             # A script has no manifest whose field it could change.
-            field = "max_restarts" if self._options.parts else "spec.runPolicy.maxRestartsPerSlot"
+            field = "max_restarts" if self._options.overrides else "spec.runPolicy.maxRestartsPerSlot"
             healthy_s = self._options.healthy_s
             between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
             raise WorkerFailed(

@@ -251,8 +251,8 @@ class WorkerPool(Requests):
             seed=self.seed,
         )
         place = self.lineage.begin(place, first_free=first_free, batch_ids=self._batch_ids)
-        parts = self._options.parts_of(index)
-        start = Start(job=self.job, place=place, frames_per_batch=self._schedule.frames_per_batch, parts=parts)
+        overrides = self._options.overrides_of(index)
+        start = Start(job=self.job, place=place, frames_per_batch=self._schedule.frames_per_batch, overrides=overrides)
         self.starting.add(slot)
         self._porter.carry(lambda: self.engine.start(start), lambda link: self._admit(slot, link))
 
@@ -543,7 +543,7 @@ class WorkerPool(Requests):
         self.offers.note_gone(slot)
         self.tally.parted(slot[0], member.version, is_synced=member.is_synced)
         is_told = bool(reason) or member.has_finished
-        ask = partial(self.store.durable_frames, member.link.place.part) if self.store is not None else None
+        ask = partial(self.store.durable_frames, member.link.place.attempt_name) if self.store is not None else None
 
         def be_seen_off() -> None:
             self._porter.carry(

@@ -20,7 +20,7 @@ from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.spaces import Space
 
 
-class Head(Protocol):
+class ActionHead(Protocol):
     """Turns `num_params` numbers a row into one leaf of the action space."""
 
     num_params: int
@@ -138,7 +138,7 @@ class NormalHead:
         return (torch.split(params, self._size, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 
-def make_head(space: Space) -> Head:
+def make_head(space: Space) -> ActionHead:
     """The head of one leaf of an action space.
 
     Raises:

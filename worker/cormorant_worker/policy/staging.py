@@ -3,7 +3,7 @@
     numpy obs -> pinned -> device         (queued, the CPU goes on)
     device action, outputs -> pinned -> numpy   (queued; then wait for this stream's event, not for the device)
 
-While the CPU waits, another lane's environments step: see `lane.py`.
+While the CPU waits, the environments of the other EnvGroup step: see `collect/env_group.py`.
 """
 
 from collections.abc import Sequence

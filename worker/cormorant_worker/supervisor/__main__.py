@@ -17,14 +17,14 @@ import structlog
 
 from cormorant_worker.errors import PodRefused, SupervisorRefused
 from cormorant_worker.logs import LogContext, configure_logs
-from cormorant_worker.supervisor.head import Head
+from cormorant_worker.supervisor.head import HeadPod
 from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.probes import Probes
+from cormorant_worker.supervisor.pod_state import PodState
+from cormorant_worker.supervisor.probes import PodProbes
 from cormorant_worker.supervisor.ray_command import pulse_file
-from cormorant_worker.supervisor.settings import read_last_words, read_ray_settings, read_worker_settings
-from cormorant_worker.supervisor.signals import Signals
-from cormorant_worker.supervisor.standing import Standing
-from cormorant_worker.supervisor.worker import Worker
+from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
+from cormorant_worker.supervisor.signals import PodSignals
+from cormorant_worker.supervisor.worker import WorkerPod
 
 log = structlog.get_logger()
 
@@ -36,13 +36,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run a supervisor. Returns the exit code."""
     context = LogContext(job=os.environ.get("CORMORANT_JOB", ""), epoch=_epoch(os.environ.get("CORMORANT_EPOCH", "")))
     configure_logs(context)
-    signals = Signals()
+    signals = PodSignals()
     signals.install()
     try:
         match list(arguments):
             case ["head", "--", _, *_]:
-                last_words = read_last_words(os.environ)
-                return Head(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words).run()
+                last_words = read_termination_path(os.environ)
+                return HeadPod(read_ray_settings(os.environ), arguments[2:], signals, last_words=last_words).run()
             case ["worker"]:
                 return _supervise_worker(signals, context)
             case _:
@@ -55,19 +55,17 @@ def main(arguments: Sequence[str]) -> int:
         return _FAILED
 
 
-def _supervise_worker(signals: Signals, context: LogContext) -> int:
-    settings, standing = read_worker_settings(os.environ), Standing()
+def _supervise_worker(signals: PodSignals, context: LogContext) -> int:
+    settings, state = read_worker_settings(os.environ), PodState()
     context.group, context.worker = settings.group, settings.slot
     try:
-        metrics = PodMetrics(
-            standing, job=settings.job, group=settings.group, pulse_file=Path(pulse_file(settings.ray))
-        )
-        probes = Probes(standing, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
+        metrics = PodMetrics(state, job=settings.job, group=settings.group, pulse_file=Path(pulse_file(settings.ray)))
+        probes = PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
     except OSError as error:
         raise SupervisorRefused(f"cannot listen on port {settings.probe_port} for probes: {error}") from error
     log.info("supervising", slot=settings.slot, attempt=settings.attempt, probe_port=probes.port)
     try:
-        Worker(settings, signals, standing).run()
+        WorkerPod(settings, signals, state).run()
     finally:
         probes.close()
     return _OK

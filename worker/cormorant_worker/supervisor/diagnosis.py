@@ -1,12 +1,16 @@
 """Why `ray start` ended, in a sentence, from the last it said. Pure."""
 
+import socket
+import threading
 from dataclasses import dataclass
+from queue import Empty, SimpleQueue
 from typing import Literal
 
 _AUTH = ("InvalidAuthToken", "Unauthenticated", "UNAUTHENTICATED", "AuthenticationError", "Authentication failed")
 _VERSION = ("Version mismatch",)
 _UNREACHABLE = ("Failed to connect to GCS", "Unable to connect to GCS", "Failed to get cluster ID", "Timed out")
 _LONGEST = 300
+_CONNECT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +20,28 @@ class Diagnosis:
     cause: Literal["token", "version", "unreachable", "ended"]
     """token and version: the same pod will fail again."""
     sentence: str
+
+
+def probe_head(address: tuple[str, int], *, limit_s: float) -> str:
+    """Try to connect. Returns why that did not work; empty: somebody listens.
+
+    A name server that does not answer holds its caller for minutes, and nothing can be done about it: that caller is a
+    thread that is left behind.
+    """
+    answer: SimpleQueue[str] = SimpleQueue()
+
+    def try_it() -> None:
+        try:
+            socket.create_connection(address, timeout=_CONNECT_S).close()
+            answer.put("")
+        except OSError as error:
+            answer.put(str(error) or type(error).__name__)
+
+    threading.Thread(target=try_it, name="probe-head", daemon=True).start()
+    try:
+        return answer.get(timeout=limit_s)
+    except Empty:
+        return f"no answer within {limit_s:.0f} s"
 
 
 def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) -> Diagnosis:

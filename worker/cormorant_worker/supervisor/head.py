@@ -14,11 +14,11 @@ from pathlib import Path
 import structlog
 
 from cormorant_worker.supervisor import processes, ray_command
-from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.diagnosis import probe_head
 from cormorant_worker.supervisor.memory import store_bytes
 from cormorant_worker.supervisor.processes import Child, exit_code
 from cormorant_worker.supervisor.settings import RaySettings
-from cormorant_worker.supervisor.signals import Signals
+from cormorant_worker.supervisor.signals import PodSignals
 from cormorant_worker.termination_message import explain
 
 log = structlog.get_logger()
@@ -33,11 +33,11 @@ _LAST_WORDS = 500
 _FAILED = 1
 
 
-class Head:
+class HeadPod:
     """One head's pod, from start to end."""
 
     def __init__(
-        self, settings: RaySettings, command: Sequence[str], signals: Signals, *, last_words: Path | None = None
+        self, settings: RaySettings, command: Sequence[str], signals: PodSignals, *, last_words: Path | None = None
     ) -> None:
         self._settings, self._command, self._signals = settings, command, signals
         self._last_words = last_words
@@ -69,11 +69,11 @@ class Head:
             if (code := ray.poll()) is not None or ray.lived_s() > _START_S:
                 why = f"it did not start within {_START_S:.0f} s" if code is None else f"it ended with code {code}"
                 log.critical(
-                    "ray_failed", reason=f"there is no Ray for this head: {why}", text=ray.last_words()[-_LAST_WORDS:]
+                    "ray_failed", reason=f"there is no Ray for this head: {why}", text=ray.output_tail()[-_LAST_WORDS:]
                 )
                 return False
             self._look_around()
-        if why := knock((self._settings.pod_ip, self._settings.gcs_port), limit_s=_LAST_WORDS_S):
+        if why := probe_head((self._settings.pod_ip, self._settings.gcs_port), limit_s=_LAST_WORDS_S):
             log.critical("ray_failed", reason=f"Ray has started, and does not answer at its own address: {why}")
             return False
         log.info("ray_ready", seconds=round(ray.lived_s(), 1))
@@ -94,7 +94,7 @@ class Head:
                     f"Ray's head has ended with code {ray_code}, and with it every worker of this head; a new head "
                     "starts them again"
                 )
-                log.critical("ray_ended", reason=reason, text=self._ray.last_words()[-_LAST_WORDS:])
+                log.critical("ray_ended", reason=reason, text=self._ray.output_tail()[-_LAST_WORDS:])
                 self._end_command(process)
                 explain(self._last_words, reason)
                 return _FAILED

@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from cormorant_worker import pulse_layout
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.pulse_layout import FRAMES, TIMING
-from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.supervisor.pod_state import PodState
 
 _PREFIX = "cormorant_worker_"
 ACTIVITIES = ("env", "inference", "transfer", "weights", "store", "idle", "paused", "build")
@@ -31,16 +31,16 @@ Family = CounterMetricFamily | GaugeMetricFamily
 class PodMetrics(Collector):
     """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
 
-    def __init__(self, standing: Standing, *, job: str, group: str, pulse_file: Path) -> None:
+    def __init__(self, state: PodState, *, job: str, group: str, pulse_file: Path) -> None:
         """Read nothing yet.
 
         Args:
-            standing: the supervisor's.
+            state: the supervisor's.
             job: label `collectorjob`.
             group: label `group`.
             pulse_file: where actors keep their pulse.
         """
-        self._standing, self._labels, self._pulse_file = standing, (job, group), pulse_file
+        self._state, self._labels, self._pulse_file = state, (job, group), pulse_file
         self._actor = 0
         """Inode of the pulse that was read last: each actor makes a file of its own."""
         self._last = (0,) * (1 + len(ACTIVITIES))
@@ -56,8 +56,8 @@ class PodMetrics(Collector):
         return encode(self._registry), content_type
 
     def collect(self) -> Iterator[Family]:
-        standing = self._standing
-        joined, joins = int(standing.is_joined), standing.joins
+        state = self._state
+        joined, joins = int(state.is_joined), state.joins
         yield self._family("joined", "Whether the pod's Ray is a member of the head's cluster.", {(): joined})
         yield self._family("joins_total", "How often the pod's Ray has joined a head.", {(): joins})
         self._read_pulse()
@@ -90,7 +90,7 @@ class PodMetrics(Collector):
         except (OSError, struct.error):
             return  # no actor has begun
         # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
-        until_ns = time.monotonic_ns() if self._standing.is_joined else 0
+        until_ns = time.monotonic_ns() if self._state.is_joined else 0
         now = (numbers[FRAMES], *pulse_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
         before = self._last if actor == self._actor else (0,) * len(now)
         self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]

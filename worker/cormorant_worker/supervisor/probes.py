@@ -8,20 +8,20 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from socket import AF_INET, AF_INET6
 
 from cormorant_worker.supervisor.metrics import PodMetrics
-from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.supervisor.pod_state import PodState
 
 _IDLE_S = 5.0
 _PLAIN = "text/plain; charset=utf-8"
 
 
-class Probes:
+class PodProbes:
     """A small HTTP server in a thread of its own."""
 
-    def __init__(self, standing: Standing, metrics: PodMetrics, *, pod_ip: str, port: int) -> None:
+    def __init__(self, state: PodState, metrics: PodMetrics, *, pod_ip: str, port: int) -> None:
         """Listen.
 
         Args:
-            standing: what to tell.
+            state: what to tell.
             metrics: what to tell scrapers.
             pod_ip: the pod's address; tells which family of addresses the cluster uses.
             port: 0: any free one.
@@ -38,7 +38,7 @@ class Probes:
             timeout = _IDLE_S
 
             def do_GET(self) -> None:  # the base class's name
-                status, body, content_type = answer(self.path, standing, metrics, self.headers.get("Accept", ""))
+                status, body, content_type = answer(self.path, state, metrics, self.headers.get("Accept", ""))
                 self.send_response(status)
                 self.send_header("Content-Type", content_type)
                 self.send_header("Content-Length", str(len(body)))
@@ -58,14 +58,14 @@ class Probes:
         self._server.server_close()
 
 
-def answer(path: str, standing: Standing, metrics: PodMetrics, accept: str = "") -> tuple[HTTPStatus, bytes, str]:
+def answer(path: str, state: PodState, metrics: PodMetrics, accept: str = "") -> tuple[HTTPStatus, bytes, str]:
     """What to answer to a GET: status, body, content type."""
     match path.partition("?")[0]:
         case "/livez":
-            return _verdict(standing.is_live, "the supervisor has not looked around for a minute")
+            return _verdict(state.is_live, "the supervisor has not looked around for a minute")
         case "/readyz":
-            why = "leaving" if standing.is_leaving else "Ray has not joined the head"
-            return _verdict(standing.is_joined and not standing.is_leaving, why)
+            why = "leaving" if state.is_leaving else "Ray has not joined the head"
+            return _verdict(state.is_joined and not state.is_leaving, why)
         case "/metrics":
             return HTTPStatus.OK, *metrics.text(accept)
         case _:

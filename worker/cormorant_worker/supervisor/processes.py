@@ -56,7 +56,7 @@ class Child:
         """Seconds since it was started."""
         return time.monotonic() - self.started
 
-    def last_words(self) -> str:
+    def output_tail(self) -> str:
         """The end of its output; once it has ended, all of its end."""
         if self._process.poll() is not None:
             self._reader.join(1.0)  # what it started may hold the pipe open for longer

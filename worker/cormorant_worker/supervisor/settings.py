@@ -61,7 +61,7 @@ def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
     )
 
 
-def read_last_words(environment: Mapping[str, str]) -> Path | None:
+def read_termination_path(environment: Mapping[str, str]) -> Path | None:
     """CORMORANT_LAST_WORDS: where the head's command keeps its last words; None: nowhere."""
     text = environment.get("CORMORANT_LAST_WORDS", "")
     return Path(text) if text else None

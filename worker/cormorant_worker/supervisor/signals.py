@@ -7,7 +7,7 @@ SIGNAL_BASE = 128
 """A process that signal n ended has the exit code 128 + n."""
 
 
-class Signals:
+class PodSignals:
     """What has come in, in order."""
 
     def __init__(self) -> None:

@@ -18,13 +18,12 @@ from cormorant_worker.errors import PodRefused
 from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.backoff import Backoff
-from cormorant_worker.supervisor.diagnosis import Diagnosis, diagnose
-from cormorant_worker.supervisor.door import knock
+from cormorant_worker.supervisor.diagnosis import Diagnosis, diagnose, probe_head
 from cormorant_worker.supervisor.memory import store_bytes
+from cormorant_worker.supervisor.pod_state import PodState
 from cormorant_worker.supervisor.processes import Child
 from cormorant_worker.supervisor.settings import WorkerSettings
-from cormorant_worker.supervisor.signals import Signals
-from cormorant_worker.supervisor.standing import Standing
+from cormorant_worker.supervisor.signals import PodSignals
 
 log = structlog.get_logger()
 
@@ -44,11 +43,11 @@ _KILL_MARGIN_S = 5.0
 """Of the grace period, kept for ending Ray."""
 
 
-class Worker:
+class WorkerPod:
     """One worker's pod, from start to end."""
 
-    def __init__(self, settings: WorkerSettings, signals: Signals, standing: Standing) -> None:
-        self._settings, self._signals, self._standing = settings, signals, standing
+    def __init__(self, settings: WorkerSettings, signals: PodSignals, state: PodState) -> None:
+        self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._leave_file = Path(ray_command.leave_file(settings.ray))
         self._pulse_file = Path(ray_command.pulse_file(settings.ray))
@@ -90,11 +89,11 @@ class Worker:
             self._wait_while(lambda: ray.poll() is None)
         if self._signals:
             return
-        self._standing.is_joined = False
-        found = diagnose(ray.last_words(), code=ray.poll(), head=self._head, has_joined=has_joined)
+        self._state.is_joined = False
+        found = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
         joined_s = time.monotonic() - joined_at if has_joined else 0.0
         self._clean_up()
-        self._complain(found, last_words=ray.last_words())
+        self._complain(found, last_words=ray.output_tail())
         self._rest(self._backoff.next_s(joined_s=joined_s))
 
     def _wait_for_head(self) -> bool:
@@ -102,7 +101,7 @@ class Worker:
         began = time.monotonic()
         told = began - _COMPLAIN_S + _KNOCK_S
         while not self._signals:
-            if not (why := knock(self._settings.head, limit_s=_KNOCK_S)):
+            if not (why := probe_head(self._settings.head, limit_s=_KNOCK_S)):
                 return True
             if (now := time.monotonic()) - told > _COMPLAIN_S:
                 told = now
@@ -115,11 +114,11 @@ class Worker:
         return False
 
     def _note_join(self, ray: Child) -> None:
-        self._standing.joins += 1
-        self._standing.is_joined = True
+        self._state.joins += 1
+        self._state.is_joined = True
         self._refusals = 0
         log.info(
-            "joined", head=self._head, slot=self._settings.slot, joins=self._standing.joins,
+            "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
             seconds=round(ray.lived_s(), 1),
         )  # fmt: skip
 
@@ -140,8 +139,8 @@ class Worker:
 
     def _leave(self) -> None:
         """Have the actor finish or hand over its batch, within the grace period."""
-        self._standing.is_leaving = True
-        self._standing.is_joined = False
+        self._state.is_leaving = True
+        self._state.is_joined = False
         began = time.monotonic()
         limit_s = max(0.0, self._settings.grace_s - _KILL_MARGIN_S)
         if self._ray is None or self._ray.poll() is not None or not _has_actor():
@@ -172,7 +171,7 @@ class Worker:
             self._look_around()
 
     def _look_around(self) -> None:
-        self._standing.tick()
+        self._state.tick()
         processes.reap(self._known())
         time.sleep(_TICK_S)
 

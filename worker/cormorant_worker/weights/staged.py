@@ -108,7 +108,7 @@ def _dtype(tensor: torch.Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-class WeightSlot:
+class StagedWeights:
     """Holds the newest offer until the collector reaches a batch boundary."""
 
     def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:

@@ -24,7 +24,7 @@ class Start:
     job: CollectorJob
     place: WorkerPlace
     frames_per_batch: int
-    parts: bytes = b""
+    overrides: bytes = b""
     """What the script made for this worker: see `parts.py`."""
 
 

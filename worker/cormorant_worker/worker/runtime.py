@@ -16,9 +16,9 @@ import numpy as np
 import structlog
 
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.build import Built, build_collector, rebuild
+from cormorant_worker.collect.build import BuiltCollector, build_collector, rebuild
 from cormorant_worker.collect.collector import Collector
-from cormorant_worker.collect.overrides import read_parts
+from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.collect.seeding import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
@@ -114,8 +114,8 @@ class WorkerRuntime:
         self._pulse.enter(Phase.BUILDING)
         timing = self._timing = Timing(self._pulse.timing)
         seed_globals(start.place.seeds)
-        self._parts = read_parts(start.parts)
-        built = build_collector(start.job, start.place, self._parts)
+        self._overrides = read_overrides(start.overrides)
+        built = build_collector(start.job, start.place, self._overrides)
         self.collector: Collector = built.collector
         self._is_built = True
         self.collector.pulse = self._pulse.frames
@@ -136,7 +136,7 @@ class WorkerRuntime:
         self._serving.set()
         self._serve()
 
-    def _ready(self, built: Built) -> Ready:
+    def _ready(self, built: BuiltCollector) -> Ready:
         observation, action = self.collector.spaces
         return Ready(
             layout=self._layout,
@@ -188,10 +188,10 @@ class WorkerRuntime:
                 self._pulse.enter(Phase.STORING)
                 self._timing.rest(STORE)
                 self._sink.append(block)
-            if self._parts.on_batch is not None:
+            if self._overrides.on_batch is not None:
                 self._pulse.enter(Phase.STORING)
                 self._timing.rest(STORE)
-                self._parts.on_batch(block)
+                self._overrides.on_batch(block)
         timing = self._timing.take()
         oldest, newest = _versions(block)
         self._uplink.send(
@@ -220,7 +220,7 @@ class WorkerRuntime:
         place = self._place = replace(message.place, num_threads=self._place.num_threads)
         with self._boundary:
             seed_globals(place.seeds)
-            rebuild(self.collector, self._job, place, self._parts)
+            rebuild(self.collector, self._job, place, self._overrides)
             if place.warmup_frames >= 0:
                 self.collector.warmup_left = place.warmup_frames
         self._uplink.send(Reply(number=message.number))
@@ -293,7 +293,7 @@ class WorkerRuntime:
             case "pause":
                 self._pause()
             case "resume":
-                self.collector.gate.open()
+                self.collector.gate.resume()
             case "seal":
                 self._seal(request.ticket)
             case "stop":
@@ -333,8 +333,8 @@ class WorkerRuntime:
 
     def _pause(self) -> None:
         gate = self.collector.gate
-        gate.shut()
-        while self._boundary.locked() and not gate.wait_until_held(0.005):
+        gate.pause()
+        while self._boundary.locked() and not gate.wait_until_paused(0.005):
             pass  # bounded by the environments' time limits; the fleet's own limit names this worker sooner
 
     def _between_batches(self, action: Any) -> bytes:
@@ -365,7 +365,7 @@ def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout)
     observation, action = collector.spaces
     dataset = open_dataset(begin.dataset_uri, describe_job(start.job, layout, observation, action))
     limits = ShardLimits(seconds=begin.seal_after_s)
-    return dataset.writer(part=start.place.part, layout=layout, limits=limits)
+    return dataset.writer(part=start.place.attempt_name, layout=layout, limits=limits)
 
 
 def forward_logs(uplink: Uplink) -> None:

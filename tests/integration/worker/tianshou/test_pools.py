@@ -89,9 +89,9 @@ def test_the_wrong_collector_and_arguments_that_pools_do_not_take_are_refused() 
     with pytest.raises(EnvError, match="come back 3 at a time of 12; use AsyncCollector"):
         Collector(mlp(BOX, TWO), pool(12, 3))
     collector = Collector(mlp(BOX, TWO), pool(4))
-    with pytest.raises(EnvError, match=r"gym_reset_kwargs has \['seed'\], and EnvPoolEnv takes no arguments"):
+    with pytest.raises(EnvError, match=r"gym_reset_kwargs has \['seed'\], and EnvPoolVectorEnv takes no arguments"):
         collector.collect(n_step=4, reset_before_collect=True, gym_reset_kwargs={"seed": 3})
-    with pytest.raises(EnvError, match="EnvPoolEnv cannot be rendered"):
+    with pytest.raises(EnvError, match="EnvPoolVectorEnv cannot be rendered"):
         collector.collect(n_step=4, render=0.1)
     assert collector.collect(n_step=4, render=0.0).n_collected_steps == 4
     with pytest.raises(EnvError, match="batch_size 5 does not divide num_envs 12"):

@@ -16,7 +16,7 @@ from tensordict.nn import TensorDictModule
 from torch import nn
 
 from cormorant_testing.envs import CountingEnv
-from cormorant_worker.collect.overrides import Parts, read_parts
+from cormorant_worker.collect.overrides import WorkerOverrides, read_overrides
 from cormorant_worker.compat.torchrl.policy import OnTensorDicts, as_policy, read_weights
 from cormorant_worker.compat.torchrl.recipes import make_collector_onpolicy, share_out
 from cormorant_worker.compat.torchrl.seeds import next_seed
@@ -132,7 +132,7 @@ def test_an_environments_device_is_checked_before_anything_is_built(module: str)
 
 def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
     makers = share_out(CountingEnv(lengths=2), None, 2, 1)[0]
-    sent = read_parts(Parts(envs=makers).to_bytes()).envs
+    sent = read_overrides(WorkerOverrides(envs=makers).to_bytes()).envs
     # Once more, as for an environment's own process.
     again = cloudpickle.loads(cloudpickle.dumps(sent[0]))
     made = [sent[0](), sent[1](), sent[0](), again()]

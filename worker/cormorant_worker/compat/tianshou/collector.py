@@ -1,6 +1,6 @@
 """Collector and AsyncCollector with Tianshou's arguments, methods and attributes, stepping as this project steps.
 
-    collect(n_step | n_episode):  requests are checked -> lanes fill blocks -> tally -> transforms, hooks -> buffer
+    collect(n_step | n_episode):  requests are checked -> groups fill blocks -> tally -> transforms, hooks -> buffer
 
 # B environments, T steps
 """
@@ -30,13 +30,13 @@ from cormorant_worker.compat.tianshou.policies import (
 from cormorant_worker.compat.tianshou.requests import check_request
 from cormorant_worker.compat.tianshou.shares import play_episodes
 from cormorant_worker.compat.tianshou.stats import CollectStats, Tally, check_stats_class
-from cormorant_worker.compat.tianshou.watched import WatchedLane
+from cormorant_worker.compat.tianshou.watched import WatchedEnvGroup
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvError
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array
-from cormorant_worker.weights.staged import WeightSlot
+from cormorant_worker.weights.staged import StagedWeights
 
 if TYPE_CHECKING:
     from tensordict import TensorDict
@@ -129,7 +129,7 @@ class Collector(Generic[Stats]):
                 self._actor,
                 config=engine.CollectorConfig(seeds=self._seeds(), exploration_type=ExplorationType(exploration_type)),
                 warmup=random,
-                weights=WeightSlot({}),
+                weights=StagedWeights({}),
                 first_actor=first,
             )
         except BaseException:
@@ -378,17 +378,17 @@ class Collector(Generic[Stats]):
         if not seconds:
             yield
             return
-        lanes = self._engine.lanes
+        env_groups = self._engine.env_groups
 
         def show() -> None:
             self._envs.render()  # type: ignore[attr-defined]  # checked by collect
             time.sleep(seconds)
 
-        self._engine.lanes = [WatchedLane(lane, show) for lane in lanes]
+        self._engine.env_groups = [WatchedEnvGroup(env_group, show) for env_group in env_groups]
         try:
             yield
         finally:
-            self._engine.lanes = lanes
+            self._engine.env_groups = env_groups
 
     def _seeds(self) -> SeedPath:
         return SeedPath(job_seed=self._seed, index=0, attempt=self._attempt)

@@ -96,7 +96,7 @@ def refuse_reset_kwargs(env: VectorEnv, kwargs: Mapping[str, Any]) -> None:
 
 
 def _around_pool(pool: Any) -> VectorEnv:
-    from cormorant_worker.envs.envpool import AsyncEnvPoolEnv, EnvPoolEnv
+    from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolVectorEnv
 
     config = pool.config
     if config.get("max_num_players", 1) != 1:
@@ -104,7 +104,7 @@ def _around_pool(pool: Any) -> VectorEnv:
     num_envs, batch_size = int(config["num_envs"]), int(config["batch_size"]) or int(config["num_envs"])
     if num_envs % batch_size:
         raise EnvError(f"the pool's batch_size {batch_size} does not divide num_envs {num_envs}; choose one that does")
-    return EnvPoolEnv.around(pool) if batch_size == num_envs else AsyncEnvPoolEnv.around(pool)
+    return EnvPoolVectorEnv.around(pool) if batch_size == num_envs else AsyncEnvPoolVectorEnv.around(pool)
 
 
 class GivenEnvs(InlineVectorEnv):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cormorant_worker.collect.block import Block
-from cormorant_worker.collect.env_group import Lane
+from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.compat.tianshou.watched import LaneAround
 from cormorant_worker.errors import EnvError
@@ -26,7 +26,7 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
     """Fill the same block again and again until every environment has played its share.
 
     Args:
-        collector: whose lanes step.
+        collector: whose groups step.
         num_episodes: over all environments; where there are fewer, the last environments play none.
         is_open: [B] bool, environments whose first episode is under way and is played beside their share.
         max_frames: of one environment, in which it must have played its share.
@@ -43,7 +43,7 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
     left = share + is_open
     frames = np.zeros(envs, dtype=np.int64)
     block = Block(collector.layout(_ROWS))
-    lanes = collector.lanes
+    env_groups = collector.env_groups
     try:
         while (left > 0).any():
             if frames.max() >= max_frames:
@@ -52,10 +52,10 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
                     f"environment {late} has {left[late]} of {share[late]} episodes left after {frames[late]:,} "
                     "frames; give the environments a time limit"
                 )
-            quota, counters = _begin(collector, lanes, left)
-            collector.lanes = list(counters)
+            quota, counters = _begin(collector, env_groups, left)
+            collector.env_groups = list(counters)
             collector.fill_columns(block, quota)
-            collector.lanes = lanes
+            collector.env_groups = env_groups
             frames += block.lengths
             lost = collector.trajectories.lost
             ended = block.end_columns[: block.num_ends]
@@ -65,32 +65,32 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
             np.subtract.at(left, ended, 1)
             yield block
     finally:
-        collector.lanes = lanes
+        collector.env_groups = env_groups
 
 
-def _begin(collector: "Collector", lanes: list[Lane], left: Array) -> tuple[Array, list["_Counting"]]:
-    """What each column is to fill of the next block, and lanes that stop where its share ends."""
+def _begin(collector: "Collector", env_groups: list[EnvGroup], left: Array) -> tuple[Array, list["_Counting"]]:
+    """What each column is to fill of the next block, and groups that stop where its share ends."""
     quota = np.where(left > 0, _ROWS, 0)
     counters = []
     first = 0
-    for lane in lanes:
-        columns = slice(first, first + lane.env.num_envs)
+    for env_group in env_groups:
+        columns = slice(first, first + env_group.env.num_envs)
         first = columns.stop
         missing = left[columns].copy()
-        for column, frames in lane.ends_ahead():
+        for column, frames in env_group.ends_ahead():
             # It is in the ring already, ahead of what was handed over.
             missing[column] -= 1
             if missing[column] == 0:
                 quota[columns.start + column] = min(_ROWS, frames)
-        counters.append(_Counting(lane, collector.trajectories, columns, missing))
+        counters.append(_Counting(env_group, collector.trajectories, columns, missing))
     return quota, counters
 
 
 class _Counting(LaneAround):
     """Stops a column when it has ended its share."""
 
-    def __init__(self, lane: Lane, trajectories: Trajectories, columns: slice, missing: Array) -> None:
-        super().__init__(lane)
+    def __init__(self, env_group: EnvGroup, trajectories: Trajectories, columns: slice, missing: Array) -> None:
+        super().__init__(env_group)
         self._trajectories = trajectories
         self._ids = trajectories.ids[columns]
         self._missing = missing

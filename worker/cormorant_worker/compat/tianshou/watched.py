@@ -1,20 +1,20 @@
-"""Lanes around lanes: the engine's own, with something done after every vector step."""
+"""EnvGroups around the collector's own, with something done after every vector step."""
 
 from collections.abc import Callable
 
 from cormorant_worker.collect.block import Block, Layout
-from cormorant_worker.collect.env_group import Lane
+from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.timing import Laps
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.spaces import Array, Arrays
 
 
 class LaneAround:
-    """Hands everything on to another lane. Implements Lane."""
+    """Hands everything on to another group. Implements EnvGroup."""
 
-    def __init__(self, lane: Lane) -> None:
-        self.inner = lane
-        self.env = lane.env
+    def __init__(self, env_group: EnvGroup) -> None:
+        self.inner = env_group
+        self.env = env_group.env
 
     @property
     def laps(self) -> Laps | None:
@@ -82,11 +82,11 @@ class LaneAround:
         self.inner.restore(state)
 
 
-class WatchedLane(LaneAround):
+class WatchedEnvGroup(LaneAround):
     """Calls a function after every vector step: for rendering."""
 
-    def __init__(self, lane: Lane, on_landed: Callable[[], None]) -> None:
-        super().__init__(lane)
+    def __init__(self, env_group: EnvGroup, on_landed: Callable[[], None]) -> None:
+        super().__init__(env_group)
         self._on_landed = on_landed
 
     def land(self) -> int:

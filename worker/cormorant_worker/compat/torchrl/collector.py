@@ -14,7 +14,7 @@ from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.batch import frames_of
-from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl.batches import StepCounts, add_root_flags, mark_padding, split, truncate_last
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.compat.torchrl.free_running import FreeRunning
@@ -109,13 +109,13 @@ class FleetCollector:
 
         return Fleet(job, options)
 
-    def _sendable(self, parts: Parts) -> Any:
+    def _sendable(self, parts: WorkerOverrides) -> Any:
         return parts.to_bytes()
 
     def _options(self) -> FleetOptions:
         return FleetOptions(
             workers=self._plan.num_collectors,
-            parts=self._parts,
+            overrides=self._parts,
             whole_rows=True,
             # Nothing is collected before it is asked for: a seed, weights or a state that come first rule it.
             starts_paused=True,
@@ -126,14 +126,14 @@ class FleetCollector:
         settings = self._settings
         return storing_devices(settings.storing_device, settings.device, count)
 
-    def _all_parts(self) -> list[Parts]:
+    def _all_parts(self) -> list[WorkerOverrides]:
         settings, count = self._settings, self._plan.num_collectors
         general = devices_of(settings.device, "device", count, is_remote=True)
         devices = devices_of(settings.policy_device, "policy_device", count, is_remote=True)
         factories = broadcast(settings.policy_factory, "policy_factory", count)
         overrides = self._plan.overrides or ({},) * count
         return [
-            Parts(
+            WorkerOverrides(
                 envs=self._plan.makers[i],
                 policy=None if factories[i] is not None else on_cpu(self._policy),
                 policy_factory=None

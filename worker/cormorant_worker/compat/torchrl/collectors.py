@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl.collector import FleetCollector, Mode, Plan
 from cormorant_worker.compat.torchrl.devices import devices_of
 from cormorant_worker.compat.torchrl.in_process import InProcessFleet
@@ -74,7 +74,7 @@ class Collector(FleetCollector):
         makers = share_out(fns, create_env_kwargs, len(fns), 1)
         super().__init__(Plan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed()))
 
-    def _all_parts(self) -> list[Parts]:
+    def _all_parts(self) -> list[WorkerOverrides]:
         (parts,) = super()._all_parts()
         settings = self._settings
         (said,) = devices_of(settings.policy_device, "policy_device", 1, is_remote=False)
@@ -87,7 +87,7 @@ class Collector(FleetCollector):
         acting = self._policy if is_own else copy.deepcopy(self._policy)
         return [replace(parts, policy=acting, device=device, shares_policy=is_own)]
 
-    def _sendable(self, parts: Parts) -> Any:
+    def _sendable(self, parts: WorkerOverrides) -> Any:
         return parts  # nothing is sent
 
     def _open(self, job: CollectorJob, options: FleetOptions) -> Any:

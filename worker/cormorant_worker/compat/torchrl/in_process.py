@@ -12,7 +12,7 @@ import torch
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.build import build_collector, rebuild
-from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvRaised, FleetClosed, StateError
 from cormorant_worker.fleet.fleet_state import FleetState
@@ -27,7 +27,7 @@ _NAME = "local-0"
 class InProcessFleet:
     """Collects each batch when it is asked for. Publishing copies weights into the policy, and counts a version."""
 
-    def __init__(self, job: CollectorJob, parts: Parts) -> None:
+    def __init__(self, job: CollectorJob, parts: WorkerOverrides) -> None:
         """Build the environments and try the policy.
 
         Raises:

@@ -16,7 +16,7 @@ import torch
 
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.envs.envpool import EnvPoolEnv, EnvPoolTask, check_pool, envpool_module, reseed_pool
+from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv, check_pool, envpool_module, reseed_pool
 from cormorant_worker.envs.one_hot import OneHotActions
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
 from cormorant_worker.envs.repeat import RepeatedActions
@@ -42,7 +42,7 @@ class Pool:
 
     def __init__(
         self,
-        build: Callable[[Sequence[int] | None], EnvPoolEnv],
+        build: Callable[[Sequence[int] | None], EnvPoolVectorEnv],
         *,
         frame_skip: int | None,
         categorical_action_encoding: bool,
@@ -191,7 +191,7 @@ class Pool:
 
 def builder_of_task(
     env_name: str, num_workers: int, create_env_kwargs: Mapping[str, Any] | None
-) -> Callable[[Sequence[int] | None], EnvPoolEnv]:
+) -> Callable[[Sequence[int] | None], EnvPoolVectorEnv]:
     """What builds a task's pool. Refuses what EnvPool does not know before anything is built.
 
     Args:
@@ -226,14 +226,14 @@ def builder_of_task(
         task.check()
     except EnvBuildError as error:
         raise EnvBuildError(str(error).replace("spec.env.envpool.kwargs.", "create_env_kwargs.")) from error
-    return lambda seeds: EnvPoolEnv(task, num_threads=threads, seeds=own if seeds is None else seeds)
+    return lambda seeds: EnvPoolVectorEnv(task, num_threads=threads, seeds=own if seeds is None else seeds)
 
 
-def builder_of_pool(pool: Any) -> Callable[[Sequence[int] | None], EnvPoolEnv]:
+def builder_of_pool(pool: Any) -> Callable[[Sequence[int] | None], EnvPoolVectorEnv]:
     """What wraps a pool that `envpool.make` built, and builds others like it.
 
     Raises:
         EnvBuildError: see `check_pool`.
     """
     check_pool(pool)
-    return lambda seeds: EnvPoolEnv.around(pool if seeds is None else reseed_pool(pool, seeds))
+    return lambda seeds: EnvPoolVectorEnv.around(pool if seeds is None else reseed_pool(pool, seeds))

@@ -9,7 +9,7 @@ from typing import Any
 from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.overrides import Parts
+from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl import ray_arguments as arguments
 from cormorant_worker.compat.torchrl import receivers
 from cormorant_worker.compat.torchrl.attributes import execute
@@ -196,7 +196,7 @@ class RayCollector(FleetCollector):
 
         return RayFleet(job, options, self._ray_options)
 
-    def _all_parts(self) -> list[Parts]:
+    def _all_parts(self) -> list[WorkerOverrides]:
         if not self._extends_in_workers:
             return super()._all_parts()
         settings = self._settings

@@ -94,5 +94,5 @@ def _imports_of(start: Start) -> Imports:
     return Imports(
         now=("envpool",) if spec.env.envpool is not None else (),
         # Two seconds, and only policies that are TensorDictModules need it.
-        when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.parts else (),
+        when_idle=("tensordict.nn",) if spec.policy.entrypoint or start.overrides else (),
     )

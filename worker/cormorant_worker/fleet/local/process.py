@@ -53,7 +53,7 @@ class WorkerProcess:
         self._fork_server = fork_server
         self._is_closed = False
         handed = (theirs_data.fileno(), theirs_control.fileno(), self.pulse.memory.descriptor)
-        self._number = fork_server.fork(place.part, handed, imports=imports)
+        self._number = fork_server.fork(place.attempt_name, handed, imports=imports)
         theirs_data.close()
         theirs_control.close()
 

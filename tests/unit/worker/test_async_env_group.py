@@ -143,8 +143,8 @@ def test_new_trajectories_begin_from_the_first_state_wherever_an_environment_is(
     env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(50,))
     collector = make_collector(num_envs=4, envs=[env], policy="counter")
     collector.collect(num_steps=20)
-    for lane in collector.lanes:
-        lane.restart()
+    for env_group in collector.env_groups:
+        env_group.restart()
     later = [collector.collect(num_steps=40) for _ in range(2)]
     begun = 0
     for batch in later:

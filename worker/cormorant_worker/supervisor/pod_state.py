@@ -7,7 +7,7 @@ _HUNG_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)
-class Standing:
+class PodState:
     """Single values, each written by one thread: no lock."""
 
     is_joined: bool = False
