@@ -66,7 +66,9 @@ class Api(Protocol):
 class HeadCommands(Protocol):
     """What it asks of heads: `head_client.HeadClient`."""
 
-    async def set_desired(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None: ...
+    async def set_desired(
+        self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
+    ) -> None: ...
 
     async def drain(self, job: Job, head: Pod) -> None: ...
 
@@ -327,7 +329,13 @@ class Executor:
     async def _send_to_head(self, job: Job, action: SetDesired | DrainHead) -> None:
         try:
             if isinstance(action, SetDesired):
-                await self._heads.set_desired(job, action.pod, sizes=dict(action.sizes), paused=action.paused)
+                await self._heads.set_desired(
+                    job,
+                    action.pod,
+                    sizes=dict(action.sizes),
+                    empty_slots=dict(action.empty_slots),
+                    paused=action.paused,
+                )
             else:
                 await self._heads.drain(job, action.pod)
         except HeadSilent as error:

@@ -62,6 +62,7 @@ class HeadClient:
             version=status.weights.version,
             min_applied_version=status.weights.min_applied_version,
             sizes=dict(desired.groups),
+            empty_slots=desired.empty_slots,
             is_resizing=desired.pending,
             pause_state=status.pause_state,
             is_leased=bool(status.pauses),
@@ -70,14 +71,18 @@ class HeadClient:
             failure=next((fact.message for fact in status.conditions if fact.type == "Failed" and fact.message), ""),
         )
 
-    async def set_desired(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
-        """Say how many workers there shall be, and whether they stand still.
+    async def set_desired(
+        self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
+    ) -> None:
+        """Say which workers there shall be, and whether they stand still.
 
         Raises:
             HeadSilent: it did not take it.
         """
-        wanted = Desired(groups=sizes, paused=paused)
-        await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=wanted.model_dump_json())
+        # Heads before `empty_slots` refuse a body with it: it is left out where it says nothing.
+        wanted = Desired(groups=sizes, paused=paused, empty_slots=empty_slots)
+        body = wanted.model_dump_json(exclude_defaults=True)
+        await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=body)
 
     async def drain(self, job: Job, head: Pod) -> None:
         """Let nothing new begin.

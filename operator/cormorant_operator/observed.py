@@ -148,6 +148,9 @@ class HeadAnswer:
     min_applied_version: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
     """Workers by group, as the head was asked last."""
+    empty_slots: Mapping[str, tuple[int, ...]] | None = field(default_factory=dict)
+    """Slots below the highest worker that the head was told to expect none in, by group. None: an older head, which
+    can be told sizes alone."""
     is_resizing: bool = False
     pause_state: Literal["running", "draining", "paused"] = "running"
     is_leased: bool = False

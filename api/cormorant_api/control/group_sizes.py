@@ -1,8 +1,9 @@
 """How many workers there shall be: brought about by one thread, since workers take a while to start."""
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count, islice
 from typing import Protocol
 
 import structlog
@@ -22,7 +23,7 @@ class Resizable(Protocol):
 
     job: CollectorJob
 
-    def resize(self, workers: int | Mapping[str, int]) -> None: ...
+    def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None: ...
 
 
 class GroupSizes:
@@ -33,12 +34,20 @@ class GroupSizes:
         self._lock = threading.Lock()
         """Guards what follows."""
         self._groups = {group.name: fleet.job.spec.size_of(group) for group in fleet.job.spec.worker_groups}
+        self._empty: dict[str, tuple[int, ...]] = {}
+        """Slots that no worker is expected in, by group; groups without any are left out."""
+        self._exact: set[str] = set()
+        """Groups that ever had such slots: the fleet is told their indices, since a size alone would keep a gap."""
         self._changes = 0
         self._error = ""
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="group-sizes")
 
-    def want(self, groups: Mapping[str, int]) -> None:
+    def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]] | None = None) -> None:
         """Ask for sizes; groups that are not named keep theirs. What was asked before and not begun is forgotten.
+
+        Args:
+            groups: workers by group.
+            empty_slots: indices by group that are skipped; groups of `groups` that are not named here skip none.
 
         Raises:
             ApiError: 422, there is no such group; 409, nobody would be left.
@@ -56,6 +65,9 @@ class GroupSizes:
                 raise ApiError(
                     409, ProblemType.LAST_WORKER, "no worker would be left; POST /v1/pauses to stand still instead"
                 )
+            asked = {name: tuple(sorted(set(found))) for name, found in (empty_slots or {}).items() if found}
+            self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
+            self._exact |= asked.keys()
             self._groups = wanted
             self._changes += 1
             self._pool.submit(self._resize, self._changes)
@@ -63,7 +75,13 @@ class GroupSizes:
     def describe(self, *, paused: bool) -> DesiredReport:
         """What is wanted by now; `paused` is what the leases' book says."""
         with self._lock:
-            return DesiredReport(groups=self._groups, paused=paused, pending=self._changes > 0, error=self._error)
+            return DesiredReport(
+                groups=self._groups,
+                paused=paused,
+                pending=self._changes > 0,
+                error=self._error,
+                empty_slots=self._empty,
+            )
 
     @property
     def groups(self) -> Mapping[str, int]:
@@ -76,7 +94,10 @@ class GroupSizes:
         with self._lock:
             if change != self._changes:
                 return  # a newer one waits behind it
-            groups = dict(self._groups)
+            groups: dict[str, int | Collection[int]] = {
+                name: _lowest_free(size, self._empty.get(name, ())) if name in self._exact else size
+                for name, size in self._groups.items()
+            }
         error = ""
         try:
             self._fleet.resize(groups)
@@ -87,3 +108,9 @@ class GroupSizes:
             self._error = error
             if change == self._changes:
                 self._changes = 0
+
+
+def _lowest_free(size: int, empty: Collection[int]) -> tuple[int, ...]:
+    """Indices of a group's workers: 2 workers and slot 0 empty are (1, 2)."""
+    skipped = set(empty)
+    return tuple(islice((index for index in count() if index not in skipped), size))

@@ -28,11 +28,17 @@ async def put_desired(request: Request, body: Desired) -> DesiredReport:
     head = head_of(request)
     running = head.running
     if body.groups:
-        running.group_sizes.want(body.groups)
+        running.group_sizes.want(body.groups, empty_slots=body.empty_slots)
     if body.paused is not None:
         head.leases.spec_paused = body.paused
         running.pauses.nudge()
-    log.info("desired_changed", groups=body.groups, paused=body.paused, who=author_of(request))
+    log.info(
+        "desired_changed",
+        groups=body.groups,
+        empty_slots=body.empty_slots,
+        paused=body.paused,
+        who=author_of(request),
+    )
     return _describe(head)
 
 

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from cormorant_contract.rest.base import Answer, Count, Number, Request
 
 Replicas = Annotated[int, Number, Field(ge=0, le=65536)]
+Index = Annotated[int, Number, Field(ge=0, le=65535)]
 
 
 class Desired(Request):
@@ -15,11 +16,16 @@ class Desired(Request):
     groups: Annotated[dict[str, Replicas], Field(default={}, max_length=8)]
     paused: bool | None = None
     """The job's `spec.paused`, as it is now; leases hold the fleet besides."""
+    empty_slots: Annotated[dict[str, tuple[Index, ...]], Field(default={}, max_length=8)]
+    """Slots by group that no worker is expected in: the group's workers have the lowest other indices. A group that is
+    not named here has none, and its workers have the lowest indices. Heads whose report lacks it refuse it."""
 
     @model_validator(mode="after")
     def _is_about_something(self) -> Self:
         if not self.groups and self.paused is None:
             raise ValueError("groups and paused are both missing; send at least one of them")
+        if unsized := sorted(set(self.empty_slots) - set(self.groups)):
+            raise ValueError(f"empty_slots names {', '.join(unsized)} and groups does not; send the group's size too")
         return self
 
 
@@ -33,6 +39,8 @@ class DesiredReport(Answer):
     """Workers are being started or retired."""
     error: str = ""
     """Why the last change failed, if it did."""
+    empty_slots: dict[str, tuple[Count, ...]] | None = None
+    """As they were asked for; groups without any are left out. None: an older head, which knows sizes alone."""
 
 
 class DrainReport(Answer):

@@ -1,4 +1,4 @@
-"""Why pods do not run: what `Scheduled` and `Accepted` say, and how many workers fit."""
+"""Why pods do not run: what `Scheduled` and `Accepted` say, and which workers fit."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -96,21 +96,43 @@ def late_at(view: View, pod: Pod) -> datetime | None:
     return view.after(pod.created, limit)
 
 
-def fitting_sizes(view: View) -> Mapping[str, int]:
-    """Workers by group that the head shall count on.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fit:
+    """The slots that the head shall count on: the lowest of each group but the empty ones."""
 
-    With onUnschedulable ScaleToFit it counts on those below the first that found no node in time, as long as these are
-    enough. The pods that wait are left alone: they keep their place in the scheduler's queue, and count when they run.
+    sizes: Mapping[str, int]
+    """Workers by group."""
+    empty_slots: Mapping[str, tuple[int, ...]]
+    """Skipped indices below the highest worker's, ascending, by group; groups without any are left out."""
+
+
+def fit(view: View) -> Fit:
+    """Which workers the head shall count on.
+
+    With onUnschedulable ScaleToFit these are all but those that found no node in time, as long as enough remain. The
+    pods that wait are left alone: they keep their place in the scheduler's queue, and count when they have a node.
+    A head that can be told sizes alone counts on the slots below the first one that waits.
     """
     if view.policy.on_unschedulable != "ScaleToFit":
-        return view.sizes
-    fitting = {}
+        return Fit(sizes=view.sizes, empty_slots={})
+    knows_gaps = view.answer is not None and view.answer.empty_slots is not None
+    sizes, empty = dict(view.sizes), {}
     for group in view.groups:
-        size = view.sizes[group.name]
-        late = (slot.index for slot in view.slots[group.name] if slot.live is not None and is_late(view, slot.live))
-        fits = min(next(late, size), size)
-        fitting[group.name] = fits if fits >= min(size, max(1, group.min_replicas or 1)) else size
-    return fitting
+        size = top = view.sizes[group.name]
+        late = [
+            slot.index
+            for slot in view.slots[group.name]
+            if slot.index < size and slot.live is not None and is_late(view, slot.live)
+        ]
+        if not knows_gaps:
+            top = min(late, default=size)
+        while late and late[-1] >= top - 1:
+            top = min(top, late.pop())
+        if top - len(late) >= min(size, max(1, group.min_replicas or 1)):
+            sizes[group.name] = top - len(late)
+            if late:
+                empty[group.name] = tuple(late)
+    return Fit(sizes=sizes, empty_slots=empty)
 
 
 def _is_missing(view: View, owner: str) -> bool:

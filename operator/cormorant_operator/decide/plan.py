@@ -1,7 +1,7 @@
 """What `reconcile` wants done: a list of small orders, the status to write, and when to look again."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal, TypeAlias
 
@@ -73,6 +73,7 @@ class DeleteChild:
 class SetDesired:
     pod: Pod
     sizes: Mapping[str, int]
+    empty_slots: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     paused: bool
 
 

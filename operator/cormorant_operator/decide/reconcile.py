@@ -11,7 +11,7 @@ from cormorant_operator import names
 from cormorant_operator.decide.conditions import Decision
 from cormorant_operator.decide.events import events_between
 from cormorant_operator.decide.heads import HeadPlan, plan_head, render_head
-from cormorant_operator.decide.obstacles import fitting_sizes
+from cormorant_operator.decide.obstacles import Fit, fit
 from cormorant_operator.decide.outcome import Outcome, clean_up, find_outcome, outcome_dues
 from cormorant_operator.decide.plan import (
     Action,
@@ -192,13 +192,13 @@ def _orders_to_head(view: View, head: HeadPlan) -> Iterator[Action]:
     live, answer = view.live_head, view.answer
     if live is None or answer is None or head.is_replacing or answer.phase in ("Draining", "Completed", "Failed"):
         return
-    sizes = dict(fitting_sizes(view))
-    has_workers = any(sizes.values())
+    told, wanted = Fit(sizes=answer.sizes, empty_slots=answer.empty_slots or {}), fit(view)
+    has_workers = any(wanted.sizes.values())
     # A fleet of nobody is refused: it stands still instead.
-    sizes = sizes if has_workers else dict(answer.sizes)
+    wanted = wanted if has_workers else told
     is_paused = view.job.spec.paused or not has_workers
-    if answer.sizes != sizes or answer.is_spec_paused != is_paused:
-        yield SetDesired(pod=live, sizes=sizes, paused=is_paused)
+    if wanted != told or answer.is_spec_paused != is_paused:
+        yield SetDesired(pod=live, sizes=wanted.sizes, empty_slots=wanted.empty_slots, paused=is_paused)
 
 
 def _is_urgent(view: View, workers: WorkerPlan) -> bool:

@@ -145,7 +145,9 @@ def _is_released(view: View, group: WorkerGroup) -> bool:
         return False
     if not any(view.sizes.values()):
         return answer.pause_state == "paused"
-    return answer.sizes.get(group.name, 0) <= view.sizes[group.name] and not answer.is_resizing
+    skipped = (answer.empty_slots or {}).get(group.name, ())
+    above_highest = answer.sizes.get(group.name, 0) + len(skipped)
+    return above_highest <= view.sizes[group.name] and not answer.is_resizing
 
 
 def live_workers(view: View) -> Iterator[Pod]:

@@ -2,10 +2,7 @@
 
 import asyncio
 import base64
-import json
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -19,7 +16,7 @@ from cormorant_operator.errors import Conflict
 from cormorant_operator.kube.auth import find_connection
 from cormorant_operator.kube.client import KubeClient
 from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
-from cormorant_testing.operator_world import make_spec
+from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHead, StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
@@ -28,83 +25,6 @@ RESTRICTED = {
     "pod-security.kubernetes.io/enforce": "restricted",
     "pod-security.kubernetes.io/enforce-version": "latest",
 }
-
-
-class Operator:
-    """One operator process."""
-
-    def __init__(self, arguments: list[str], log: Path) -> None:
-        self.log = log
-        with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_operator", *arguments], stdout=file, stderr=subprocess.STDOUT
-            )
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=10)
-
-    def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=30)
-
-
-class Scene:
-    """A namespace with an operator that looks after it alone."""
-
-    def __init__(self, namespace: Namespace, heads: StubHeads, folder: Path) -> None:
-        self.namespace, self.heads, self.folder = namespace, heads, folder
-        key = folder / "key"
-        key.write_text("0123456789abcdef" * 4)
-        self.arguments = [
-            *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", namespace.name),
-            *("--head-url", heads.url, "--poll-seconds", "1", "--probe-port", "0"),
-        ]
-
-    @contextmanager
-    def operator(self, *more: str, log: str = "operator.log") -> Iterator[Operator]:
-        operator = Operator([*self.arguments, *more], self.folder / log)
-        try:
-            yield operator
-        finally:
-            operator.kill()
-            sys.stdout.write(operator.log.read_text()[-5000:])
-
-    def submit(self, name: str = "pong", *, labels: dict[str, str] | None = None, **spec: Any) -> None:
-        manifest = {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": name, "labels": labels or {}},
-            "spec": make_spec(**spec),
-        }
-        self.namespace("apply", "-f", "-", document=manifest)
-
-    def edit(self, patch: str, name: str = "pong") -> None:
-        self.namespace("patch", "cjob", name, "--type=merge", "-p", patch)
-
-    def status(self, name: str = "pong") -> dict[str, Any]:
-        return dict(self.namespace.get("cjob", name).get("status") or {})
-
-    def condition(self, kind: str, name: str = "pong") -> str:
-        found = [c for c in self.status(name).get("conditions", []) if c["type"] == kind]
-        return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
-
-    def scale(self, name: str = "pong") -> dict[str, Any]:
-        """What the scale subresource says to autoscalers."""
-        path = f"/apis/cormorant.dev/v1alpha1/namespaces/{self.namespace.name}/collectorjobs/{name}/scale"
-        return dict(json.loads(self.namespace("get", "--raw", path))["status"])
-
-    def uids(self) -> dict[str, str]:
-        return {pod["metadata"]["name"]: pod["metadata"]["uid"] for pod in self.namespace.items("pods")}
-
-    def until_ready(self, name: str = "pong", *, within_s: float = 30.0) -> None:
-        is_ready = "True/EnoughWorkers"
-        self.namespace.until(
-            lambda: self.condition("Ready", name) == is_ready, what=f"{name} is ready", within_s=within_s
-        )
-
-    def until(self, is_so: Any, what: str) -> float:
-        return self.namespace.until(is_so, what=what)
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +228,25 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
             scene.namespace("patch", "pod", name, "--type=merge", "-p", '{"spec": {"schedulingGates": null}}')
         # No node is there; what waits for one now are the same pods.
         scene.until(lambda: "no nodes available" in words(), "the scheduler has looked at them")
+        assert scene.uids() == before
+
+
+def test_job_that_scales_to_fit_leaves_out_a_slot_in_the_middle(scene: Scene) -> None:
+    policy = {"onUnschedulable": "ScaleToFit", "unschedulableAfterSeconds": 5}
+    with scene.operator():
+        scene.submit(replicas=3, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy=policy)
+        scene.until(lambda: len(scene.namespace.names("pods")) == 4, "all pods are made")
+        before = scene.uids()
+        waiting = next(name for name in before if name.startswith("pong-cpu-1"))
+        for name in before.keys() - {waiting}:
+            scene.namespace.start(name)
+        head = scene.heads.by_job.setdefault("pong", StubHead())
+        scene.until(lambda: head.empty_slots == {"cpu": [1]}, "the head is told which slot is empty")
+        assert head.sizes == {"cpu": 2}
+        scene.namespace.start(waiting)
+        scene.until(
+            lambda: (head.sizes, head.empty_slots) == ({"cpu": 3}, {}), "the head counts on it once it has a node"
+        )
         assert scene.uids() == before
 
 

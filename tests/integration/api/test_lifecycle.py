@@ -461,6 +461,30 @@ def test_workers_are_shown_and_groups_resized(folder: Path) -> None:
         until(lambda: take(served, wait=0.1) and len(served.reader.get("/v1/workers").json["workers"]) == 1)
 
 
+def test_workers_fill_the_slots_that_are_asked_for(folder: Path) -> None:
+    job = make_job(num_envs=2, lengths=4)
+    with serve(job, directory=folder, workers=1) as served:
+        wanted: dict[str, object]
+        for empty, workers in (({"cpu": [0, 2]}, ["cpu-1", "cpu-3"]), ({}, ["cpu-0", "cpu-1"])):
+            wanted = {"groups": {"cpu": 2}, "empty_slots": empty}
+            asked = served.operator.call(
+                "PUT", "/v1/desired", json.dumps(wanted).encode(), Content_Type="application/json"
+            )
+            assert (asked.status, asked.json["empty_slots"]) == (200, empty)
+            until(
+                lambda workers=workers: (
+                    take(served, wait=0.1)
+                    and [w["id"] for w in served.reader.get("/v1/workers").json["workers"] if w["ready"]] == workers
+                )
+            )
+            assert served.reader.get("/v1/status").json["desired"]["empty_slots"] == empty
+        nameless = served.operator.call(
+            "PUT", "/v1/desired", b'{"paused": true, "empty_slots": {"cpu": [0]}}', Content_Type="application/json"
+        )
+        assert nameless.status == 422
+        assert "empty_slots names cpu and groups does not" in nameless.body.decode()
+
+
 def test_spec_paused_is_what_the_operator_says_it_is(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=4)
     with serve(job, directory=folder, workers=1) as served:

@@ -76,10 +76,11 @@ def test_operator_and_head_understand_each_other(talk: Talk) -> None:
     assert (answer.pod_uid, answer.sizes, answer.is_spec_paused) == ("h1", {"cpu": 1}, False)
 
     async def scale_pause_and_drain(client: HeadClient) -> None:
-        await client.set_desired(talk.job, HEAD, sizes={"cpu": 2}, paused=True)
+        await client.set_desired(talk.job, HEAD, sizes={"cpu": 2}, empty_slots={"cpu": (0,)}, paused=True)
         told = await talk.until(client, lambda a: not a.is_resizing and a.pause_state == "paused")
-        assert (told.sizes, told.is_spec_paused) == ({"cpu": 2}, True)
-        await client.set_desired(talk.job, HEAD, sizes={"cpu": 2}, paused=False)
+        assert (told.sizes, told.empty_slots, told.is_spec_paused) == ({"cpu": 2}, {"cpu": (0,)}, True)
+        await client.set_desired(talk.job, HEAD, sizes={"cpu": 2}, empty_slots={}, paused=False)
+        assert (await talk.until(client, lambda a: not a.is_spec_paused)).empty_slots == {}
         await talk.until(client, lambda a: a.frames > 0)
         # Nobody takes batches: the workers come to wait for a learner, which is no stall.
         await talk.until(client, lambda a: a.is_queue_full)

@@ -198,6 +198,7 @@ class World:
                     self.answer = replace(
                         self.answer,
                         sizes=dict(action.sizes),
+                        empty_slots=dict(action.empty_slots) if self.answer.empty_slots is not None else None,
                         is_spec_paused=action.paused,
                         pause_state="paused" if action.paused else "running",
                     )

@@ -13,6 +13,7 @@ class StubHead:
 
     frames: int = 0
     sizes: dict[str, int] = field(default_factory=lambda: {"cpu": 1})
+    empty_slots: dict[str, list[int]] = field(default_factory=dict)
     paused: bool = False
     phase: str = "Running"
     tokens: set[str] = field(default_factory=set)
@@ -64,8 +65,9 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
     if path == "/v1/desired":
         if method == "PUT":
             head.sizes = {**head.sizes, **body.get("groups", {})}
+            head.empty_slots = body.get("empty_slots", {})
             head.paused = body["paused"] if body.get("paused") is not None else head.paused
-        return {"groups": head.sizes, "paused": head.paused, "pending": False}
+        return {"groups": head.sizes, "paused": head.paused, "pending": False, "empty_slots": head.empty_slots}
     if path == "/v1/drain":
         head.phase = "Draining"
         return {"draining": True, "waiting_batches": 0, "lent_batches": 0, "ended": False}

@@ -182,6 +182,10 @@ class AnyOrder(RuleBasedStateMachine):
     def somebody_pauses_or_resumes(self, paused: bool) -> None:
         self.world.edit(paused=paused)
 
+    @rule(choice=st.sampled_from(["Wait", "ScaleToFit"]))
+    def somebody_changes_what_becomes_of_pods_without_a_node(self, choice: str) -> None:
+        self.world.edit(runPolicy={**POLICY, "onUnschedulable": choice})
+
     @rule(image=st.sampled_from(["example/cormorant:1", "example/cormorant:2", "example/broken:1"]))
     def somebody_changes_the_image(self, image: str) -> None:
         self.world.bad_image = "example/broken:1"

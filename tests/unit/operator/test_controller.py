@@ -108,11 +108,13 @@ class Head:
             raise TokenRefused("401")
         return self.answer
 
-    async def set_desired(self, job: Job, head: Pod, *, sizes: dict[str, int], paused: bool) -> None:
+    async def set_desired(
+        self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
+    ) -> None:
         self.told += 1
         if self.is_deaf:
             raise HeadSilent("it does not take it")
-        self.answer = replace(self.answer, sizes=dict(sizes), is_spec_paused=paused)
+        self.answer = replace(self.answer, sizes=sizes, empty_slots=empty_slots, is_spec_paused=paused)
 
     async def drain(self, job: Job, head: Pod) -> None:
         raise AssertionError("nobody wants it to drain")

@@ -32,13 +32,13 @@ class DesiredSlots:
         return len(self._wanted)
 
     def resize(
-        self, workers: int | Mapping[str, int], *, check: Callable[[int], None] = lambda _: None
+        self, workers: int | Mapping[str, int | Collection[int]], *, check: Callable[[int], None] = lambda _: None
     ) -> frozenset[Slot]:
         """Say how many there are, in all or by group: groups that are not named keep theirs. The lowest free index is
         filled first, the highest is given up first.
 
         Args:
-            workers: in all, or by group.
+            workers: in all, or by group; a group's indices instead of its size fill exactly these.
             check: raises where there cannot be so many.
 
         Returns:
@@ -50,17 +50,21 @@ class DesiredSlots:
         names = [group.name for group in self._job.spec.worker_groups]
         if isinstance(workers, int):
             counted = Counter(self._place_of(number)[0] for number in range(workers))
-            sizes = {name: counted[name] for name in names}
+            sizes: dict[str, int | Collection[int]] = {name: counted[name] for name in names}
         else:
             sizes = dict(workers)
         if unknown := sorted(set(sizes) - set(names)):
             raise FleetError(f"there are no worker groups {', '.join(unknown)}; the manifest has {', '.join(names)}")
-        if negative := [f"{name}: {size}" for name, size in sizes.items() if size < 0]:
-            raise FleetError(f"sizes of worker groups begin at 0; got {', '.join(negative)}")
+        lowest = {name: size if isinstance(size, int) else min(size, default=0) for name, size in sizes.items()}
+        if negative := [f"{name}: {number}" for name, number in lowest.items() if number < 0]:
+            raise FleetError(f"sizes and indices of worker groups begin at 0; got {', '.join(negative)}")
         wanted: list[Slot] = []
         for name in names:
             filled = sorted(index for group, index in self._wanted if group == name)
             size = sizes.get(name, len(filled))
+            if not isinstance(size, int):
+                wanted += [(name, index) for index in sorted(set(size))]
+                continue
             taken = set(filled)
             free = (index for index in count() if index not in taken)
             wanted += [(name, index) for index in sorted([*filled[:size], *islice(free, max(0, size - len(filled)))])]

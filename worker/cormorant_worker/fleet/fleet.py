@@ -10,7 +10,7 @@ guarded by one condition, on which callers (the consumer of batches, control cal
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -424,11 +424,12 @@ class Fleet:
         with self._changed, self._standstill.between_batches():
             return self._standstill.reseed(seed)
 
-    def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
+    def resize(self, workers: int | Mapping[str, int | Collection[int]], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
 
         Args:
-            workers: of the whole fleet, or by group; groups that are not named keep their size.
+            workers: of the whole fleet, or by group; groups that are not named keep their size. A group's indices
+                instead of its size: exactly these.
             wait: until all of them have started or ended.
 
         Raises:

@@ -1,6 +1,6 @@
 """What every engine offers: a running fleet of collectors, seen from the process that drives it."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -189,7 +189,7 @@ class Fleet(Protocol):
         """Have every worker begin anew from a seed, at its next batch boundary."""
         ...
 
-    def resize(self, workers: int | Mapping[str, int], *, wait: bool = True) -> None:
+    def resize(self, workers: int | Mapping[str, int | Collection[int]], *, wait: bool = True) -> None:
         """Start or retire workers, in all or by group."""
         ...
 

@@ -148,7 +148,7 @@ class WorkerPool(Requests):
 
     # -- places ------------------------------------------------------------------------------------------------
 
-    def resize(self, workers: int | Mapping[str, int]) -> None:
+    def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
         """Say how many places there are, in all or by group: see `DesiredSlots.resize`.
 
         Raises:
