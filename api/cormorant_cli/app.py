@@ -41,8 +41,8 @@ _HERE, _CLUSTER, _HEAD, _REFERENCE = "On this machine", "On a cluster", "A runni
 
 app = typer.Typer(
     name="cormorant",
-    help="Collects reinforcement-learning experience: one CollectorJob manifest, on this machine or on Kubernetes.",
-    epilog="Start here: cormorant init, then cormorant run job.yaml. Every command takes --help.",
+    help="Collect reinforcement-learning experience from one CollectorJob manifest, on this machine or on Kubernetes.",
+    epilog="Start here: cormorant init, then cormorant run job.yaml. Every command has --help.",
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -95,4 +95,4 @@ def main(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Options that stand before a command."""
+    """Options before the command."""

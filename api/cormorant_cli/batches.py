@@ -7,14 +7,16 @@ import typer
 
 from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
 
-app = typer.Typer(name="batches", help="Look at a head's batches.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(name="batches", help="Read batches from a head.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.command()
 def tail(
-    count: Annotated[int, typer.Option("--count", min=0, help="End after so many batches; 0: never.")] = 0,
-    frames: Annotated[int, typer.Option(min=0, help="End after at least so many frames; 0: with the stream.")] = 0,
-    consumer: Annotated[str, typer.Option(help="Name under which the head counts what was taken.")] = "cli",
+    count: Annotated[int, typer.Option("--count", min=0, help="Stop after this many batches (0: no limit).")] = 0,
+    frames: Annotated[
+        int, typer.Option(min=0, help="Stop after at least this many frames (0: until the stream ends).")
+    ] = 0,
+    consumer: Annotated[str, typer.Option(help="Consumer name under which the head counts these batches.")] = "cli",
     job: Job = "",
     namespace: Namespace = "",
     context: Context = "",
@@ -23,11 +25,11 @@ def tail(
     token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take batches and print a line for each. Consumers share the stream: a learner does not get what is taken here."""
+    """Take batches and print one line for each. A learner does not get the batches taken here."""
     with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
         "read"
     ) as client:
-        # None ahead: whatever is not printed stays with the head.
+        # No prefetch: a batch that is not printed stays with the head.
         stream = client.batches(frames or None, consumer=consumer, prefetch=0)
         with stream:
             for number, batch in enumerate(stream, start=1):

@@ -125,7 +125,7 @@ class Census:
         """What is to be said of all jobs, as a sentence; empty when nothing is."""
         with self._changed:
             if self._notice:
-                return f"the list is {time.monotonic() - self._seen.read_at:.0f} s old: {self._notice}"
+                return f"this list is {time.monotonic() - self._seen.read_at:.0f} s old: {self._notice}"
             if not self._seen.jobs and not self._seen.missing:
                 elsewhere = "; -A shows those of all namespaces" if self._scope.namespace else ""
                 return f"there are no jobs in {self._scope.words()}{elsewhere}"
@@ -135,7 +135,7 @@ class Census:
         """Wait until every head was asked; those that have not answered by then say so in their error."""
         with self._changed:
             self._changed.wait_for(lambda: all(head.is_asked for head in self._heads.values()), timeout_s)
-            return tuple(self._entries(late=f"its head has not answered within {timeout_s:g} s"))
+            return tuple(self._entries(late=f"no answer from its head within {timeout_s:g} s"))
 
     def entries(self) -> tuple[Entry, ...]:
         with self._changed:
@@ -242,7 +242,9 @@ class Census:
                 error = head.error if head.is_asked else late
                 entry = replace(entry, reading=head.reading, error=error, is_asked=head.is_asked or bool(late))
             elif self._asking is not None and _may_have_head(job):
-                entry = replace(entry, error=f"its head is not asked, {MOST_HEADS} are at a time: name this job alone")
+                entry = replace(
+                    entry, error=f"its head is not asked: at most {MOST_HEADS} heads are asked at a time; name this job"
+                )
             yield entry
         for name, sentence in self._seen.missing.items():
             yield Entry(name=name, error=sentence, is_asked=True)
@@ -294,7 +296,7 @@ def _notes(job: "Raw", options: str) -> Iterator[str]:
     """Why it is as it is, where the phase does not say it."""
     status = job.get("status") or {}
     if not status.get("phase"):
-        yield f"no operator has seen it; `cormorant doctor {job['metadata']['name']}{options}`"
+        yield f"not reconciled by any operator; see `cormorant doctor {job['metadata']['name']}{options}`"
         return
     phase = status["phase"]
     facts = [condition(job, kind) for kind in ("Failed", "Stalled", "Suspended") if holds(job, kind)]
@@ -304,7 +306,7 @@ def _notes(job: "Raw", options: str) -> Iterator[str]:
         facts.append(condition(job, "Ready"))
     yield from dict.fromkeys(str(fact.get("message") or fact.get("reason") or fact["type"]) for fact in facts)
     if not is_current(job):
-        yield "the operator has not seen its newest spec"
+        yield "the operator has not reconciled its newest spec"
     groups: Sequence[Raw] = status.get("groups") or ()
     restarts = int(status.get("headRestarts") or 0) + sum(int(group.get("restarts") or 0) for group in groups)
     if restarts:

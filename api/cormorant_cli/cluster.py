@@ -327,7 +327,7 @@ class Cluster:
             if answer.get("code"):
                 raise self._refusal(method, path, int(answer["code"]), answer) from error
             words = " ".join(reason.split())
-            raise ClusterFailed(f"the API server opens no way to {path}: {words}") from error
+            raise ClusterFailed(f"the API server refused the port-forward to {path}: {words}") from error
         except OSError as error:
             raise ClusterAway(_away(self.server, self.context, error)) from error
 
@@ -340,13 +340,13 @@ class Cluster:
                 "context with --context"
             )
         if status == 403 and "exceeded quota" not in words and "unable to create new content" not in words:
-            return NotAllowed(f"you may not do that: {words}; ask who looks after the cluster for this right")
+            return NotAllowed(f"permission denied: {words}; ask the cluster's administrator for this permission")
         if status == 404:
             return ObjectMissing(self._missing(path, words))
         if status == 409:
             return ObjectConflict(_conflict(words, answer))
         if status in (400, 422):
-            return BadInput(f"the API server refuses it: {words}")
+            return BadInput(f"the API server rejected the request: {words}")
         if status == 429:
             return ClusterAway(f"{where} is busy: {words}; try again in a moment")
         return ClusterFailed(f"{where} answered {method} /{path} with {status}: {words}")
@@ -359,19 +359,19 @@ class Cluster:
             "the server could not find the requested resource",
         ):
             return (
-                f"the cluster at {self.server} does not know CollectorJobs; install the operator: "
+                f"CollectorJob is not installed in the cluster at {self.server}; install the operator: "
                 "helm install cormorant charts/cormorant"
             )
         if not kind or not name:
             return words
         if namespace and not self._exists_namespace(namespace):
             near = near_names(namespace, self._names("Namespace", ""))
-            return f'there is no namespace "{namespace}"{near}'
+            return f'namespace "{namespace}" not found{near}'
         if kind == "Namespace":
-            return f'there is no namespace "{name}"{near_names(name, self._names(kind, ""))}'
+            return f'namespace "{name}" not found{near_names(name, self._names(kind, ""))}'
         inside = f" in namespace {namespace}" if namespace else ""
         hint = near_names(name, self._names(kind, namespace))
-        return f'there is no {kind} "{name}"{inside}{hint}'
+        return f'{kind} "{name}" not found{inside}{hint}'
 
     def _exists_namespace(self, namespace: str) -> bool:
         names = self._names("Namespace", "")
@@ -427,17 +427,17 @@ def connect(context: str = "") -> Cluster:
     except config.ConfigException as error:
         return _in_cluster(context, error)
     except (OSError, yaml.YAMLError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadInput(f"the kubeconfig {files} cannot be read: {' '.join(str(error).split())}") from error
+        raise BadInput(f"cannot read the kubeconfig {files}: {' '.join(str(error).split())}") from error
     names = [str(entry["name"]) for entry in contexts]
     if context and context not in names:
-        raise BadInput(f'there is no context "{context}" in the kubeconfig{near_names(context, names)}')
+        raise BadInput(f'context "{context}" not found in the kubeconfig{near_names(context, names)}')
     chosen = next((entry for entry in contexts if entry["name"] == context), current)
     if not chosen:
         raise BadInput(f"the kubeconfig has no current context; name one with --context: {', '.join(names) or 'none'}")
     try:
         config.load_kube_config(files, context=chosen["name"], client_configuration=configuration)
     except (config.ConfigException, OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        raise BadInput(f"the kubeconfig's context {chosen['name']} cannot be used: {error}") from error
+        raise BadInput(f"cannot use the kubeconfig's context {chosen['name']}: {error}") from error
     namespace = str((chosen.get("context") or {}).get("namespace") or "default")
     is_chosen = chosen is not current and chosen["name"] != (current or {}).get("name")
     return Cluster(ApiClient(configuration), namespace=namespace, context=str(chosen["name"]), is_chosen=is_chosen)
@@ -462,7 +462,7 @@ def _in_cluster(context: str, error: Exception) -> Cluster:
     from kubernetes.client import ApiClient, Configuration
 
     configuration = Configuration()
-    lost = BadInput(f"there is no kubeconfig that names a cluster ({error}); set KUBECONFIG, or write ~/.kube/config")
+    lost = BadInput(f"no kubeconfig found that names a cluster ({error}); set KUBECONFIG or create ~/.kube/config")
     if context:
         raise lost from error
     try:
@@ -494,10 +494,11 @@ def _conflict(words: str, answer: Raw) -> str:
     owned = [f"{cause.get('field', '')} ({cause.get('message', '')})" for cause in causes]
     if owned:
         return (
-            f"others own what the manifest sets: {', '.join(owned)}; leave it out of the manifest, or take it over "
+            f"other field managers own fields that the manifest sets: {', '.join(owned)}; remove them from "
+            "the manifest, or take them over "
             "with --force-conflicts"
         )
-    return f"somebody else changed it meanwhile: {words}; try again"
+    return f"the object was changed at the same time: {words}; try again"
 
 
 def _path(kind: str, namespace: str, name: str = "") -> str:

@@ -93,7 +93,9 @@ def read_code(folder: Path) -> CodeMap:
         if len(relative.parts) > 1:
             packed[relative.as_posix()] = data
         elif relative.name == CODE_ARCHIVE and packed:
-            raise BadInput(f"--code {folder}: {CODE_ARCHIVE} is what its packages are packed into; rename the file")
+            raise BadInput(
+                f"--code {folder}: the name {CODE_ARCHIVE} is reserved for the packed packages; rename the file"
+            )
         elif not _KEY.fullmatch(relative.name):
             raise BadInput(
                 f'--code {folder}: "{relative.name}" cannot be a key of a ConfigMap; name files with letters, digits, '
@@ -103,7 +105,7 @@ def read_code(folder: Path) -> CodeMap:
             files[relative.name] = data
     names = [*files, *packed]
     if not any(name.endswith(".py") for name in names):
-        raise BadInput(f"--code {folder}: there is no Python file in it")
+        raise BadInput(f"--code {folder}: no Python files found")
     if packed:
         files[CODE_ARCHIVE] = _zipped(packed)
     _refuse_size(folder, files, packed)
@@ -140,7 +142,7 @@ def _refuse_size(folder: Path, files: Mapping[str, bytes], packed: Mapping[str, 
     shown = ", ".join(f"{name} {len(every[name]):,}" for name in largest)
     raise BadInput(
         f"--code {folder}: {total:,} bytes do not fit a ConfigMap, which holds {MOST_BYTES:,}; the largest are {shown}"
-        "; leave data out, or put the code in an image of its own"
+        "; remove data files, or build the code into an image"
     )
 
 

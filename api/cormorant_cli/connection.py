@@ -31,14 +31,16 @@ _RECONNECT_S = 3.0
 _URL, _TOKEN, _TOKEN_FILE = "CORMORANT_URL", "CORMORANT_TOKEN", "CORMORANT_TOKEN_FILE"
 _ROLES: "tuple[Role, ...]" = ("read", "write", "operator")
 
-Job = Annotated[str, typer.Argument(metavar="[JOB]", help="A job of the cluster, instead of --url.")]
+Job = Annotated[str, typer.Argument(metavar="[JOB]", help="Job in the cluster; use instead of --url.")]
 Namespace = Annotated[
-    str, typer.Option("--namespace", "-n", metavar="NS", help="Of the job; by default the context's own.")
+    str, typer.Option("--namespace", "-n", metavar="NS", help="Namespace of the job (default: the context's).")
 ]
 Context = Annotated[
-    str, typer.Option("--context", metavar="CTX", help="Of the kubeconfig; by default the current one.")
+    str, typer.Option("--context", metavar="CTX", help="Context of the kubeconfig (default: the current one).")
 ]
-Url = Annotated[str, typer.Option("--url", envvar=_URL, metavar="URL", help="The head, like http://127.0.0.1:8000.")]
+Url = Annotated[
+    str, typer.Option("--url", envvar=_URL, metavar="URL", help="URL of the head, such as http://127.0.0.1:8000.")
+]
 Token = Annotated[
     str,
     typer.Option(
@@ -46,7 +48,7 @@ Token = Annotated[
         envvar=_TOKEN,
         metavar="TOKEN",
         show_envvar=True,
-        help="Others see it in the process list.",
+        help="API token. Visible in the process list; prefer --token-file.",
     ),
 ]
 TokenFile = Annotated[
@@ -55,7 +57,7 @@ TokenFile = Annotated[
         "--token-file",
         envvar=_TOKEN_FILE,
         metavar="FILE",
-        help="The head's token file (JSON by role), or a file with one token.",
+        help="Token file of the head (JSON with a token per role), or a file with one token.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
@@ -77,9 +79,9 @@ class Connection:
                 "needs no job's name"
             )
         if not self.job and (self.namespace or self.context):
-            raise BadInput("--namespace and --context say where a job is: name the job")
+            raise BadInput("--namespace and --context need a job's name")
         if not self.job and not self.url:
-            raise BadInput("no head is named; give a job's name, or --url for a head without a cluster")
+            raise BadInput("no job or head given; give a job's name, or --url for a head outside a cluster")
 
     def command(self, word: str) -> str:
         """A command about the same job as the user would write it: `cormorant resume pong -n rl`."""
@@ -122,7 +124,7 @@ class Connection:
         secret = tokens_secret(job["metadata"]["name"])
         open_stream = partial(cluster.open_port, head.name, API_PORT, namespace=job["metadata"]["namespace"])
         with forwarded(open_stream) as forwarder:
-            hint = "" if is_own else f"; the token is of Secret {secret}"
+            hint = "" if is_own else f"; the token comes from Secret {secret}"
             try:
                 with _client_of(f"http://127.0.0.1:{forwarder.port}", token, hint=hint) as client:
                     yield client
@@ -155,10 +157,10 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
     try:
         secret = cluster.get("Secret", name, namespace=namespace)
     except NotAllowed as error:
-        raise NotAllowed(f"{error}; or give the token with --token-file") from error
+        raise NotAllowed(f"{error}; alternatively, give the token with --token-file") from error
     except ObjectMissing as error:
         raise ObjectMissing(
-            f"Secret {name} of namespace {namespace} is not there, which has the job's tokens; the operator makes it: "
+            f"Secret {name} with the job's tokens not found in namespace {namespace}; the operator creates it: "
             f"is it running (`cormorant doctor{cluster.options_of(job)}`)?"
         ) from error
     data = secret.get("data") or {}
@@ -185,14 +187,16 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
     phase, options = (job.get("status") or {}).get("phase", ""), cluster.options_of(job)
     if head is not None:
         reason = why_waiting(head) or "its container has not started"
-        raise NoHead(f"the head of {identity(job)} does not run yet (pod {head.name}): {reason}")
+        raise NoHead(f"the head of {identity(job)} is not running yet (pod {head.name}): {reason}")
     for kind in ("Completed", "Failed", "Suspended"):
         if holds(job, kind):
-            raise NoHead(f"{identity(job)} has no head any more: it is {kind}")
+            raise NoHead(f"{identity(job)} no longer has a head: the job is {kind}")
     if not phase:
-        raise NoHead(f"{identity(job)} has no head: no operator has seen the job yet (`cormorant doctor{options}`)")
+        raise NoHead(
+            f"{identity(job)} has no head: no operator has reconciled the job yet (see `cormorant doctor{options}`)"
+        )
     describe = f"cormorant describe {job['metadata']['name']}{options}"
-    raise NoHead(f"{identity(job)} has no head yet: it is {phase}; `{describe}` says why")
+    raise NoHead(f"{identity(job)} has no head yet: it is {phase}; see `{describe}`")
 
 
 @contextmanager

@@ -14,18 +14,18 @@ from cormorant_cli.printing import counted, size_of
 
 app = typer.Typer(
     name="dataset",
-    help="Look into durable datasets, verify and export them.",
+    help="Inspect, verify and export durable datasets.",
     no_args_is_help=True,
     rich_markup_mode="rich",
 )
 
-Uri = Annotated[str, typer.Argument(metavar="URI", help="The dataset: a folder, or any URI that fsspec opens.")]
+Uri = Annotated[str, typer.Argument(metavar="URI", help="Dataset: a folder, or any URI supported by fsspec.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 
 
 @app.command()
 def ls(uri: Uri, as_json: AsJson = False) -> None:
-    """List what each worker attempt has written."""
+    """List the part written by each worker attempt."""
     with _sentences():
         from cormorant_worker.sinks.dataset import read_dataset
 
@@ -72,7 +72,7 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
 
 @app.command()
 def verify(uri: Uri, as_json: AsJson = False) -> None:
-    """Compare every shard with its digest and every trajectory with itself. Ends with 1 when something is wrong."""
+    """Check the digest of every shard and the continuity of every trajectory. Exits with 1 if something is wrong."""
     with _sentences():
         from cormorant_worker.sinks.verify import verify as check
 
@@ -96,13 +96,13 @@ def export(
     uri: Uri,
     to: Annotated[Literal["minari", "parquet"], typer.Option("--to", help="The format.")],
     out: Annotated[
-        str, typer.Option("--out", help="A new folder; by default beside the dataset: <URI>-<format>.")
+        str, typer.Option("--out", help="New folder for the export (default: <URI>-<format> beside the dataset).")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
     """Write the dataset in Minari's HDF5 layout or as Parquet."""
     if not out and "://" in uri and not uri.startswith("file://"):
-        raise BadInput(f"--out is missing: {uri} is not a folder of this machine; say where the export goes")
+        raise BadInput(f"--out is required because {uri} is not a local folder")
     target = Path(out or f"{uri.removeprefix('file://').rstrip('/')}-{to}")
     with _sentences():
         from cormorant_worker.sinks.export import export as write
@@ -111,7 +111,7 @@ def export(
     if as_json:
         typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to}, indent=2))
         return
-    cut = f", {done.cut} of them without their end" if to == "minari" else f", and {done.cut} without their end"
+    cut = f", {done.cut} of them incomplete" if to == "minari" else f", {done.cut} truncated"
     typer.echo(
         f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}"
     )

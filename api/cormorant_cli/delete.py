@@ -16,15 +16,15 @@ _POLL_S = 0.3
 
 def delete(
     jobs: Annotated[list[str], typer.Argument(metavar="JOB...")],
-    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Until their pods are gone too.")] = True,
-    timeout: Annotated[float, typer.Option(min=1, help="Of --wait, in seconds.")] = 120.0,
+    wait: Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until the pods are gone too.")] = True,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")] = 120.0,
     namespace: Namespace = "",
     context: Context = "",
     output: Annotated[Output, typer.Option("--output", "-o", help="table or name.")] = Output.TABLE,
 ) -> None:
-    """Delete jobs with their pods, Services, Secrets and code. A durable dataset stays."""
+    """Delete jobs with their pods, Services, Secrets and code. Durable datasets are kept."""
     if output not in (Output.TABLE, Output.NAME):
-        raise BadInput(f"-o {output}: what is deleted is printed as table or name")
+        raise BadInput(f"-o {output} is not supported here; use table or name")
     with connected(context) as cluster:
         where = namespace or cluster.namespace
         # All of them are looked up first: a name that is wrong deletes nothing.
@@ -49,5 +49,5 @@ def _wait_until_gone(cluster: Cluster, job: Raw, *, deadline: float, timeout_s: 
             return
         if time.monotonic() >= deadline:
             rest = ", ".join([*(["the job"] if is_there else []), *pods])
-            raise CommandFailed(f"{identity(job)} is deleted, and after {timeout_s:g} s there still is {rest}")
+            raise CommandFailed(f"{identity(job)} was deleted, but after {timeout_s:g} s these remain: {rest}")
         time.sleep(_POLL_S)

@@ -49,11 +49,11 @@ def look(cluster: Cluster, job: Raw) -> Picture:
     try:
         pods = pods_of(cluster, job)
     except CommandFailed as error:
-        gaps.append(f"its pods cannot be listed: {error}")
+        gaps.append(f"cannot list its pods: {error}")
     try:
         events = events_of(cluster, job, pods)
     except CommandFailed as error:
-        gaps.append(f"its events cannot be listed: {error}")
+        gaps.append(f"cannot list its events: {error}")
     return Picture(job=job, pods=pods, events=events, now=datetime.now(UTC), gaps=tuple(gaps))
 
 
@@ -80,7 +80,7 @@ def lines_of(picture: Picture) -> Iterator[str]:
     job, now = picture.job, picture.now
     status, spec = job.get("status") or {}, job["spec"]
     born = read_time(job["metadata"]["creationTimestamp"])
-    yield f"{identity(job)}: {status.get('phase') or 'not seen by an operator yet'}, {age(born, now)} old"
+    yield f"{identity(job)}: {status.get('phase') or 'not reconciled yet'}, {age(born, now)} old"
     yield f"  {'env':<10}{_env(spec)}"
     yield f"  {'policy':<10}{(spec.get('policy') or {}).get('entrypoint') or 'random actions'}"
     code = (spec.get("code") or {}).get("configMap")
@@ -91,7 +91,7 @@ def lines_of(picture: Picture) -> Iterator[str]:
     restarts = int(status.get("headRestarts") or 0)
     yield f"  {'head':<10}epoch {status.get('epoch', 0)}, {restarts} failures in a row"
     if not is_current(job) and status:
-        yield "  the operator has not seen the newest spec yet"
+        yield "  the operator has not reconciled the newest spec yet"
     yield from _section("Conditions", _conditions(status, now))
     yield from _section("Groups", _groups(job, status))
     yield from _section("Pods", _pods(picture.pods, now))
@@ -110,9 +110,9 @@ def _section(title: str, rows: Sequence[Sequence[str]]) -> Iterator[str]:
 def _env(spec: Raw) -> str:
     env = spec["env"]
     if "envpool" in env:
-        return f"EnvPool {env['envpool'].get('taskId')}, {env['envpool'].get('numEnvs', 1)} a worker"
+        return f"EnvPool {env['envpool'].get('taskId')}, {env['envpool'].get('numEnvs', 1)} per worker"
     found = env["gymnasium"]
-    return f"gymnasium {found.get('id') or found.get('entrypoint')}, {found.get('numEnvs', 1)} a worker"
+    return f"gymnasium {found.get('id') or found.get('entrypoint')}, {found.get('numEnvs', 1)} per worker"
 
 
 def _frames(frames: Raw, spec: Raw, now: datetime) -> str:
@@ -138,7 +138,7 @@ def _weights(weights: Raw, now: datetime) -> str:
         return "none published"
     updated = weights.get("updatedTime")
     when = f", published {age(read_time(updated), now)} ago" if updated else ""
-    return f"version {version}, the oldest acting is {weights.get('minAppliedVersion', 0)}{when}"
+    return f"version {version}, oldest version in use {weights.get('minAppliedVersion', 0)}{when}"
 
 
 def _conditions(status: Raw, now: datetime) -> list[list[str]]:

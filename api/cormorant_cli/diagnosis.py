@@ -95,12 +95,16 @@ def examine_cluster(facts: ClusterFacts, job: JobFacts | None = None) -> Iterato
     """
     yield _ok(f"the API server {facts.server} answers (Kubernetes {facts.version})")
     if not facts.has_namespace:
-        yield _problem(f"there is no namespace {facts.namespace}; kubectl create namespace {facts.namespace}")
+        yield _problem(
+            f"namespace {facts.namespace} does not exist; create it: kubectl create namespace {facts.namespace}"
+        )
     yield from _of_crd(facts)
     yield from _of_operator(facts, job)
     yield from _of_nodes(facts, job)
     for right, purpose in facts.lacking.items():
-        yield _problem(f"you may not {right} in namespace {facts.namespace}, which {purpose} needs; ask for that right")
+        yield _problem(
+            f"you may not {right} in namespace {facts.namespace}, which {purpose} needs; ask for that permission"
+        )
     for gap in facts.gaps:
         yield _note(gap)
 
@@ -110,17 +114,17 @@ def _of_crd(facts: ClusterFacts) -> Iterator[Finding]:
         return
     if not facts.crd:
         yield _problem(
-            "the cluster does not know CollectorJobs: their CustomResourceDefinition is not there; install the "
-            "operator: helm install cormorant charts/cormorant"
+            "the CustomResourceDefinition of CollectorJob is not installed; install the operator: "
+            "helm install cormorant charts/cormorant"
         )
         return
     established = _condition(facts.crd, "Established")
     if established.get("status") != "True":
         names = _condition(facts.crd, "NamesAccepted")
-        reason = names.get("message") or established.get("message") or "it is not established yet"
-        yield _problem(f"the CustomResourceDefinition of CollectorJobs is not served: {reason}")
+        reason = names.get("message") or established.get("message") or "not established yet"
+        yield _problem(f"the CustomResourceDefinition of CollectorJob is not served: {reason}")
         return
-    yield _ok("the CustomResourceDefinition of CollectorJobs is served")
+    yield _ok("the CustomResourceDefinition of CollectorJob is served")
 
 
 def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
@@ -130,13 +134,15 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
     if not facts.operators:
         if is_kept:
             yield _note(
-                "the operator has no Deployment in the cluster, and somebody keeps the job's status: it runs elsewhere"
+                "no operator Deployment found in the cluster, but the job's status is up to date: the "
+                "operator runs elsewhere"
             )
             return
         if facts.crd == {}:
             return  # what installs the one installs the other: it was said
         yield _problem(
-            "no operator runs: there is no Deployment with app.kubernetes.io/component=operator; install it: "
+            "the operator is not installed: no Deployment has the label "
+            "app.kubernetes.io/component=operator; install it: "
             "helm install cormorant charts/cormorant"
         )
         return
@@ -148,7 +154,7 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
         return
     shown = ", ".join(sorted({name for names in watched.values() for name in names}))
     if is_kept:
-        yield _note(f"the operator in the cluster looks after {shown} only, and another keeps the job's status")
+        yield _note(f"the operator in the cluster watches only {shown}; another operator keeps the job's status")
         return
     yield _problem(
         f"the operator does not look after namespace {facts.namespace}, only {shown}; add it to watchNamespaces of the "
@@ -165,7 +171,7 @@ def _of_deployment(facts: ClusterFacts, deployment: Raw) -> Iterator[Finding]:
             f"the operator {name} is scaled to 0; kubectl scale deployment {name.partition('/')[2]} --replicas=1"
         )
     elif ready:
-        yield _ok(f"the operator {name} runs ({ready} of {wanted} replicas are ready)")
+        yield _ok(f"the operator {name} is running ({ready} of {wanted} replicas ready)")
     else:
         namespace = deployment["metadata"]["namespace"]
         pods = [pod for pod in facts.operator_pods or () if pod.raw["metadata"]["namespace"] == namespace]
@@ -173,7 +179,7 @@ def _of_deployment(facts: ClusterFacts, deployment: Raw) -> Iterator[Finding]:
         failed = _condition(deployment, "ReplicaFailure").get("message", "")
         why_not = "; ".join(reasons) or failed or "no replica is ready"
         log = f"kubectl logs -n {namespace} deployment/{deployment['metadata']['name']}"
-        yield _problem(f"the operator {name} does not run: {why_not}; see {log}")
+        yield _problem(f"the operator {name} is not running: {why_not}; see {log}")
 
 
 def _of_nodes(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
@@ -182,11 +188,11 @@ def _of_nodes(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
     ready = [node for node in facts.nodes if _condition(node, "Ready").get("status") == "True"]
     able = [node for node in ready if not (node.get("spec") or {}).get("unschedulable")]
     if not facts.nodes:
-        yield _problem("the cluster has no nodes: no pod can run")
+        yield _problem("the cluster has no nodes, so no pod can run")
     elif not able:
-        yield _problem(f"none of {len(facts.nodes)} nodes is ready and takes pods: {_names_of(facts.nodes)}")
+        yield _problem(f"none of {len(facts.nodes)} nodes is ready and schedulable: {_names_of(facts.nodes)}")
     else:
-        yield _ok(f"{len(able)} of {len(facts.nodes)} nodes are ready and take pods")
+        yield _ok(f"{len(able)} of {len(facts.nodes)} nodes are ready and schedulable")
     gpus = {str(node["metadata"]["name"]): _gpus(node) for node in able}
     wanted = _wanted_gpus(job.job) if job is not None else {}
     most = max(gpus.values(), default=0)
@@ -194,7 +200,7 @@ def _of_nodes(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
         groups = ", ".join(wanted)
         yield _problem(
             f"no node offers {GPU}, which the groups {groups} request; add a node with a GPU and its device plugin, or "
-            "write device: cpu"
+            "set device: cpu"
         )
     elif (largest := max(wanted.values(), default=0)) > most:
         yield _problem(f"a worker requests {largest} {GPU}, and the largest node has {most}")
@@ -226,17 +232,23 @@ def _of_acceptance(facts: JobFacts) -> Iterator[Finding]:
         old_s = (facts.now - read_time(job["metadata"]["creationTimestamp"])).total_seconds()
         if old_s > _SEEN_WITHIN_S:
             yield _problem(
-                f"no operator has seen {name} since it was made, {age_of(job, facts.now)} ago: it has no status"
+                f"no operator has reconciled {name} since its creation {age_of(job, facts.now)} ago: it has no status"
             )
         else:
-            yield _note(f"{name} was made a moment ago and has no status yet")
+            yield _note(f"{name} was just created and has no status yet")
         return
     if not is_current(job) and not holds(job, "Completed") and not holds(job, "Failed"):
-        yield _problem(f"the operator has not acted on the newest spec of {name}: its status is of an older generation")
+        yield _problem(
+            f"the operator has not reconciled the newest spec of {name}: the status belongs to an older generation"
+        )
     accepted = condition(job, "Accepted")
     if accepted.get("status") == "False":
-        hint = "; the operator lacks a right: see the chart's rbac" if accepted.get("reason") == "Forbidden" else ""
-        yield _problem(f"{name} is not accepted: {why(accepted)}{hint}")
+        hint = (
+            "; the operator lacks a permission: see rbac in the chart's values"
+            if accepted.get("reason") == "Forbidden"
+            else ""
+        )
+        yield _problem(f"{name} was not accepted: {why(accepted)}{hint}")
 
 
 def _of_standstill(facts: JobFacts) -> Iterator[Finding]:
@@ -244,41 +256,49 @@ def _of_standstill(facts: JobFacts) -> Iterator[Finding]:
     queue = (job["metadata"].get("labels") or {}).get(QUEUE, "")
     if spec.get("suspend") and (queue or facts.workloads):
         waits = [why(_condition(load, "QuotaReserved")) for load in facts.workloads or ()]
-        words = next((text for text in waits if text), "it has no Workload yet: does Kueue manage CollectorJobs here?")
-        yield _problem(f"suspended by Kueue until queue {queue or 'of its Workload'} has room: {words}")
+        words = next(
+            (text for text in waits if text), "it has no Workload yet; check that Kueue manages CollectorJobs here"
+        )
+        yield _problem(
+            f"suspended by Kueue until {f'queue {queue}' if queue else 'the queue of its Workload'} has room: {words}"
+        )
     elif spec.get("suspend"):
-        yield _problem("it is suspended (spec.suspend is true) and has no pods; set spec.suspend to false to go on")
+        yield _problem("suspended (spec.suspend is true) and without pods; set spec.suspend to false to continue")
     if holds(job, "Paused"):
         paused = condition(job, "Paused")
         ends = {
             "Spec": f"`cormorant resume {job['metadata']['name']}{facts.options}` ends it",
-            "NoWorkers": "it has no workers: scale it up",
+            "NoWorkers": "it has no workers; scale it up",
         }
         hint = ends.get(
             str(paused.get("reason")),
-            f"somebody holds a lease: `cormorant status {job['metadata']['name']}{facts.options}` says who",
+            f"a client holds a pause lease; see `cormorant status {job['metadata']['name']}{facts.options}`",
         )
-        yield _note(f"it is paused: {hint}")
+        yield _note(f"paused: {hint}")
 
 
 def _of_belongings(facts: JobFacts) -> Iterator[Finding]:
     spec, name = facts.job["spec"], facts.job["metadata"]["name"]
     if facts.has_code is False:
         yield _problem(
-            f"the ConfigMap {spec['code']['configMap']} with its code is not there: pods wait for it; submit the job "
-            "again with --code, or make the ConfigMap"
+            f"the ConfigMap {spec['code']['configMap']} with its code does not exist, and pods wait for it; "
+            "submit the job "
+            "again with --code, or create the ConfigMap"
         )
     claim = ((spec.get("head") or {}).get("persistence") or {}).get("claimName")
     if facts.claim == "missing":
-        yield _problem(f"the head's PersistentVolumeClaim {claim} is not there; make it, or leave persistence out")
+        yield _problem(
+            f"the head's PersistentVolumeClaim {claim} does not exist; create it, or remove head.persistence"
+        )
     elif facts.claim is not None and (phase := (facts.claim.get("status") or {}).get("phase")) == "Lost":
-        yield _problem(f"the head's PersistentVolumeClaim {claim} is {phase}: its volume is gone")
+        yield _problem(f"the head's PersistentVolumeClaim {claim} is {phase}: its volume no longer exists")
     if holds(facts.job, "Completed") or holds(facts.job, "Failed"):
         return
     if facts.secret == "missing":
         if facts.pods:
             yield _problem(
-                f"the Secret {tokens_secret(name)} with its tokens is not there; the operator makes it: does it run?"
+                f"the Secret {tokens_secret(name)} with its tokens does not exist; the operator creates it: "
+                "is it running?"
             )
     elif facts.secret is not None:
         missing = [role for role in _ROLES if not (facts.secret.get("data") or {}).get(role)]
@@ -310,9 +330,9 @@ def _of_scheduling(facts: JobFacts, known: Sequence[Finding]) -> Iterator[Findin
     if scheduled.get("status") != "False" or any(words and words in finding.sentence for finding in known):
         return
     if reason == "QuotaExceeded":
-        yield _problem(f"the namespace's quota is used up: {words}; raise the ResourceQuota, or ask for less")
+        yield _problem(f"the namespace's quota is used up: {words}; raise the ResourceQuota or request less")
     elif reason == "ApiServerError":
-        yield _problem(f"the API server cannot make what it needs: {words}; the operator asks again within a minute")
+        yield _problem(f"the API server refused to create its objects: {words}; the operator retries within a minute")
     elif reason == "NamespaceTerminating":
         yield _problem(f"its namespace is being deleted: {words}")
     elif reason in ("Unschedulable", "ImagePull", "ContainerConfig") and not facts.pods:
@@ -324,7 +344,7 @@ def _of_head(facts: JobFacts) -> Iterator[Finding]:
     if head is None or facts.head_answer is None:
         return
     if not facts.head_answer:
-        yield _ok(f"the head {head.name} answers, and takes the job's token")
+        yield _ok(f"the head {head.name} answers and accepts the job's token")
     else:
         yield _problem(f"{facts.head_answer}; see `cormorant logs {facts.job['metadata']['name']}{facts.options}`")
 
@@ -332,24 +352,25 @@ def _of_head(facts: JobFacts) -> Iterator[Finding]:
 def _of_course(facts: JobFacts) -> Iterator[Finding]:
     job = facts.job
     if holds(job, "Failed"):
-        yield _problem(f"it failed: {why(condition(job, 'Failed'))}")
+        yield _problem(f"failed: {why(condition(job, 'Failed'))}")
     ready = condition(job, "Ready")
     if ready.get("reason") == "HeadBlocked":
-        yield _problem(f"the head cannot work where it is: {why(ready)}; put it right, the operator tries every 2 min")
+        yield _problem(
+            f"the head cannot run in its environment: {why(ready)}; fix the cause, the operator retries every 2 min"
+        )
     if holds(job, "Stalled"):
-        yield _problem(f"it stands still: {why(condition(job, 'Stalled'))}")
+        yield _problem(f"stalled: {why(condition(job, 'Stalled'))}")
     progressing = condition(job, "Progressing")
     if progressing.get("status") == "Unknown":
-        yield _problem(
-            f"the operator hears nothing of the head: {why(progressing)}; does a NetworkPolicy keep it away?"
-        )
+        yield _problem(f"the operator cannot reach the head: {why(progressing)}; does a NetworkPolicy block it?")
     if progressing.get("reason") == "WaitingForConsumer":
-        yield _note(f"workers wait: {progressing.get('message') or 'the queue is full'}")
+        yield _note(f"workers are waiting: {progressing.get('message') or 'the queue is full'}")
     failures = (job.get("status") or {}).get("recentFailures") or ()
     killed = [failure for failure in failures if failure.get("reason") == "OOMKilled"]
     if killed:
         yield _note(
-            f"{len(killed)} pods ran out of memory, the last {killed[-1]['pod']}; raise the memory limit of their group"
+            f"{len(killed)} pods ran out of memory, most recently {killed[-1]['pod']}; raise the memory "
+            "limit of their group"
         )
     others = [failure for failure in failures if failure.get("reason") != "OOMKilled"]
     if others:
@@ -357,23 +378,23 @@ def _of_course(facts: JobFacts) -> Iterator[Finding]:
         code = f", exit code {last['exitCode']}" if last.get("exitCode") is not None else ""
         when = age(read_time(last["time"]), facts.now)
         words = f": {last['message']}" if last.get("message") else ""
-        yield _note(f"{len(others)} pods ended badly, the last {last['pod']} {when} ago: {last['reason']}{code}{words}")
+        yield _note(f"{len(others)} pods failed, most recently {last['pod']} {when} ago: {last['reason']}{code}{words}")
 
 
 def _of_health(facts: JobFacts) -> Iterator[Finding]:
     job = facts.job
     status = job.get("status") or {}
     if holds(job, "Completed"):
-        yield _ok(f"it is complete: {int((status.get('frames') or {}).get('collected') or 0):,} frames")
+        yield _ok(f"complete: {int((status.get('frames') or {}).get('collected') or 0):,} frames")
     elif holds(job, "Ready"):
         frames = status.get("frames") or {}
         yield _ok(
-            f"it collects: {int(frames.get('collected') or 0):,} frames, {float(frames.get('perSecond') or 0):,.0f}/s"
+            f"collecting: {int(frames.get('collected') or 0):,} frames, {float(frames.get('perSecond') or 0):,.0f}/s"
         )
     elif status:
         facts_of = (condition(job, kind) for kind in ("Scheduled", "Ready"))
         words = next((why(fact) for fact in facts_of if fact.get("status") == "False"), status.get("phase", ""))
-        yield _note(f"it is starting: {words}")
+        yield _note(f"starting: {words}")
 
 
 # -- parts -------------------------------------------------------------------------------------------------------
@@ -415,15 +436,15 @@ def _advice(trouble: str) -> str:
     """What to do about a pod that does not start, as the end of a sentence."""
     reason = trouble.partition(":")[0]
     if reason in _PULLING:
-        return "; is the image's name right, may the nodes pull it (imagePullSecrets)?"
+        return "; check the image's name and whether the nodes may pull it (imagePullSecrets)"
     if f"Insufficient {GPU}" in trouble:
-        return f"; no node has a free {GPU}: add one, or write device: cpu"
+        return f"; no node has a free {GPU}: add one, or set device: cpu"
     if "Insufficient" in trouble:
-        return "; ask for less in resources.requests, or add nodes"
+        return "; lower resources.requests or add nodes"
     if "untolerated taint" in trouble or "node affinity" in trouble or "node selector" in trouble.lower():
         return "; change nodeSelector or tolerations in the group's template"
     if reason == "CreateContainerConfigError":
-        return "; what the container refers to is not there"
+        return "; create the object that the container refers to"
     return ""
 
 

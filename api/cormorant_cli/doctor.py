@@ -29,8 +29,8 @@ _RIGHTS: tuple[tuple[str, str, str, str, str], ...] = (
     ("patch", PLURAL, "scale", GROUP, "`cormorant scale`"),
     ("delete", PLURAL, "", GROUP, "`cormorant delete`"),
     ("create", "configmaps", "", "", "`cormorant submit --code`"),
-    ("get", "secrets", "", "", "`cormorant weights` and all else that speaks to a head"),
-    ("get", "pods", "portforward", "", "`cormorant weights` and all else that speaks to a head"),
+    ("get", "secrets", "", "", "`cormorant weights` and every command that connects to a head"),
+    ("get", "pods", "portforward", "", "`cormorant weights` and every command that connects to a head"),
     ("list", "pods", "", "", "`cormorant describe`"),
     ("get", "pods", "log", "", "`cormorant logs`"),
 )
@@ -38,14 +38,16 @@ _MARKS = {"ok": "ok  ", "note": "note", "problem": "BAD "}
 
 
 def doctor(
-    job: Annotated[str, typer.Argument(metavar="[JOB]", help="Without one: the cluster alone.")] = "",
+    job: Annotated[
+        str, typer.Argument(metavar="[JOB]", help="Job to diagnose; without it, only the cluster is checked.")
+    ] = "",
     namespace: Namespace = "",
     context: Context = "",
     output: Annotated[Output, typer.Option("--output", "-o", help="table or json.")] = Output.TABLE,
 ) -> None:
-    """Say what is wrong with a cluster, and with a job. Ends with 1 when anything is."""
+    """Diagnose a cluster and a job. Exits with 1 if there is a problem."""
     if output not in (Output.TABLE, Output.JSON):
-        raise BadInput(f"-o {output}: findings are printed as table or json")
+        raise BadInput(f"-o {output} is not supported here; use table or json")
     with connected(context) as cluster:
         where = namespace or cluster.namespace
         version = cluster.version()
@@ -87,7 +89,7 @@ class _Reader:
         except ClusterAway:
             raise
         except CliError as error:
-            self.gaps.append(f"{what} cannot be looked at: {error}")
+            self.gaps.append(f"cannot check {what}: {error}")
             return None
 
     def read_one(self, cluster: Cluster, kind: Kind, name: str, namespace: str = "") -> Raw | Literal["missing"] | None:

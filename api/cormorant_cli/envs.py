@@ -26,13 +26,11 @@ class Entry:
 
 
 def envs(
-    pattern: Annotated[
-        str, typer.Argument(help="Part of a name, or a pattern with * and ?; upper and lower case are the same.")
-    ] = "",
+    pattern: Annotated[str, typer.Argument(help="Part of a name, or a pattern with * and ?. Case-insensitive.")] = "",
     spaces: Annotated[
-        bool, typer.Option("--spaces", help="Show spaces too, and why an environment cannot be built here.")
+        bool, typer.Option("--spaces", help="Also show spaces, and why an environment cannot be built here.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object an environment.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines: one object per environment.")] = False,
 ) -> None:
     """List the environments that this install can build."""
     known = _known()

@@ -11,16 +11,18 @@ from cormorant_cli.printing import Output, OutputOption, show_objects, show_tabl
 
 
 def get(
-    jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB...]", help="Without one: all.")] = None,
+    jobs: Annotated[list[str] | None, typer.Argument(metavar="[JOB...]", help="Jobs to list (default: all).")] = None,
     namespace: Namespace = "",
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List jobs in all namespaces.")
+    ] = False,
     context: Context = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
     """List jobs: phase, frames, frames per second, policy version, workers."""
     names = list(dict.fromkeys(jobs or ()))
     if all_namespaces and (names or namespace):
-        raise BadInput("--all-namespaces lists all jobs; leave out the names and --namespace")
+        raise BadInput("--all-namespaces lists all jobs; remove the names and --namespace")
     with connected(context) as cluster:
         where = "" if all_namespaces else namespace or cluster.namespace
         if output in (Output.TABLE, Output.WIDE):

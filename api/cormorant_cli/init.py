@@ -56,11 +56,11 @@ def make(observation_space, action_space):
 
 
 def init(
-    directory: Annotated[Path, typer.Argument(help="Folder to write to; made if it does not exist.")] = Path(),
+    directory: Annotated[Path, typer.Argument(help="Folder to write to; created if it does not exist.")] = Path(),
 ) -> None:
     """Write a commented manifest, job.yaml, and a policy, policy.py.
 
-    Files that exist are left alone: the command refuses.
+    Refuses to overwrite existing files.
     """
     files = {directory / "job.yaml": _MANIFEST, directory / "policy.py": _POLICY}
     if found := [str(path) for path in files if path.exists()]:

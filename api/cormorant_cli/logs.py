@@ -48,23 +48,25 @@ class Selection:
 
 def logs(
     job: Annotated[str, typer.Argument(metavar="JOB")],
-    head: Annotated[bool, typer.Option("--head", help="The head's; what is shown without an option.")] = False,
-    worker: Annotated[str, typer.Option("--worker", metavar="G-I", help="One worker's, like cpu-0.")] = "",
-    all_pods: Annotated[bool, typer.Option("--all", help="The head's and all workers'.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what comes, until the job ends.")] = False,
+    head: Annotated[bool, typer.Option("--head", help="Show the head's log (the default).")] = False,
+    worker: Annotated[
+        str, typer.Option("--worker", metavar="G-I", help="Show the log of one worker, such as cpu-0.")
+    ] = "",
+    all_pods: Annotated[bool, typer.Option("--all", help="Show the logs of the head and all workers.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow the logs until the job ends.")] = False,
     previous: Annotated[
-        bool, typer.Option("--previous", "-p", help="Of the pod before, if it is still there.")
+        bool, typer.Option("--previous", "-p", help="Show the previous pod's log, if that pod still exists.")
     ] = False,
-    tail: Annotated[int, typer.Option(min=-1, help="The last lines of each pod; -1: all, and 20 with --all -f.")] = -1,
-    timestamps: Annotated[bool, typer.Option("--timestamps", help="A time before each line.")] = False,
+    tail: Annotated[int, typer.Option(min=-1, help="Number of last lines per pod (-1: all; 20 with --all -f).")] = -1,
+    timestamps: Annotated[bool, typer.Option("--timestamps", help="Print a timestamp before each line.")] = False,
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
-    """Show what a job's pods print. Several pods' lines begin with the pod's place."""
+    """Show the logs of a job's pods. With several pods, each line begins with the pod's slot."""
     if sum((head, bool(worker), all_pods)) > 1:
-        raise BadInput("--head, --worker and --all exclude each other")
+        raise BadInput("use only one of --head, --worker and --all")
     if previous and follow:
-        raise BadInput("--previous shows a pod that has ended: there is nothing to follow")
+        raise BadInput("--previous shows a pod that has ended, which cannot be followed; leave out --follow")
     selection = Selection(slot=worker, is_all=all_pods, is_previous=previous)
     lines = _TAIL_OF_MANY if all_pods and follow and tail < 0 else tail
     with connected(context) as cluster:
@@ -80,7 +82,7 @@ def logs(
             if not pod.has_started:
                 _say_silent(pod)
         if not readable:
-            raise CommandFailed(f"no pod of {identity(found)} that is asked for has started")
+            raise CommandFailed(f"none of the selected pods of {identity(found)} has started")
         for pod in readable:
             prefix = f"{pod.slot or HEAD} | " if len(pods) > 1 else ""
             options = LogOptions(container=pod.role, tail_lines=lines, has_times=timestamps)
@@ -92,7 +94,7 @@ def _pods(cluster: Cluster, job: Raw, selection: Selection) -> list[JobPod]:
     pods = pods_of(cluster, job)
     slots = sorted({pod.slot for pod in pods if pod.slot})
     if selection.slot and selection.slot not in slots:
-        hint = near_names(selection.slot, slots) or "; it has no workers now"
+        hint = near_names(selection.slot, slots) or "; it has no workers at the moment"
         raise BadInput(f'{identity(job)} has no worker "{selection.slot}"{hint}')
     return pods
 

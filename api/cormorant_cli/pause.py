@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
     from cormorant_contract.rest.pauses import Pauses
 
-Owner = Annotated[str, typer.Option("--owner", help="Whose lease; each owner holds one. A head of --url: default.")]
+Owner = Annotated[
+    str,
+    typer.Option(
+        "--owner", help="Owner of the pause lease; each owner holds at most one (default with --url: default)."
+    ),
+]
 _OWNER, _TTL_S = "default", 3600.0
 _POLL_S = 0.3
 
@@ -26,24 +31,24 @@ def pause(
     namespace: Namespace = "",
     context: Context = "",
     owner: Owner = "",
-    reason: Annotated[str, typer.Option(help="Of a lease, for others to read.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason for the pause lease, shown to others.")] = "",
     ttl: Annotated[
-        float, typer.Option(min=0, max=86400, help="Seconds after which a lease ends by itself. A head of --url: 3600.")
+        float, typer.Option(min=0, max=86400, help="Seconds after which the lease expires (default with --url: 3600).")
     ] = 0.0,
-    wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait until all stand still.")] = 30.0,
+    wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait until all workers are paused.")] = 30.0,
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Let all workers stop stepping. They keep everything, and go on at `cormorant resume`.
+    """Pause all workers. They keep their state and continue after `cormorant resume`.
 
-    A job's spec.paused is set; with --owner or --ttl, and with --url, its head gives a lease instead, which ends by
-    itself. Ends with 1 when the workers do not stand still in time; the pause holds all the same.
+    Sets the job's spec.paused. With --owner, --ttl or --url it takes a pause lease from the head instead, which
+    expires. Exits with 1 if the workers are not paused in time; the pause stays in effect.
     """
     connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     if job and not (owner or ttl):
         if reason:
-            raise BadInput("--reason is of a lease; give --ttl or --owner with it")
+            raise BadInput("--reason belongs to a pause lease; give --ttl or --owner as well")
         _set_paused(connection, is_paused=True, wait_s=wait)
         return
     name = owner or _OWNER
@@ -51,7 +56,9 @@ def pause(
         lease = client.pause(owner=name, reason=reason, ttl=ttl or _TTL_S, wait=wait).lease
     until = lease.expires_at.astimezone().strftime("%H:%M:%S")
     if lease.state != "paused" and wait:
-        raise CommandFailed(f"asked to pause until {until} for {name}, and the fleet is {lease.state} after {wait:g} s")
+        raise CommandFailed(
+            f"requested a pause for {name} until {until}, but the fleet is still {lease.state} after {wait:g} s"
+        )
     typer.echo(f"{lease.state} until {until} for {name}; `{connection.command('resume')} --owner {name}` ends it")
 
 
@@ -60,12 +67,12 @@ def resume(
     namespace: Namespace = "",
     context: Context = "",
     owner: Owner = "",
-    wait: Annotated[float, typer.Option(min=0, max=300, help="Of a job: seconds to wait until it goes on.")] = 30.0,
+    wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait until the job runs again.")] = 30.0,
     url: Url = "",
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
-    """End a pause: a job's spec.paused, or with --owner and with --url a lease. Others may hold theirs."""
+    """End a pause: the job's spec.paused, or a pause lease with --owner or --url. Leases of other owners stay."""
     connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     if job and not owner:
         _set_paused(connection, is_paused=False, wait_s=wait)
@@ -93,7 +100,7 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
             typer.echo(f"{identity(job)}: {word}; {error}")
             return
         except (NotAllowed, HeadAway) as error:
-            typer.echo(f"{identity(job)}: {word} in its spec; whether its workers know is not known: {error}", err=True)
+            typer.echo(f"{identity(job)}: {word} in its spec, but its workers could not be checked: {error}", err=True)
             return
     if left.spec_paused == is_paused and (left.state == "paused" or not is_paused):
         held = _holders(left, connection) if left.leases else ""
@@ -101,11 +108,12 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
         return
     if left.spec_paused != is_paused:
         raise CommandFailed(
-            f"{identity(job)}: spec.paused is {str(is_paused).lower()}, and its head has not heard of it after "
+            f"{identity(job)}: spec.paused is {str(is_paused).lower()}, but its head has not received it after "
             f"{wait_s:g} s; is the operator running (`cormorant doctor{cluster.options_of(job)}`)?"
         )
     raise CommandFailed(
-        f"{identity(job)}: spec.paused is set, and the fleet is {left.state} after {wait_s:g} s{_after(left.error)}"
+        f"{identity(job)}: spec.paused is set, but the fleet is still {left.state} after {wait_s:g} "
+        f"s{_after(left.error)}"
     )
 
 

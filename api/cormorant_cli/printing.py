@@ -22,7 +22,7 @@ class Output(StrEnum):
     NAME = "name"
 
 
-OutputOption = Annotated[Output, typer.Option("--output", "-o", help="How to print it; wide: all columns.")]
+OutputOption = Annotated[Output, typer.Option("--output", "-o", help="Output format; wide shows all columns.")]
 
 
 def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:

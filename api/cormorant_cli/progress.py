@@ -323,14 +323,16 @@ def summary_lines(summary: Summary) -> list[str]:
     """What a person wants to know at the end, and what to do next."""
     if summary.reason == "already_complete":
         return [
-            f"nothing to do: the dataset at {summary.dataset} has {summary.frames:,} frames already",
-            f"raise totalFrames (now {summary.total_frames or 0:,}) to go on, or give output.dataset another uri",
+            f"nothing to do: the dataset at {summary.dataset} already has {summary.frames:,} frames",
+            f"to collect more, raise totalFrames (now {summary.total_frames or 0:,}) or change output.dataset.uri",
         ]
     verb = "collected" if summary.reason == "done" else "stopped after"
     played = counted(summary.episodes, "episode")
     if summary.mean_return is not None and summary.mean_length is not None:
         last = min(summary.episodes, RECENT_EPISODES)
-        played += f"; the last {last} returned {summary.mean_return:.2f} in {summary.mean_length:.1f} frames on average"
+        played += (
+            f"; mean return {summary.mean_return:.2f} and mean length {summary.mean_length:.1f} over the last {last}"
+        )
     lines = [
         f"{verb} {summary.new_frames:,} frames in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s",
         played,
@@ -338,13 +340,13 @@ def summary_lines(summary: Summary) -> list[str]:
     if summary.dropped:
         lines.append(f"dropped frames: {_counts(summary.dropped)}")
     if not summary.dataset and summary.was_served:
-        return [*lines, "what no consumer acknowledged was not kept: add output.dataset to keep everything"]
+        return [*lines, "batches that no consumer acknowledged were not kept; add output.dataset to keep everything"]
     if not summary.dataset:
-        return [*lines, "the frames were counted and not kept: add output.dataset, or read them with open_fleet()"]
+        return [*lines, "the frames were counted but not kept; add output.dataset, or read them with open_fleet()"]
     size = size_of(summary.dataset_bytes or 0)
     lines.append(f"dataset: {summary.dataset}, {summary.frames:,} frames, {size}")
     if summary.reason == "interrupted":
-        lines.append("the same command goes on where this one stopped")
+        lines.append("run the same command again to continue")
     else:
         lines.append(f"next: cormorant dataset verify {summary.dataset}")
     return lines
@@ -367,7 +369,7 @@ def _kind_of_wait(sentence: str) -> str:
 
 
 def _starting(plan: Plan) -> str:
-    return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 seconds"
+    return f"starting {counted(plan.workers, 'worker')}: importing PyTorch and the environments takes 5 to 30 s"
 
 
 def _amount(snapshot: Snapshot) -> str:

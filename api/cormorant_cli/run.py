@@ -81,31 +81,31 @@ class FleetKind(StrEnum):
 
 def run(
     manifest: Annotated[
-        str, typer.Argument(metavar="MANIFEST", help="A CollectorJob in YAML; - reads standard input.")
+        str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML; - reads standard input.")
     ],
-    name: Annotated[str, typer.Option(help="metadata.name of the job, for files with several jobs.")] = "",
+    name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
     workers: Annotated[
         int,
         typer.Option(
-            min=0, rich_help_panel="Workers", help="Number of workers; 0: as the manifest says, at most one per core."
+            min=0, rich_help_panel="Workers", help="Number of workers (0: as in the manifest, at most one per core)."
         ),
     ] = 0,
     device: Annotated[
-        Device, typer.Option(rich_help_panel="Workers", help="Device of the policies; auto: as the worker groups say.")
+        Device, typer.Option(rich_help_panel="Workers", help="Device of the policies (auto: as in the worker groups).")
     ] = Device.AUTO,
     fleet: Annotated[
         FleetKind,
-        typer.Option(rich_help_panel="Workers", help="local: processes of this machine; ray: actors on a Ray cluster."),
+        typer.Option(rich_help_panel="Workers", help="local: processes on this machine; ray: actors on a Ray cluster."),
     ] = FleetKind.LOCAL,
     ray_address: Annotated[
         str,
         typer.Option(
             envvar="RAY_ADDRESS",
             rich_help_panel="Workers",
-            help='Ray cluster for --fleet ray: "auto" or host:port; empty: start one.',
+            help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
         ),
     ] = "",
-    frames: Annotated[int, typer.Option(min=0, help="Frames to collect; 0: totalFrames of the manifest.")] = 0,
+    frames: Annotated[int, typer.Option(min=0, help="Frames to collect (0: totalFrames of the manifest).")] = 0,
     serve: Annotated[
         bool,
         typer.Option(
@@ -123,7 +123,7 @@ def run(
     directory: Annotated[
         Path | None,
         typer.Option(
-            rich_help_panel="Serving", help="Folder that keeps weights, tokens and the frame count for the next run."
+            rich_help_panel="Serving", help="Folder that keeps weights, tokens and the frame count between runs."
         ),
     ] = None,
     metrics_port: Annotated[
@@ -132,7 +132,7 @@ def run(
             min=0,
             max=65535,
             rich_help_panel="Output",
-            help="Port for Prometheus metrics on loopback; 0: none. With --serve they are at /metrics.",
+            help="Port of Prometheus metrics on loopback (0: none). With --serve they are at /metrics.",
         ),
     ] = 0,
     as_json: Annotated[bool, typer.Option("--json", rich_help_panel="Output", help="Print JSON Lines.")] = False,
@@ -140,10 +140,10 @@ def run(
         bool, typer.Option("--debug", rich_help_panel="Output", help="Log every detail; show tracebacks.")
     ] = False,
 ) -> None:
-    """Collect what a manifest says, without Kubernetes.
+    """Run a manifest on this machine, without Kubernetes.
 
-    Ctrl-C finishes what is under way and ends within five seconds; a second one stops at once. Ends with 0 when all
-    frames are collected, 1 when collecting failed, 2 when the manifest is refused, 130 when interrupted.
+    Ctrl-C finishes the current batches and exits within five seconds; a second one stops at once. Exits with 0 when
+    all frames are collected, 1 when collection failed, 2 when the manifest is invalid, 130 when interrupted.
     """
     display = choose_display(as_json=as_json)
     serving = ServeOptions(port=port, directory=directory) if serve else None
@@ -242,10 +242,12 @@ def _read_job(manifest: str, name: str, frames: int) -> CollectorJob:
     names = [job.metadata.name for job in jobs]
     source = "standard input" if manifest == STDIN else manifest
     if not name and len(jobs) > 1:
-        raise BadInput(f"{source} holds {len(jobs)} CollectorJobs; choose one with --name {' or --name '.join(names)}")
+        raise BadInput(
+            f"{source} contains {len(jobs)} CollectorJobs; choose one with --name {' or --name '.join(names)}"
+        )
     found = [job for job in jobs if not name or job.metadata.name == name]
     if len(found) != 1:
-        raise BadInput(f'{source} holds {len(found)} CollectorJobs named "{name}"; it has {", ".join(names)}')
+        raise BadInput(f'{source} contains {len(found)} CollectorJobs named "{name}"; its jobs are {", ".join(names)}')
     folder = str(Path(manifest).resolve().parent)
     if manifest != STDIN and folder not in sys.path:
         # What `code` does in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
@@ -457,7 +459,7 @@ def _translated_errors() -> Iterator[None]:
             raise CommandFailed(_not_installed(error)) from error
         raise
     except worker.DeviceUnavailable as error:
-        raise BadInput(f"{error}; or use --device cpu to go on here") from error
+        raise BadInput(f"{error}; or run on this machine with --device cpu") from error
     except worker.ManifestError as error:
         raise BadInput(str(error)) from error
     except worker.CormorantError as error:

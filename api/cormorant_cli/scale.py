@@ -16,11 +16,11 @@ _TRIES = 3
 def scale(
     job: Annotated[str, typer.Argument(metavar="JOB")],
     replicas: Annotated[int, typer.Option("--replicas", min=0, max=MAX_REPLICAS, help="Workers.")],
-    group: Annotated[str, typer.Option("--group", metavar="G", help="Of the job; by default its elastic group.")] = "",
+    group: Annotated[str, typer.Option("--group", metavar="G", help="Worker group (default: the elastic group).")] = "",
     namespace: Namespace = "",
     context: Context = "",
 ) -> None:
-    """Set the number of workers of a group. Workers that go finish their batch first."""
+    """Set the number of workers of a group. Removed workers finish their batch first."""
     with connected(context) as cluster:
         where = namespace or cluster.namespace
         found = cluster.get("CollectorJob", job, namespace=where)

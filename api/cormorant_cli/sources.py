@@ -89,10 +89,10 @@ def url_sources(urls: Sequence[str], *, token: str, token_files: Sequence[str], 
         BadInput: there are no URLs, or the token files do not fit.
     """
     if not urls:
-        raise BadInput("no head is named; give --url, once for each job, or set CORMORANT_URL")
+        raise BadInput("no head given; use --url (once per job) or set CORMORANT_URL")
     if len(token_files) not in (0, 1, len(urls)):
         raise BadInput(
-            f"{len(token_files)} token files for {len(urls)} URLs; give one for all, or one for each in the same order"
+            f"{len(token_files)} token files for {len(urls)} URLs; give one for all, or one per URL in the same order"
         )
     files = list(token_files) * len(urls) if len(token_files) == 1 else list(token_files) or [""] * len(urls)
     return tuple(

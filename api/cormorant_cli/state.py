@@ -10,13 +10,13 @@ from cormorant_cli.errors import BadInput
 from cormorant_cli.weights import write_whole
 
 app = typer.Typer(
-    name="state", help="Save a running fleet's state, and go on from it.", no_args_is_help=True, rich_markup_mode="rich"
+    name="state", help="Save and restore the state of a running fleet.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
 
 @app.command()
 def save(
-    out: Annotated[str, typer.Argument(metavar="FILE", help="Where to write it.")],
+    out: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
     job: Job = "",
     namespace: Namespace = "",
     context: Context = "",
@@ -24,7 +24,7 @@ def save(
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Write the fleet's state to a file: frames, random streams, environments where they can be saved."""
+    """Save the fleet's state to a file: frame counts, random streams, and environments that can be saved."""
     with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
         "write"
     ) as client:
@@ -35,7 +35,7 @@ def save(
 
 @app.command()
 def load(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="What `state save` wrote.")],
+    file: Annotated[str, typer.Argument(metavar="FILE", help="File written by `state save`.")],
     job: Job = "",
     namespace: Namespace = "",
     context: Context = "",
@@ -43,7 +43,7 @@ def load(
     token: Token = "",
     token_file: TokenFile = "",
 ) -> None:
-    """Let a paused fleet go on from a saved state. Pause it first, and resume it afterwards."""
+    """Restore a saved state into a paused fleet. Pause it first and resume it afterwards."""
     try:
         data = Path(file).read_bytes()
     except OSError as error:
@@ -51,4 +51,4 @@ def load(
     connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     with connection.client("write") as client:
         client.load_state(data)
-    typer.echo(f"{file} is loaded; `{connection.command('resume')}` goes on from it")
+    typer.echo(f"loaded {file}; `{connection.command('resume')}` continues from it")

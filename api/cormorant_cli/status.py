@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def status(
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again every --interval seconds.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every --interval seconds.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 2.0,
     job: Job = "",
     namespace: Namespace = "",
@@ -58,7 +58,7 @@ def lines_of(found: "Status") -> Iterator[str]:
     for group in found.groups:
         yield f"  workers   {group.name}: {group.ready} of {group.desired} ready"
     state = f", {weights.update_state}" if weights.update_state else ""
-    yield f"  weights   version {weights.version}{state}, the oldest acting is {weights.min_applied_version}"
+    yield f"  weights   version {weights.version}{state}, oldest version in use {weights.min_applied_version}"
     yield f"  queue     {queue.waiting + queue.ready} waiting, {queue.lent} lent, room for {queue.capacity}"
     for consumer in found.consumers:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"

@@ -36,24 +36,30 @@ class DryRun(StrEnum):
 
 
 def submit(
-    manifest: Annotated[str, typer.Argument(metavar="FILE", help="CollectorJobs in YAML; - reads standard input.")],
+    manifest: Annotated[
+        str, typer.Argument(metavar="FILE", help="CollectorJob manifest in YAML; - reads standard input.")
+    ],
     code: Annotated[
-        Path | None, typer.Option("--code", metavar="DIR", help="Folder of environments and policies; at most 1 MiB.")
+        Path | None, typer.Option("--code", metavar="DIR", help="Folder with environments and policies, at most 1 MiB.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Until the jobs collect; ends with 1 when one fails.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Of --wait, in seconds.")] = 600.0,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the jobs collect; exits with 1 if one fails.")
+    ] = False,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds to wait with --wait.")] = 600.0,
     dry_run: Annotated[
         DryRun,
-        typer.Option("--dry-run", help="client: send nothing. server: the API server's verdict, nothing is kept."),
+        typer.Option(
+            "--dry-run", help="client: send nothing. server: let the API server check the request without storing it."
+        ),
     ] = DryRun.NONE,
     force_conflicts: Annotated[
-        bool, typer.Option("--force-conflicts", help="Take over fields that others own.")
+        bool, typer.Option("--force-conflicts", help="Take over fields owned by other managers.")
     ] = False,
     namespace: Namespace = "",
     context: Context = "",
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Create or change the jobs of a manifest. It is checked here first, as `cormorant validate` does."""
+    """Create or update the jobs of a manifest, after the same checks as `cormorant validate`."""
     jobs = load_jobs(manifest)
     files = read_code(code) if code is not None else None
     for job in jobs:
@@ -114,16 +120,16 @@ def _refuse_contradictions(job: CollectorJob, files: CodeMap | None, *, namespac
     name, written = job.metadata.name, job.metadata.namespace
     if namespace and "namespace" in job.metadata.model_fields_set and written != namespace:
         raise BadInput(
-            f'the manifest puts {name} in namespace "{written}" and --namespace in "{namespace}"; leave one of them out'
+            f'the manifest puts {name} in namespace "{written}", --namespace says "{namespace}"; remove one of them'
         )
     if files is None:
         return
     if not is_alone:
-        raise BadInput("--code goes with one job, and the manifest has several; submit them one by one")
+        raise BadInput("--code works with one job, but the manifest has several; submit them one by one")
     if job.spec.code is not None:
         raise BadInput(
-            f'spec.code of {name} names the ConfigMap "{job.spec.code.config_map}", and --code would make another; '
-            "leave one of them out"
+            f'spec.code of {name} names the ConfigMap "{job.spec.code.config_map}", but --code creates another one; '
+            "remove one of them"
         )
 
 
@@ -180,7 +186,7 @@ def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s:
     while True:
         found = cluster.find("CollectorJob", name, namespace=namespace)
         if found is None or found["metadata"]["uid"] != uid:
-            raise ObjectMissing(f"{identity(job)} was deleted while it was waited for")
+            raise ObjectMissing(f"{identity(job)} was deleted while waiting for it")
         if holds(found, "Failed"):
             raise CommandFailed(f"{identity(job)} failed: {why(condition(found, 'Failed'))}")
         if holds(found, "Completed") or (is_current(found) and holds(found, "Ready")):
@@ -191,9 +197,9 @@ def _wait_until_ready(cluster: Cluster, job: Raw, *, deadline: float, timeout_s:
             typer.echo(f"{identity(job)}: {obstacle}", err=True)
             said = obstacle
         if time.monotonic() >= deadline:
-            reason = obstacle or "no operator has seen it"
+            reason = obstacle or "no operator has reconciled it"
             doctor = f"cormorant doctor {name}{cluster.options_of(job)}"
-            raise CommandFailed(f"{identity(job)} is not ready after {timeout_s:g} s: {reason}; `{doctor}`")
+            raise CommandFailed(f"{identity(job)} is not ready after {timeout_s:g} s: {reason}; see `{doctor}`")
         time.sleep(_POLL_S)
 
 

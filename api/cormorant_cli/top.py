@@ -49,14 +49,16 @@ class Jobs(Protocol):
 def top(
     jobs: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[JOB...]", help="Jobs of the cluster, whose heads are asked; without one: all."),
+        typer.Argument(metavar="[JOB...]", help="Jobs of the cluster whose heads are asked (default: list all jobs)."),
     ] = None,
     namespace: Namespace = "",
-    all_namespaces: Annotated[bool, typer.Option("--all-namespaces", "-A", help="Of all namespaces.")] = False,
+    all_namespaces: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="List jobs in all namespaces.")
+    ] = False,
     context: Context = "",
     urls: Annotated[
         list[str] | None,
-        typer.Option("--url", envvar="CORMORANT_URL", metavar="URL", help="A head; once for each job."),
+        typer.Option("--url", envvar="CORMORANT_URL", metavar="URL", help="URL of a head; repeat for several jobs."),
     ] = None,
     token: Token = "",
     token_files: Annotated[
@@ -65,19 +67,22 @@ def top(
             "--token-file",
             envvar="CORMORANT_TOKEN_FILE",
             metavar="FILE",
-            help="The head's token file: one for all, or one for each --url in the same order.",
+            help="Token file: one for all heads, or one per --url in the same order.",
         ),
     ] = None,
     workers: Annotated[
-        bool, typer.Option("--workers", "-w", help="Show every worker, too. Of a cluster: ask heads, 8 at most.")
+        bool,
+        typer.Option("--workers", "-w", help="Also show every worker. On a cluster this asks the heads, at most 8."),
     ] = False,
     interval: Annotated[
-        float, typer.Option(min=0.2, help="Seconds between two questions to a head. A cluster's list: 5 at least.")
+        float, typer.Option(min=0.2, help="Seconds between two requests to a head (list of a cluster: at least 5).")
     ] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the table once; so it is into a pipe.")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print the table once (the default when output is piped).")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show jobs with frames per second, workers and how far they are behind, until Ctrl-C.
+    """Show frames per second, workers and policy lag of jobs until Ctrl-C.
 
     Jobs of a cluster are shown as their operator wrote them last; with names or --workers their heads are asked. With
     --url or CORMORANT_URL, and no name, -n, -A or --context, heads are shown that need no cluster.
@@ -89,17 +94,17 @@ def top(
     interval_s = 0.0 if _is_once(once=once, as_json=as_json) else interval
     names = tuple(dict.fromkeys(jobs or ()))
     if all_namespaces and (names or namespace):
-        raise BadInput("--all-namespaces shows all jobs; leave out the names and --namespace")
+        raise BadInput("--all-namespaces shows all jobs; remove the names and --namespace")
     is_cluster = bool(names or namespace or all_namespaces or context)
     if is_cluster and are_written(urls or (), "CORMORANT_URL"):
-        raise BadInput("--url is a head without a cluster; leave out --url, or the names, -n, -A and --context")
+        raise BadInput("--url names a head outside a cluster; remove --url, or the names, -n, -A and --context")
     if urls and not is_cluster:
         sources = url_sources(urls, token=token, token_files=token_files or (), workers=workers)
         show(Board(sources, interval_s=interval_s), is_once=not interval_s, as_json=as_json)
         return
     files = token_files if token_files and are_written(token_files, "CORMORANT_TOKEN_FILE") else []
     if len(files) > 1:
-        raise BadInput(f"{len(files)} token files for jobs of a cluster; give one for all, or none")
+        raise BadInput(f"{len(files)} token files for jobs of a cluster; give at most one")
     with _cluster_of(context, has_said_so=is_cluster) as cluster:
         scope = Scope(namespace="" if all_namespaces else namespace or cluster.namespace, names=names)
         asking = _asking(cluster, token=token, token_file="".join(files), workers=workers)
@@ -162,7 +167,7 @@ def _print(entries: Sequence[Entry], *, notice: str, as_json: bool) -> None:
     if notice:
         typer.echo(notice, err=True)
     if entries and all(entry.reading is None and entry.written is None for entry in entries):
-        raise CommandFailed("no job answered; the table says why" if not as_json else "no job answered")
+        raise CommandFailed("no job answered; see the table for the reasons" if not as_json else "no job answered")
 
 
 def _watch(jobs: Jobs) -> None:

@@ -74,7 +74,7 @@ def cut(rows: Sequence[Row], most: int) -> list[Row]:
     if len(rows) <= most:
         return list(rows)
     shown = max(1, most - 2)
-    return [*rows[:shown], Row(job=f"and {len(rows) - shown - 1} more lines", phase=""), rows[-1]]
+    return [*rows[:shown], Row(job=f"{len(rows) - shown - 1} more lines", phase=""), rows[-1]]
 
 
 def lines_of(rows: Sequence[Row]) -> list[str]:
@@ -101,7 +101,7 @@ def columns(rows: Sequence[Row]) -> tuple[tuple[str, ...], list[tuple[str, ...]]
 def _written_row(name: str, written: Written, *, error: str) -> Row:
     if not written.phase:
         return Row(job=name, phase=_NOTHING, note="; ".join(filter(None, (written.note, error))))
-    away = "its status should be newer: does the operator run (`cormorant doctor`)?" if written.is_stale else ""
+    away = "its status is too old: is the operator running (`cormorant doctor`)?" if written.is_stale else ""
     share = f" ({min(1.0, written.frames / written.target):.0%})" if written.target else ""
     return Row(
         job=name,

@@ -23,16 +23,17 @@ class Verdict:
 
 
 def validate(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Manifests; - reads standard input.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Manifest files; - reads standard input.")],
     imports: Annotated[
         bool,
         typer.Option(
-            "--imports", help="Also look up entrypoints and their arguments in source files, without running any."
+            "--imports",
+            help="Also check entrypoints and their arguments against the source files, without running them.",
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of lines.")] = False,
 ) -> None:
-    """Check CollectorJob manifests: one line an error. Ends with 0 when all are good, else with 2."""
+    """Check CollectorJob manifests and print one line per error. Exits with 0 if all are valid, 2 otherwise."""
     verdicts = [judge(file, imports=imports) for file in dict.fromkeys(files)]
     if as_json:
         typer.echo(json.dumps(_report(verdicts), indent=2))

@@ -12,4 +12,4 @@ def version() -> None:
     try:
         typer.echo(f"cormorant {metadata.version('cormorant')}")
     except metadata.PackageNotFoundError:
-        raise CommandFailed("cormorant runs from a folder and is not installed; install it: pip install -e .") from None
+        raise CommandFailed("cormorant is not installed; install it with: pip install -e .") from None

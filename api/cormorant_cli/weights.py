@@ -13,22 +13,25 @@ from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.printing import counted, size_of
 
 app = typer.Typer(
-    name="weights", help="Make, publish, fetch and roll back weights.", no_args_is_help=True, rich_markup_mode="rich"
+    name="weights", help="Create, publish, fetch and roll back weights.", no_args_is_help=True, rich_markup_mode="rich"
 )
 
-ModelName = Annotated[str, typer.Option("--model", help="Whose weights; for `push`, if the names in FILE do not say.")]
+ModelName = Annotated[
+    str, typer.Option("--model", help="Model name; `push` needs it only if the tensor names in FILE do not tell.")
+]
 Wait = Annotated[
-    float, typer.Option("--wait", min=0, help="Seconds to wait until the workers act with them; 0 does not wait.")
+    float,
+    typer.Option("--wait", min=0, help="Seconds to wait until the workers have applied the weights (0: do not wait)."),
 ]
 
 
 @app.command()
 def init(
-    manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="A CollectorJob in YAML.")],
+    manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML.")],
     out: Annotated[str, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
-    name: Annotated[str, typer.Option(help="metadata.name of the job, for files with several jobs.")] = "",
+    name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
 ) -> None:
-    """Build the policy of a manifest and write its initial weights: those that its workers begin with."""
+    """Build the policy of a manifest and write its initial weights, the ones its workers start with."""
     try:
         from cormorant_worker.errors import CormorantError
         from cormorant_worker.launch import make_collector
@@ -41,7 +44,7 @@ def init(
     except CormorantError as error:
         raise BadInput(str(error)) from error
     if not current:
-        raise BadInput(f"the policy of {manifest} has no weights: it acts at random, or is no torch module")
+        raise BadInput(f"the policy of {manifest} has no weights: it is random or not a torch module")
     data = to_bytes(current)
     write_whole(Path(out), memoryview(data))
     tensors = sum(map(len, current.values()))
@@ -52,7 +55,7 @@ def init(
 def push(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file.")],
     model: ModelName = "policy",
-    version: Annotated[int, typer.Option(min=0, help="The version to give them; 0 is the next.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help="Version number to publish (0: the next one).")] = 0,
     wait: Wait = 30.0,
     job: Job = "",
     namespace: Namespace = "",
@@ -62,7 +65,7 @@ def push(
     token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
-    """Publish a safetensors file. Ends with 1 when no worker took it."""
+    """Publish a safetensors file. Exits with 1 if no worker applied it."""
     path = Path(file)
     with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
         "write"
@@ -77,16 +80,16 @@ def push(
         return
     workers = update.answer.workers
     if is_paused:
-        typer.echo(f"version {update.version}: {update.state}; the job is paused, and acts with it once it resumes")
+        typer.echo(f"version {update.version}: {update.state}; the job is paused and applies it after resuming")
         return
     typer.echo(f"version {update.version}: {update.state}, {workers.acked} of {workers.total} workers, {update.digest}")
 
 
 @app.command()
 def pull(
-    out: Annotated[str, typer.Argument(metavar="FILE", help="Where to write the safetensors file.")],
+    out: Annotated[str, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
     model: ModelName = "policy",
-    version: Annotated[int, typer.Option(min=0, help="Which version; 0 is the newest.")] = 0,
+    version: Annotated[int, typer.Option(min=0, help="Version to fetch (0: the newest).")] = 0,
     job: Job = "",
     namespace: Namespace = "",
     context: Context = "",
@@ -134,7 +137,7 @@ def list_versions(
         when = kept.published_at.astimezone().strftime("%Y-%m-%d %H:%M:%S")
         typer.echo(f"{kept.version:>8}  {when}  {kept.bytes:>12,} bytes  {kept.digest}  {kept.author}")
     if not versions.versions:
-        typer.echo(f"nothing was published for {model} yet", err=True)
+        typer.echo(f"no weights of {model} have been published yet", err=True)
 
 
 @app.command()

@@ -433,6 +433,6 @@ def test_push_to_a_paused_job_says_so_at_once(
         assert time.monotonic() - began < 25
         said = capsys.readouterr().out.splitlines()[-1]
         assert said.startswith(f"version {version}: ")
-        assert said.endswith("; the job is paused, and acts with it once it resumes")
+        assert said.endswith("; the job is paused and applies it after resuming")
     finally:
         endless.writer.post("/v1/resume", {"owner": "tests"})

@@ -94,7 +94,7 @@ def row(job: dict[str, Any]) -> str:
         (make_job(conditions=[fact("Ready", "False", "one is late")], phase="Degraded"), "5s one is late; 2 restarts"),
         (make_job(conditions=[fact("Ready", "False", "one is late")]), "5s 2 restarts"),
         (make_job(conditions=[fact("Progressing", "Unknown", "its head is away")]), "5s its head is away; 2 restarts"),
-        (make_job(generation=2), "the operator has not seen its newest spec; 2 restarts"),
+        (make_job(generation=2), "the operator has not reconciled its newest spec; 2 restarts"),
     ],
 )
 def test_what_the_operator_wrote_is_a_row(job: dict[str, Any], line: str) -> None:

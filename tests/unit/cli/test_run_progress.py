@@ -74,7 +74,7 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
     amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
     assert capsys.readouterr().out.splitlines() == [
         "pong: 200,000 frames of EnvPool Pong-v5, 64 a worker; 2 workers into data/pong",
-        "starting 2 workers: importing PyTorch and the environments takes 5 to 30 seconds ...",
+        "starting 2 workers: importing PyTorch and the environments takes 5 to 30 s ...",
         f"{amount}, 0 episodes, policy version 3, {workers}",
         f"{amount}, 5 episodes, return 1.50, length 20.0, policy version 3, {dropped}, {workers}, 1 restarted",
     ]
@@ -173,7 +173,7 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
                 "stopped after 150,000 frames in 20.0 s: 7,500 frames/s",
                 "250 episodes; the last 100 returned -20.50 in 812.2 frames on average",
                 "dropped frames: 64 (drain)",
-                "the frames were counted and not kept: add output.dataset, or read them with open_fleet()",
+                "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
             ],
         ),
         (
