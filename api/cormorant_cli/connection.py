@@ -75,8 +75,7 @@ class Connection:
     def __post_init__(self) -> None:
         if self.job and _given(self.url, _URL):
             raise BadInput(
-                f'"{self.job}" is a job of a cluster and {self.url} is a head: give one of them; a head of --url '
-                "needs no job's name"
+                f'"{self.job}" names a job of the cluster and --url {self.url} a head; give only one of them'
             )
         if not self.job and (self.namespace or self.context):
             raise BadInput("--namespace and --context need a job's name")
@@ -172,7 +171,8 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
         if token:
             return token
     raise CommandFailed(
-        f"Secret {name} of namespace {namespace} has no token for {role}; delete it, and the operator makes it again "
+        f"Secret {name} of namespace {namespace} has no token for role {role}; delete it, and the operator "
+        "recreates it "
         "within six minutes"
     )
 

@@ -111,7 +111,7 @@ def export(
     if as_json:
         typer.echo(json.dumps({**asdict(done), "path": str(done.path), "format": to}, indent=2))
         return
-    cut = f", {done.cut} of them incomplete" if to == "minari" else f", {done.cut} truncated"
+    cut = f", {done.cut} of them incomplete" if to == "minari" else f", plus {done.cut} incomplete"
     typer.echo(
         f"{done.path}: {counted(done.frames, 'frame')}, {counted(done.episodes, 'episode')}{cut if done.cut else ''}"
     )

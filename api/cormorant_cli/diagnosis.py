@@ -157,7 +157,7 @@ def _of_operator(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]
         yield _note(f"the operator in the cluster watches only {shown}; another operator keeps the job's status")
         return
     yield _problem(
-        f"the operator does not look after namespace {facts.namespace}, only {shown}; add it to watchNamespaces of the "
+        f"the operator does not watch namespace {facts.namespace}, only {shown}; add it to watchNamespaces of the "
         "chart, or use one of these"
     )
 
@@ -305,7 +305,7 @@ def _of_belongings(facts: JobFacts) -> Iterator[Finding]:
         if missing:
             yield _problem(
                 f"the Secret {tokens_secret(name)} lacks the tokens {', '.join(missing)}; delete it, and the operator "
-                "makes it again within six minutes"
+                "recreates it within six minutes"
             )
 
 

@@ -105,7 +105,7 @@ def _refuse_lossy(value: JsonValue) -> JsonValue:
     if isinstance(value, float) and not math.isfinite(value):
         raise PydanticCustomError("lossy", "{value} is not a finite number", {"value": str(value)})
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        raise PydanticCustomError("lossy", "an integer in it does not fit 64 bits; write it as a string")
+        raise PydanticCustomError("lossy", "contains an integer that does not fit 64 bits; write it as a string")
     if isinstance(value, dict):
         for item in value.values():
             _refuse_lossy(item)

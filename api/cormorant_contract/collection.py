@@ -1,4 +1,4 @@
-"""`spec.collection`: how much to collect, in what portions, with what freshness."""
+"""`spec.collection`: how much to collect, in what batches, with how much policy lag."""
 
 from typing import Annotated, Any, Literal
 
@@ -9,10 +9,10 @@ from cormorant_contract.rule import Rule
 
 
 class MultiStep(Contract):
-    """Rewards summed over several steps, and what lies as many steps ahead as `next`."""
+    """n-step returns: rewards summed over several steps, and the observation that many steps ahead as `next`."""
 
     steps: Annotated[Whole, Field(ge=1, le=1000)] = 3
-    """Steps that a reward is summed over; fewer at the end of a trajectory or of a batch."""
+    """Number of steps to sum rewards over; fewer at the end of a trajectory or a batch."""
 
     gamma: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 0.99
     """Discount per step, above 0."""
@@ -24,35 +24,35 @@ class MultiStep(Contract):
             Rule(
                 cel="self.gamma > 0.0",
                 holds=lambda multi_step: multi_step.gamma > 0,
-                sentence="gamma 0 would leave nothing of what lies ahead; give a discount above 0, at most 1",
+                sentence="gamma 0 would discard all future rewards; use a discount above 0, at most 1",
                 path=("gamma",),
             ),
         )
 
 
 class WeightsPolicy(Contract):
-    """How fresh the weights must be that a worker acts with."""
+    """Bound on the policy lag of workers."""
 
     max_staleness: Count32 | None = None
-    """Published versions that a worker may be behind: it waits for weights before it acts with older ones. 0 means
+    """How many published versions a worker may lag behind; it waits for newer weights rather than exceed this. 0 is
     strictly on-policy; unset means no bound."""
 
 
 class Collection(Contract):
-    """How much to collect, in what portions."""
+    """How much to collect, and in what batches."""
 
     mode: Literal["sync", "async"] = "async"
-    """sync: one batch from every worker, stacked. async: batches as they come, first ready, first served."""
+    """sync: one batch from every worker, stacked. async: batches of single workers in the order of completion."""
 
     frames_per_batch: Annotated[Whole, Field(ge=1, le=INT32_MAX)]
-    """Frames of one batch of one worker; a multiple of numEnvs."""
+    """Frames per batch and worker; a multiple of numEnvs."""
 
     total_frames: Annotated[Whole, Field(ge=1, le=COUNT_MAX)] | None = None
-    """Frames of the whole job, exactly: the last batch may be shorter. Unset means until the job is suspended or
+    """Exact number of frames of the job; the last batch may be shorter. Unset means until the job is suspended or
     deleted."""
 
     init_random_frames: Count64 = 0
-    """Frames of the whole job, at its start, whose actions are random."""
+    """Number of frames at the start of the job that use random actions."""
 
     max_frames_per_trajectory: Count32 = 0
     """Frames after which a trajectory is truncated and its environment reset. 0 means no limit."""
@@ -61,22 +61,22 @@ class Collection(Contract):
     """Start every batch with freshly reset environments."""
 
     split_trajectories: Flag = False
-    """Give learners each batch as trajectories: one a row, padded, with collector.mask. A dataset has frames as they
-    were collected."""
+    """Deliver each batch to learners as padded trajectories, one per row, with collector.mask. A dataset has frames as
+    they were collected."""
 
     multi_step: MultiStep | None = None
-    """Give learners rewards summed over several steps. A dataset has frames as they were collected."""
+    """Deliver n-step rewards to learners. A dataset has frames as they were collected."""
 
     seed: Count64 = 0
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""
 
     preemptive_threshold: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
-    """Share of the workers whose batches of a sync round must be complete before the others hand over what they have,
-    at their next vector step: a straggler does not hold up the rest. What it lacks is collected later; totalFrames
-    stays exact. 1 waits for everyone."""
+    """Fraction of workers that must complete their batch of a sync round before the others hand over short batches at
+    their next vector step, so that stragglers do not hold up the rest. Missing frames are collected later, and
+    totalFrames stays exact. 1 waits for all workers."""
 
     weights: WeightsPolicy = WeightsPolicy()
-    """How fresh the weights must be."""
+    """Bound on the policy lag of workers."""
 
     @property
     def post_processing(self) -> dict[str, Any]:
@@ -96,13 +96,13 @@ class Collection(Contract):
             Rule(
                 cel="self.preemptiveThreshold > 0.0",
                 holds=lambda collection: collection.preemptive_threshold > 0,
-                sentence="preemptiveThreshold 0 would wait for nobody; give a share above 0, at most 1",
+                sentence="preemptiveThreshold 0 would not wait for any worker; use a fraction above 0, at most 1",
                 path=("preemptiveThreshold",),
             ),
             Rule(
                 cel="self.preemptiveThreshold >= 1.0 || self.mode == 'sync'",
                 holds=lambda collection: collection.preemptive_threshold >= 1 or collection.mode == "sync",
-                sentence="preemptiveThreshold below 1 needs mode sync; in async mode nobody waits for a straggler",
+                sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
                 path=("preemptiveThreshold",),
             ),
         )

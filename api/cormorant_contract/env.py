@@ -20,18 +20,18 @@ class EnvPoolEnv(Contract):
     """EnvPool's name of the environment, for example Pong-v5."""
 
     num_envs: NumEnvs = 1
-    """Environments that one worker steps."""
+    """Number of environments per worker."""
 
     batch_size: Annotated[Whole, Field(ge=0, le=MAX_NUM_ENVS)] = 0
-    """Environments that answer one receive; numEnvs is a multiple of it. 0 means all of numEnvs: the pool steps in
+    """Number of environments returned by one receive; must divide numEnvs. 0 means all of numEnvs: the pool steps in
     lockstep."""
 
     num_threads: Annotated[Whole, Field(ge=0, le=1024)] = 0
-    """EnvPool's threads in one worker. 0 means as many as pay, found by a short calibration at the start, at most the
+    """EnvPool threads per worker. 0 means the fastest number, found by a short calibration at the start, at most the
     CPU limit."""
 
     kwargs: JsonObject = Field(default={})
-    """Further options of the environment, passed to EnvPool as they are."""
+    """Further options of the environment, passed to EnvPool unchanged."""
 
     @classmethod
     def rules(cls) -> "tuple[Rule[EnvPoolEnv], ...]":
@@ -64,7 +64,7 @@ class Wrapper(Contract):
 
 
 class GymnasiumEnv(Contract):
-    """Environments with gymnasium's interface, each in a process of its own or all in the worker's."""
+    """Environments with gymnasium's interface, each in its own process or all in the worker's process."""
 
     id: EnvId | None = None
     """Registered name of the environment, for example CartPole-v1 or ALE/Pong-v5. Exactly one of id and entrypoint."""
@@ -74,26 +74,26 @@ class GymnasiumEnv(Contract):
     entrypoint."""
 
     vectorization: Literal["subprocess", "inline"] = "subprocess"
-    """subprocess: each environment in a process of its own, restarted alone when it crashes or hangs. inline: all in
-    the worker's process, for environments cheaper than a message to another process."""
+    """subprocess: each environment in its own process, restarted alone if it crashes or hangs. inline: all in the
+    worker's process, for environments that are cheaper than a message to another process."""
 
     num_envs: NumEnvs = 1
-    """Environments that one worker steps."""
+    """Number of environments per worker."""
 
     kwargs: JsonObject = Field(default={})
     """Keyword arguments of the environment."""
 
     wrappers: Annotated[tuple[Wrapper, ...], Field(max_length=16)] = ()
-    """Wrappers around each environment, the innermost first."""
+    """Wrappers around each environment, innermost first."""
 
     step_timeout_seconds: Timeout = 60
-    """An environment in a subprocess that takes longer for a step counts as hung and is restarted alone."""
+    """Time limit of one step; an environment in a subprocess that exceeds it counts as hung and is restarted alone."""
 
     reset_timeout_seconds: Timeout = 60
-    """An environment in a subprocess that takes longer to be built or reset counts as hung and is restarted alone."""
+    """Time limit for creating or resetting an environment; one in a subprocess that exceeds it is restarted alone."""
 
     max_restarts: Annotated[Whole, Field(ge=0, le=INT32_MAX)] = 100
-    """Restarts of crashed or hung environments that one worker makes before it gives up."""
+    """How many crashed or hung environments a worker restarts before it fails."""
 
     @classmethod
     def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
@@ -102,7 +102,7 @@ class GymnasiumEnv(Contract):
             Rule(
                 cel="has(self.id) != has(self.entrypoint)",
                 holds=lambda env: (env.id is None) != (env.entrypoint is None),
-                sentence="exactly one of id and entrypoint is needed, found {found}; "
+                sentence="exactly one of id and entrypoint is required, found {found}; "
                 "write id for a registered environment, or entrypoint for a factory of your own",
                 values={
                     "found": Value(
@@ -115,7 +115,7 @@ class GymnasiumEnv(Contract):
 
 
 class Env(Contract):
-    """The environment of a job: exactly one of envpool and gymnasium. It cannot be changed."""
+    """The environment of a job: exactly one of envpool and gymnasium. Immutable."""
 
     envpool: EnvPoolEnv | None = None
     """An environment that EnvPool ships."""
@@ -140,7 +140,7 @@ class Env(Contract):
             Rule(
                 cel="has(self.envpool) != has(self.gymnasium)",
                 holds=lambda env: (env.envpool is None) != (env.gymnasium is None),
-                sentence="exactly one of envpool and gymnasium is needed, found {found}; write one of the two blocks",
+                sentence="exactly one of envpool and gymnasium is required, found {found}; write one of the two blocks",
                 values={
                     "found": Value(
                         cel="has(self.envpool) ? 'both' : 'neither'",
@@ -157,6 +157,6 @@ class Env(Contract):
             Transition(
                 cel="self == oldSelf",
                 holds=lambda old, new: new == old,
-                sentence="env cannot be changed: what was collected fits one environment only; make a new job",
+                sentence="env is immutable because collected data belongs to one environment; create a new job",
             ),
         )

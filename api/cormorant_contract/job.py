@@ -55,10 +55,10 @@ class CollectorJob(Contract):
     """Name, namespace, labels."""
 
     spec: CollectorJobSpec
-    """What to collect, with which pods."""
+    """Desired state: what to collect, and with which pods."""
 
     status: CollectorJobStatus = CollectorJobStatus()
-    """What the operator last saw of the job."""
+    """Observed state of the job, written by the operator."""
 
     def to_document(self) -> dict[str, Any]:
         """The job as a manifest holds it; a status that says nothing is left out."""

@@ -12,20 +12,21 @@ class QueueOutput(Contract):
     """A bounded queue that learners read batches from."""
 
     capacity_batches: Annotated[Whole, Field(ge=1, le=65536)] = 16
-    """Batches that wait for a learner at most."""
+    """Maximum number of batches that wait for a learner."""
 
     on_full: Literal["wait", "drop_oldest"] = "wait"
-    """wait: workers stop stepping until a learner takes a batch. drop_oldest: the oldest batch is thrown away."""
+    """What happens when the queue is full. wait: workers stop stepping until a learner takes a batch. drop_oldest: the
+    oldest batch is dropped."""
 
 
 class DatasetOutput(Contract):
     """A durable dataset of immutable shards."""
 
     uri: Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
-    """Folder of the dataset: file:// or any URI that fsspec opens. Each worker writes its own part below it."""
+    """Folder of the dataset: file:// or any URI supported by fsspec. Each worker writes its own part in it."""
 
     format: Literal["shards"] = "shards"
-    """Layout on disk; `cormorant dataset export` makes others of it."""
+    """Layout on disk; `cormorant dataset export` converts it to other formats."""
 
 
 class Output(Contract):
@@ -44,6 +45,6 @@ class Output(Contract):
             Rule(
                 cel="has(self.queue) || has(self.dataset)",
                 holds=lambda output: output.queue is not None or output.dataset is not None,
-                sentence="queue and dataset are both missing; write at least one of them, for example queue: {}",
+                sentence="queue and dataset are both missing; add at least one of them, for example queue: {}",
             ),
         )

@@ -116,12 +116,12 @@ def _refuse_kind(document: object) -> Iterator[Finding]:
     elif document.get("kind") is None:
         yield ("kind",), f"is missing; add kind: {KIND}"
     elif document["kind"] != KIND:
-        near = " (upper and lower case matter)" if str(document["kind"]).lower() == KIND.lower() else ""
-        yield ("kind",), f"{brief(document['kind'])} is not {KIND}{near}; this command reads CollectorJobs only"
+        near = " (case-sensitive)" if str(document["kind"]).lower() == KIND.lower() else ""
+        yield ("kind",), f"{brief(document['kind'])} is not {KIND}{near}; this command accepts only CollectorJobs"
     elif document.get("apiVersion") is None:
         yield ("apiVersion",), f"is missing; add apiVersion: {API_VERSION}"
     elif document["apiVersion"] != API_VERSION:
-        yield ("apiVersion",), f"{brief(document['apiVersion'])} is not known; write apiVersion: {API_VERSION}"
+        yield ("apiVersion",), f"{brief(document['apiVersion'])} is not supported; write apiVersion: {API_VERSION}"
 
 
 def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
@@ -138,7 +138,7 @@ def _refuse_values(value: object, location: Location) -> Iterator[Finding]:
     elif isinstance(value, float) and not math.isfinite(value):
         yield location, f"{value} is not a finite number; write a finite one"
     elif not isinstance(value, (str, int, float, type(None))):
-        yield location, f"{type(value).__name__} cannot stand in a manifest; quote it to make it a string"
+        yield location, f"{type(value).__name__} is not allowed in a manifest; quote it to make it a string"
 
 
 def _refuse_metadata(document: Mapping[str, object]) -> Iterator[Finding]:

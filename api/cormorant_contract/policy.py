@@ -9,14 +9,14 @@ from cormorant_contract.rule import Rule, Transition, Value
 
 
 class RandomPolicy(Contract):
-    """Actions drawn uniformly from the action space. Has no options."""
+    """Uniformly random actions. No options."""
 
 
 class Policy(Contract):
     """The policy of a job: exactly one of random and entrypoint."""
 
     random: RandomPolicy | None = None
-    """Actions drawn uniformly from the action space, written as an empty block: {}."""
+    """Uniformly random actions, written as an empty block: {}."""
 
     entrypoint: Entrypoint | None = None
     """Factory called with the observation space, the action space and kwargs; it returns a TensorDictModule, a torch
@@ -27,11 +27,11 @@ class Policy(Contract):
     """Keyword arguments of the factory. Cannot be changed."""
 
     exploration_type: Literal["random", "mode", "mean", "deterministic"] = "random"
-    """How an action is taken from the policy's distribution."""
+    """How to choose an action from the policy's distribution."""
 
     initial_weights: Text = ""
-    """URI of a safetensors file that the policy starts with: file:// or any that fsspec opens. Empty means the weights
-    that the factory made."""
+    """URI of a safetensors file with the initial weights: file:// or any URI supported by fsspec. Empty keeps the
+    weights that the factory made."""
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Policy], ...]":
@@ -40,7 +40,7 @@ class Policy(Contract):
             Rule(
                 cel="has(self.random) != has(self.entrypoint)",
                 holds=lambda policy: (policy.random is None) != (policy.entrypoint is None),
-                sentence="exactly one of random and entrypoint is needed, found {found}; "
+                sentence="exactly one of random and entrypoint is required, found {found}; "
                 "write random: {} for random actions, or the entrypoint of a factory",
                 values={
                     "found": Value(
@@ -61,21 +61,22 @@ class Policy(Contract):
                 cel="has(self.entrypoint) == has(oldSelf.entrypoint) && "
                 "(!has(self.entrypoint) || self.entrypoint == oldSelf.entrypoint)",
                 holds=lambda old, new: new.entrypoint == old.entrypoint,
-                sentence="random and entrypoint cannot be changed: published weights and collected batches belong to "
-                "one policy; make a new job",
+                sentence="random and entrypoint are immutable because published weights and collected "
+                "batches belong to "
+                "one policy; create a new job",
             ),
             Transition(
                 cel="self.kwargs == oldSelf.kwargs",
                 holds=lambda old, new: new.kwargs == old.kwargs,
-                sentence="kwargs cannot be changed: published weights and collected batches belong to one policy; "
-                "make a new job",
+                sentence="kwargs are immutable because published weights and collected batches belong to one policy; "
+                "create a new job",
                 path=("kwargs",),
             ),
         )
 
 
 class Code(Contract):
-    """The user's code for environments and policies."""
+    """User code for environments and policies."""
 
     config_map: Label
     """ConfigMap of the job's namespace whose files, and whose packages.zip, are on PYTHONPATH of head and workers.

@@ -6,7 +6,7 @@ from cormorant_contract.base import Contract, Count32, CountOrPercent
 
 
 class RunPolicy(Contract):
-    """Deadlines, restarts and what is left of a job that ended."""
+    """Deadlines, restart limits, and what happens to a finished job."""
 
     max_head_restarts: Count32 = 6
     """Failures of the head after which the job fails. Evictions and preemptions do not count."""

@@ -69,7 +69,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
     match = get_close_matches(name.lower().replace("_", "").replace("-", ""), folded, n=1, cutoff=0.6)
     if match:
         return f"; did you mean {folded[match[0]]}?"
-    return f"; known here: {', '.join(known)}" if known else "; nothing is known here, write {}"
+    return f"; valid fields: {', '.join(known)}" if known else "; no fields are allowed here, write {}"
 
 
 def _is_echo(kind: str, value: object, location: Sequence[str | int], context: dict[str, Any]) -> bool:
@@ -95,7 +95,7 @@ def _sentence(
         match = get_close_matches(str(value).lower(), known, n=1)
         return f"{brief(value)} is not one of {', '.join(known)}" + (f"; did you mean {match[0]}?" if match else "")
     if kind == "string_pattern_mismatch":
-        return f"{brief(value)} does not fit; write {PATTERN_WORDS[context['pattern']]}"
+        return f"{brief(value)} is not valid; write {PATTERN_WORDS[context['pattern']]}"
     if kind in ("string_too_long", "string_too_short"):
         return _length(kind, value, context)
     if kind == "lossy":

@@ -21,25 +21,25 @@ WorkerGroups = Annotated[
 
 
 class CollectorJobSpec(Contract):
-    """What to collect, with which pods."""
+    """Desired state: what to collect, and with which pods."""
 
     env: Env
-    """The environment: exactly one of envpool and gymnasium. Cannot be changed."""
+    """The environment: exactly one of envpool and gymnasium. Immutable."""
 
     policy: Policy
-    """What acts: exactly one of random and entrypoint."""
+    """The policy: exactly one of random and entrypoint."""
 
     code: Code | None = None
-    """The user's code for environments and policies. Unset means that the image has all of it."""
+    """User code for environments and policies. Unset means that the image contains it."""
 
     collection: Collection
-    """How much to collect, in what portions."""
+    """How much to collect, and in what batches."""
 
     output: Output = Output(queue=QueueOutput())
     """Where batches go."""
 
     image: Text = ""
-    """Image of head and workers. Empty means the operator's own."""
+    """Image of head and workers. Empty means the operator's default."""
 
     head: Head = Head()
     """The head pod."""
@@ -48,19 +48,19 @@ class CollectorJobSpec(Contract):
     """Groups of worker pods, by name."""
 
     elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
-    """The group that spec.replicas sizes. Empty means the first."""
+    """Worker group scaled by spec.replicas. Empty means the first group."""
 
     replicas: Replicas = 1
-    """Workers of the elastic group; what `kubectl scale` and autoscalers write."""
+    """Number of workers in the elastic group; written by `kubectl scale` and autoscalers."""
 
     suspend: Flag = False
-    """Delete the pods and keep the job; false resumes it."""
+    """true deletes the pods and keeps the job; false resumes it."""
 
     paused: Flag = False
-    """Keep the pods and stop stepping."""
+    """true keeps the pods and pauses all workers; false resumes them."""
 
     run_policy: RunPolicy = RunPolicy()
-    """Deadlines, restarts and what is left of a job that ended."""
+    """Deadlines, restart limits, and what happens to a finished job."""
 
     @property
     def elastic(self) -> WorkerGroup:
@@ -102,8 +102,9 @@ _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel="has(self.output.queue) || (!has(self.collection.multiStep) && !self.collection.splitTrajectories)",
         holds=lambda spec: spec.output.queue is not None or not spec.collection.post_processing,
-        sentence="multiStep and splitTrajectories are for learners, and there is no queue: a dataset has frames as "
-        "they were collected; add output.queue, or leave them out",
+        sentence="multiStep and splitTrajectories need output.queue: they apply to learners, and a dataset "
+        "has frames as "
+        "they were collected; add output.queue or remove them",
         path=("collection",),
     ),
 )
@@ -151,14 +152,14 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(
         cel="",  # the list is keyed by name: the API server refuses a second item itself
         holds=lambda spec: len({group.name for group in spec.worker_groups}) == len(spec.worker_groups),
-        sentence="the names {names} are not unique; give each group a name of its own",
+        sentence="the names {names} are not unique; give each group a different name",
         values={"names": _GROUP_NAMES},
         path=("workerGroups",),
     ),
     Rule(
         cel=f"self.elasticGroup == '' || !({_NO_ELASTIC})",
         holds=lambda spec: _elastic(spec) is not None,
-        sentence="elasticGroup {name} names no worker group; write one of {names}, or leave it out for the first",
+        sentence="elasticGroup {name} is not a worker group; use one of {names}, or remove it for the first group",
         values={
             "name": _ELASTIC_NAME,
             "names": _GROUP_NAMES,
@@ -172,16 +173,16 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
             for group in spec.worker_groups
             if group.name == (spec.elastic_group or spec.worker_groups[0].name)
         ),
-        sentence="replicas of the elastic group {name} is refused, since spec.replicas {replicas} sizes it; "
-        "leave it out of the group and write spec.replicas",
+        sentence="replicas of the elastic group {name} must not be set, because spec.replicas {replicas} sizes it; "
+        "remove it from the group and set spec.replicas",
         values={"name": _ELASTIC_NAME, "replicas": _REPLICAS},
         path=("workerGroups",),
     ),
     Rule(
         cel=f"{_NO_ELASTIC} || self.workerGroups.all(g, g.name == {_ELASTIC} || has(g.replicas))",
         holds=lambda spec: all(group.replicas is not None for group in _fixed(spec)),
-        sentence="replicas is missing in group {group}, and spec.replicas sizes the elastic group {name} only; "
-        "write replicas in the group",
+        sentence="replicas is missing in group {group}: spec.replicas sizes only the elastic group {name}; "
+        "set replicas in the group",
         values={
             "group": Value(
                 cel=f"self.workerGroups.filter(g, g.name != {_ELASTIC} && !has(g.replicas))[0].name",
@@ -195,8 +196,8 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         cel=f"{_NO_ELASTIC} || self.workerGroups.all(g, g.name == {_ELASTIC} || "
         "(!has(g.minReplicas) && !has(g.maxReplicas)))",
         holds=lambda spec: not any(_has_bounds(group) for group in _fixed(spec)),
-        sentence="minReplicas and maxReplicas of group {group} are refused, since {name} is the elastic group; "
-        "leave them out, or name the group in elasticGroup",
+        sentence="minReplicas and maxReplicas must not be set in group {group}, because {name} is the elastic group; "
+        "remove them, or name the group in elasticGroup",
         values={
             "group": Value(
                 cel=f"self.workerGroups.filter(g, g.name != {_ELASTIC} && (has(g.minReplicas) || has(g.maxReplicas)))"

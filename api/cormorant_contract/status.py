@@ -36,16 +36,17 @@ Rate = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class FramesStatus(Contract):
-    """How far the job is."""
+    """Progress of the job."""
 
     collected: Count64 = 0
-    """Frames accepted by the output, over all heads of the job; what died with a head is taken off."""
+    """Frames accepted by the output over all heads of the job. Frames lost with a head are subtracted."""
 
     settled: Count64 = 0
-    """Frames that no later head collects again: acknowledged by a learner, dropped as the oldest, or in a dataset."""
+    """Frames that no later head collects again: acknowledged by a learner, dropped by drop_oldest, or stored in a
+    dataset."""
 
     target: Count64 | None = None
-    """spec.collection.totalFrames, as far as it is set."""
+    """spec.collection.totalFrames, if set."""
 
     per_second: Rate = 0.0
     """Frames per second over the last minute."""
@@ -55,13 +56,13 @@ class FramesStatus(Contract):
 
 
 class WeightsStatus(Contract):
-    """How fresh the fleet is."""
+    """Policy versions of the fleet."""
 
     version: Count64 = 0
     """Newest published policy version; 0 before the first publish."""
 
     min_applied_version: Count64 = 0
-    """Oldest policy version that a worker acts with."""
+    """Oldest policy version that any worker uses."""
 
     updated_time: Time | None = None
     """When the newest version was published."""
@@ -74,7 +75,7 @@ class GroupStatus(Contract):
     """Name of the group."""
 
     desired: Count32 = 0
-    """Workers that the spec wants."""
+    """Workers requested by the spec."""
 
     ready: Count32 = 0
     """Workers that are ready."""
@@ -84,7 +85,7 @@ class GroupStatus(Contract):
 
 
 class ElasticStatus(Contract):
-    """What the scale subresource reads."""
+    """Values for the scale subresource."""
 
     replicas: Count32 = 0
     """Worker pods of the elastic group."""
@@ -97,13 +98,13 @@ class Condition(Contract):
     """One condition, in the shape of Kubernetes' own."""
 
     type: ConditionType
-    """What the condition is about."""
+    """Type of the condition."""
 
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """True, False or Unknown."""
 
     observed_generation: Annotated[Whole, Field(ge=0, le=COUNT_MAX)] = 0
-    """Generation of the spec that the condition speaks of."""
+    """Generation of the spec that the condition reflects."""
 
     last_transition_time: Time
     """When the status changed last."""
@@ -116,7 +117,7 @@ class Condition(Contract):
 
 
 class Failure(Contract):
-    """A pod that ended badly."""
+    """A pod that failed."""
 
     pod: Annotated[str, Field(strict=True, max_length=253)]
     """Name of the pod."""
@@ -125,26 +126,26 @@ class Failure(Contract):
     """Kubernetes' word for it, for example OOMKilled."""
 
     exit_code: Annotated[Whole, Field(ge=-(2**31), le=2**31 - 1)] | None = None
-    """Exit code of the container, as far as it ran."""
+    """Exit code of the container, if it ran."""
 
     time: Time
     """When it ended."""
 
     message: Annotated[str, Field(strict=True, max_length=1024)] = ""
-    """Why, in the last words of its container or in those of its kubelet."""
+    """The termination message of its container, or the kubelet's message."""
 
 
 class CollectorJobStatus(Contract):
-    """What the operator last saw of the job. Written by the operator only."""
+    """Observed state of the job, written by the operator only."""
 
     observed_generation: Count64 = 0
-    """Generation of the spec that this status speaks of."""
+    """Generation of the spec that this status reflects."""
 
     phase: Phase = "Pending"
     """Summary of the conditions, for people."""
 
     reason: Annotated[str, Field(strict=True, max_length=1024)] = ""
-    """What is in the way: the reason of the condition that says it. Empty while nothing is."""
+    """Reason of the condition that keeps the job from collecting. Empty if nothing does."""
 
     epoch: Count32 = 0
     """Incarnation of the head, counted from 1; 0 before the first."""
@@ -153,28 +154,28 @@ class CollectorJobStatus(Contract):
     """Heads that were replaced after a failure; counted against runPolicy.maxHeadRestarts."""
 
     start_time: Time | None = None
-    """When the job was accepted first, or resumed last."""
+    """When the job was first accepted or last resumed."""
 
     completion_time: Time | None = None
     """When the job completed or failed."""
 
     workers: Annotated[str, Field(strict=True, max_length=32)] = ""
-    """Ready workers of those desired, over all groups, for people: 17/18."""
+    """Ready and desired workers over all groups, for people, for example 17/18."""
 
     frames: FramesStatus = FramesStatus()
-    """How far the job is."""
+    """Progress of the job."""
 
     weights: WeightsStatus = WeightsStatus()
-    """How fresh the fleet is."""
+    """Policy versions of the fleet."""
 
     groups: Annotated[tuple[GroupStatus, ...], Field(max_length=8, json_schema_extra=keyed_by("name"))] = ()
     """Workers by group."""
 
     elastic: ElasticStatus = ElasticStatus()
-    """What the scale subresource reads."""
+    """Values for the scale subresource."""
 
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=keyed_by("type"))] = ()
-    """What holds and why; Completed and Failed never go back."""
+    """Conditions of the job. Completed and Failed never revert to False."""
 
     recent_failures: Annotated[tuple[Failure, ...], Field(max_length=10)] = ()
-    """The last pods that ended badly, the newest last."""
+    """The last pods that failed, newest last."""

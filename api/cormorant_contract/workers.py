@@ -16,48 +16,48 @@ ClaimName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONAL_N
 
 
 class Persistence(Contract):
-    """A volume that the head keeps its state on."""
+    """A volume that holds the head's state."""
 
     claim_name: ClaimName = ""
-    """PersistentVolumeClaim of the job's namespace. Empty means none: a new head goes on from the status."""
+    """PersistentVolumeClaim in the job's namespace. Empty means none: a new head continues from the job's status."""
 
 
 class Head(Contract):
     """The head pod: Ray head and control plane."""
 
     resources: JsonObject = Field(default={})
-    """Requests and limits of the head's container, as in a pod."""
+    """Resource requests and limits of the head's container, as in a pod."""
 
     template: JsonObject = Field(default={})
-    """Overlay of the pod template, merged by the names of its lists. The API server checks it by a dry run."""
+    """Pod template merged over the generated one, lists by name. The API server checks the result with a dry run."""
 
     persistence: Persistence = Persistence()
-    """A volume that the head keeps its state on."""
+    """A volume that holds the head's state."""
 
 
 class WorkerGroup(Contract):
     """Worker pods made from one template."""
 
     name: GroupName
-    """Name of the group, unique in the job; it enters pod names, so at most 10 characters."""
+    """Name of the group, unique in the job. Part of pod names, so at most 10 characters."""
 
     device: Literal["cpu", "gpu"] = "cpu"
-    """Where the policy runs. A gpu worker that finds no device exits."""
+    """Device of the policy. A gpu worker that finds no device exits with an error."""
 
     replicas: Replicas | None = None
-    """Workers of the group. Needed in every group but the elastic one, which spec.replicas sizes."""
+    """Number of workers. Required in every group except the elastic one, which spec.replicas sizes."""
 
     min_replicas: Replicas | None = None
-    """Lower bound of spec.replicas; for the elastic group only. Unset means no bound."""
+    """Lower bound of spec.replicas; only in the elastic group. Unset means no bound."""
 
     max_replicas: Replicas | None = None
-    """Upper bound of spec.replicas; for the elastic group only. Unset means no bound."""
+    """Upper bound of spec.replicas; only in the elastic group. Unset means no bound."""
 
     resources: JsonObject = Field(default={})
-    """Requests and limits of the worker's container, as in a pod."""
+    """Resource requests and limits of the worker's container, as in a pod."""
 
     template: JsonObject = Field(default={})
-    """Overlay of the pod template, merged by the names of its lists. The API server checks it by a dry run."""
+    """Pod template merged over the generated one, lists by name. The API server checks the result with a dry run."""
 
     @classmethod
     def rules(cls) -> "tuple[Rule[WorkerGroup], ...]":

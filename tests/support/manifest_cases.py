@@ -95,7 +95,7 @@ VALID: dict[str, Document] = {
 }
 
 INVALID: dict[str, Case] = {
-    "name-with-capital": Case(document=manifest("Pong"), path="metadata.name", sentence='"Pong" does not fit'),
+    "name-with-capital": Case(document=manifest("Pong"), path="metadata.name", sentence='"Pong" is not valid'),
     "name-begins-with-digit": Case(
         document=manifest("1pong"), path="metadata.name", sentence="beginning with a letter"
     ),
@@ -118,7 +118,7 @@ INVALID: dict[str, Case] = {
     "env-both": Case(
         document=manifest(env__gymnasium={"id": "CartPole-v1", "numEnvs": 8}),
         path="spec.env",
-        sentence="exactly one of envpool and gymnasium is needed, found both",
+        sentence="exactly one of envpool and gymnasium is required, found both",
         by="rule",
     ),
     "policy-neither": Case(document=manifest(policy={}), path="spec.policy", sentence="found neither", by="rule"),
@@ -182,13 +182,13 @@ INVALID: dict[str, Case] = {
     "multi-step-gamma": Case(
         document=manifest(collection__multiStep={"steps": 3, "gamma": 0.0}),
         path="spec.collection.multiStep.gamma",
-        sentence="gamma 0 would leave nothing of what lies ahead",
+        sentence="gamma 0 would discard all future rewards",
         by="rule",
     ),
     "multi-step-for-nobody": Case(
         document=manifest(collection__multiStep={"steps": 3}, output={"dataset": {"uri": "file:///data/x"}}),
         path="spec.collection",
-        sentence="multiStep and splitTrajectories are for learners, and there is no queue",
+        sentence="multiStep and splitTrajectories need output.queue",
         by="rule",
     ),
     "preempt-async": Case(
@@ -200,7 +200,7 @@ INVALID: dict[str, Case] = {
     "preempt-nobody": Case(
         document=manifest(collection__mode="sync", collection__preemptiveThreshold=0.0),
         path="spec.collection.preemptiveThreshold",
-        sentence="preemptiveThreshold 0 would wait for nobody",
+        sentence="preemptiveThreshold 0 would not wait for any worker",
         by="rule",
     ),
     "preempt-too-many": Case(
@@ -211,7 +211,7 @@ INVALID: dict[str, Case] = {
     "split-for-nobody": Case(
         document=manifest(collection__splitTrajectories=True, output={"dataset": {"uri": "file:///data/x"}}),
         path="spec.collection",
-        sentence="multiStep and splitTrajectories are for learners, and there is no queue",
+        sentence="multiStep and splitTrajectories need output.queue",
         by="rule",
     ),
     "no-frames": Case(
@@ -295,13 +295,13 @@ INVALID: dict[str, Case] = {
     "no-such-elastic-group": Case(
         document=groups(CPU, elasticGroup="gpu"),
         path="spec.elasticGroup",
-        sentence='elasticGroup gpu names no worker group; write one of ["cpu"]',
+        sentence='elasticGroup gpu is not a worker group; use one of ["cpu"]',
         by="rule",
     ),
     "elastic-group-sized-twice": Case(
         document=groups({"name": "cpu", "replicas": 3}, replicas=2),
         path="spec.workerGroups",
-        sentence="replicas of the elastic group cpu is refused, since spec.replicas 2 sizes it",
+        sentence="replicas of the elastic group cpu must not be set, because spec.replicas 2 sizes it",
         by="rule",
     ),
     "fixed-group-without-size": Case(
@@ -313,7 +313,7 @@ INVALID: dict[str, Case] = {
     "fixed-group-with-bounds": Case(
         document=groups(CPU, GPU | {"maxReplicas": 2}),
         path="spec.workerGroups",
-        sentence="minReplicas and maxReplicas of group gpu are refused, since cpu is the elastic group",
+        sentence="minReplicas and maxReplicas must not be set in group gpu, because cpu is the elastic group",
         by="rule",
     ),
     "replicas-below-min": Case(
@@ -354,13 +354,13 @@ INVALID: dict[str, Case] = {
     "unknown-field-without-neighbour": Case(
         document=manifest(output={"queue": {"zzz": 1}}),
         path="spec.output.queue.zzz",
-        sentence="unknown field; known here: capacityBatches, onFull",
+        sentence="unknown field; valid fields: capacityBatches, onFull",
         by="strict",
     ),
     "random-has-no-options": Case(
         document=manifest(policy={"random": {"seed": 1}}),
         path="spec.policy.random.seed",
-        sentence="unknown field; nothing is known here, write {}",
+        sentence="unknown field; no fields are allowed here, write {}",
         by="strict",
     ),
     "unknown-metadata": Case(

@@ -21,7 +21,7 @@ def main() -> int:
     stale = [path for path, text in texts.items() if not path.exists() or path.read_text() != text]
     for path in stale:
         if given.check:
-            sys.stderr.write(f"{path} is not the one of the models; run make docs\n")
+            sys.stderr.write(f"{path} is out of date; run make docs\n")
         else:
             path.write_text(texts[path])
     return 1 if stale and given.check else 0

@@ -56,19 +56,19 @@ def _of_job(
 FRAMES = _of_job(
     "frames_total",
     "counter",
-    "Frames accepted by the output, after any action repeat: what totalFrames counts, those of earlier heads included. "
-    "It stands still while frames that were counted are collected again.",
+    "Frames accepted by the output after action repeat, as counted by totalFrames and including earlier heads. "
+    "Constant while frames that were already counted are collected again.",
     ENV,
 )
 STEPPED_FRAMES = _of_job(
     "stepped_frames_total",
     "counter",
-    "Frames stepped since this head began, those of unfinished and of lost batches included: for rates by group.",
+    "Frames stepped since this head started, including unfinished and lost batches; use it for rates by group.",
     GROUP,
     ENV,
 )
-FRAMES_PER_SECOND = _of_job("frames_per_second", "gauge", "Frames stepped per second over the last 10 s; rates of "
-                            "stepped_frames_total say the same of any time.")  # fmt: skip
+FRAMES_PER_SECOND = _of_job("frames_per_second", "gauge", "Frames stepped per second over the last 10 s; rate() of "
+                            "stepped_frames_total gives other windows.")  # fmt: skip
 TARGET_FRAMES = _of_job("target_frames", "gauge", "totalFrames.", when="the manifest has totalFrames")
 EPISODES = _of_job("episodes_total", "counter", "Episodes ended.", ENV, END)
 EPISODE_RETURN = _of_job(
@@ -86,87 +86,90 @@ RECENT_LENGTH = _of_job(
 ENV_STEP = _of_job(
     "env_step_duration_seconds",
     "histogram",
-    "Waiting for one vector step of the environments: the mean of a batch, once a batch, from one step in 16.",
+    "Wait for one vector step of the environments: one mean per batch, sampled every 16 steps.",
     GROUP,
     buckets=_STEPS_S,
 )
 INFERENCE = _of_job(
     "inference_duration_seconds",
     "histogram",
-    "One decision of the policy for all environments of a lane: the mean of a batch, once a batch, from one in 16.",
+    "One policy inference for all environments of a group: one mean per batch, sampled every 16 steps.",
     GROUP,
     buckets=_STEPS_S,
 )
 BATCH = _of_job(
-    "batch_duration_seconds", "histogram", "A worker collects one batch; pauses not counted.", GROUP, buckets=_BATCHES_S
+    "batch_duration_seconds", "histogram", "Time to collect one batch, without pauses.", GROUP, buckets=_BATCHES_S
 )
 PHASE_SECONDS = _of_job(
-    "phase_seconds_total", "counter", "Where the workers' time goes: their rates add up to the number of workers.",
+    "phase_seconds_total", "counter", "Time of workers by activity; the rates add up to the number of workers.",
     GROUP, PHASE,
 )  # fmt: skip
-POLICY_VERSION = _of_job(
-    "policy_version", "gauge", "Oldest policy version that a worker of the group acts with.", GROUP
-)
+POLICY_VERSION = _of_job("policy_version", "gauge", "Oldest policy version used by a worker of the group.", GROUP)
 POLICY_VERSION_PUBLISHED = _of_job("policy_version_published", "gauge", "Newest published version.")
 STALENESS = _of_job(
     "batch_staleness_versions",
     "histogram",
-    "Published version less the oldest that acted in a batch, when it is handed over; random frames count as 0.",
+    "Published version minus the oldest version in a batch when it is delivered; random frames count as 0.",
     buckets=_VERSIONS,
 )
-FRAMES_DROPPED = _of_job("frames_dropped_total", "counter", "Frames that were stepped and not delivered.", DROPPED_FOR)
-BATCHES = _of_job("batches_total", "counter", "Batches accepted by the queue, and handed over by its exits.", PATH)
-BATCH_BYTES = _of_job("batch_bytes_total", "counter", "Bytes of batches handed over.", PATH)
-QUEUE_BATCHES = _of_job("queue_batches", "gauge", "Batches that are complete and not taken.")
+FRAMES_DROPPED = _of_job("frames_dropped_total", "counter", "Frames stepped but not delivered.", DROPPED_FOR)
+BATCHES = _of_job("batches_total", "counter", "Batches accepted by the queue, and delivered by path.", PATH)
+BATCH_BYTES = _of_job("batch_bytes_total", "counter", "Bytes of delivered batches.", PATH)
+QUEUE_BATCHES = _of_job("queue_batches", "gauge", "Complete batches that no consumer has taken yet.")
 QUEUE_CAPACITY = _of_job("queue_capacity_batches", "gauge", "output.queue.capacityBatches.", when="the job has a queue")
 QUEUE_WAIT = _of_job(
-    "queue_wait_seconds_total", "counter", "Time in which somebody waited for the queue: who is the bottleneck.", SIDE
+    "queue_wait_seconds_total", "counter", "Time spent waiting for the queue, by side; shows the bottleneck.", SIDE
 )
-LENT_BATCHES = _of_job("lent_batches", "gauge", "Batches that consumers have and did not acknowledge.")
-REDELIVERED = _of_job("batches_redelivered_total", "counter", "Batches handed out again, since they were "
+LENT_BATCHES = _of_job("lent_batches", "gauge", "Batches delivered to consumers but not acknowledged yet.")
+REDELIVERED = _of_job("batches_redelivered_total", "counter", "Batches delivered again because they were "
                       "not acknowledged.")  # fmt: skip
-CONSUMERS = _of_job("consumers", "gauge", "Consumers that asked for a batch in the last minute.")
+CONSUMERS = _of_job("consumers", "gauge", "Consumers that requested a batch in the last minute.")
 CONSUMER_SEEN = _of_job(
-    "consumer_last_seen_timestamp_seconds", "gauge", "When a consumer asked last.", when="one has asked"
+    "consumer_last_seen_timestamp_seconds",
+    "gauge",
+    "When a consumer last requested a batch.",
+    when="one has requested a batch",
 )
-UPDATES = _of_job("weight_updates_total", "counter", "Publishes, by what became of them.", RESULT)
+UPDATES = _of_job("weight_updates_total", "counter", "Weight updates by result.", RESULT)
 UPDATE_DURATION = _of_job(
-    "weight_update_duration_seconds", "histogram", "How long publishes took.", STAGE, buckets=_UPDATES_S
+    "weight_update_duration_seconds", "histogram", "Duration of weight updates by stage.", STAGE, buckets=_UPDATES_S
 )
-UPDATE_BYTES = _of_job("weight_update_bytes_total", "counter", "Bytes of publishes that were accepted.")
-UPDATE_IN_PROGRESS = _of_job("weight_update_in_progress", "gauge", "1 while workers have not taken the newest publish.")
+UPDATE_BYTES = _of_job("weight_update_bytes_total", "counter", "Bytes of accepted weight updates.")
+UPDATE_IN_PROGRESS = _of_job(
+    "weight_update_in_progress", "gauge", "1 while some worker has not applied the newest weight update."
+)
 LAST_APPLIED = _of_job(
-    "weight_last_applied_timestamp_seconds", "gauge", "When the last publish was applied.", when="one was applied"
+    "weight_last_applied_timestamp_seconds", "gauge", "When the last weight update was applied.", when="one was applied"
 )
-PAUSED = _of_job("paused", "gauge", "1 while the fleet is told to stand still.")
-PAUSE_LEASES = _of_job("pause_leases", "gauge", "Leases that hold it.")
-PAUSE_SECONDS = _of_job("pause_seconds_total", "counter", "Time in which the fleet was to stand still.")
+PAUSED = _of_job("paused", "gauge", "1 while paused.")
+PAUSE_LEASES = _of_job("pause_leases", "gauge", "Pause leases in effect.")
+PAUSE_SECONDS = _of_job("pause_seconds_total", "counter", "Time spent paused.")
 WORKERS = _of_job("workers", "gauge", "Workers.", GROUP, WORKER_STATE)
 WORKER_RESTARTS = _of_job("worker_restarts_total", "counter", "Workers replaced.", GROUP, RESTARTED_FOR)
 ENV_RESTARTS = _of_job("env_restarts_total", "counter", "Subprocess environments restarted alone.", GROUP)
 SINK_LAG = _of_job(
-    "sink_lag_frames", "gauge", "Frames in batches that the dataset has not made durable.", when="the job has a dataset"
+    "sink_lag_frames", "gauge", "Frames collected but not yet durable in the dataset.", when="the job has a dataset"
 )
-HEAD_STATE_METRIC = _of_job("head_state", "gauge", "What the head does.", HEAD_STATE)
-HEAD_STARTED = _of_job("head_start_timestamp_seconds", "gauge", "When the head began.")
+HEAD_STATE_METRIC = _of_job("head_state", "gauge", "State of the head.", HEAD_STATE)
+HEAD_STARTED = _of_job("head_start_timestamp_seconds", "gauge", "When the head started.")
 HTTP_REQUESTS = _of_job(
-    "http_requests_total", "counter", "Requests answered; probes and scrapes are not counted.",
+    "http_requests_total", "counter", "HTTP requests answered, without probes and scrapes.",
     METHOD, ROUTE, STATUS_CLASS,
 )  # fmt: skip
 HTTP_DURATION = _of_job(
     "http_request_duration_seconds",
     "histogram",
-    "From a request's head to the end of its answer; waiting that was asked for is in it.",
+    "Time from the request's header to the end of the response, including requested long-poll waits.",
     ROUTE,
     buckets=_REQUESTS_S,
 )
-BUILD_INFO = _of_job("build_info", "gauge", "1; its labels say what runs.", VERSION, PYTHON, TORCH)
+BUILD_INFO = _of_job("build_info", "gauge", "Constant 1 with version labels.", VERSION, PYTHON, TORCH)
 GPU_UTILIZATION = _of_job(
-    "gpu_utilization_ratio", "gauge", "Share of time in which a kernel ran.", GPU,
+    "gpu_utilization_ratio", "gauge", "Fraction of time in which a kernel was running.", GPU,
     when="workers are processes of the head's machine, which has NVIDIA devices",
 )  # fmt: skip
 GPU_MEMORY = _of_job(
-    "gpu_memory_used_bytes", "gauge", "Memory in use, of all processes.", GPU,
+    "gpu_memory_used_bytes", "gauge", "Device memory in use by all processes.", GPU,
     when="workers are processes of the head's machine, which has NVIDIA devices",
 )  # fmt: skip
 

@@ -15,80 +15,81 @@ GROUP = Label(name="group", help="Worker group, as the manifest names it.", at_m
 ENV = Label(name="env", help="Environment: EnvPool's task, gymnasium's id, or the entrypoint.")
 PHASE = Label(
     name="phase",
-    help="env: waiting for environments. inference: the policy decides. transfer: rows are written, and what else the "
-    "loop does. weights: new ones are taken. store: batches go to the dataset. idle: no room in the queue, nothing to "
-    "do. paused: told to stand still. build: environments and policy are made.",
+    help="env: waiting for environments. inference: policy forward pass. transfer: writing rows, and the "
+    "rest of the loop. weights: applying new weights. store: writing to the dataset. idle: the queue is "
+    "full or there is no work. paused: paused. build: creating environments and policy.",
     values=ACTIVITIES,
 )
 END = Label(name="end", help="How an episode ended.", values=("terminated", "truncated"))
 DROPPED_FOR = Label(
     name="reason",
-    help="crash: lost with a worker. stale: older than the staleness allowed. drop_oldest: the queue was full. drain: "
-    "unfinished at the end. restore, seed: given up for them. stale_for_consumer: older than a consumer asked for.",
+    help="crash: lost with a worker. stale: exceeded the staleness bound. drop_oldest: the queue was full. "
+    "drain: unfinished at the end. restore, seed: discarded by these operations. stale_for_consumer: older "
+    "than a consumer accepts.",
     values=DROP_REASONS,
 )
 RESTARTED_FOR = Label(
     name="reason",
-    help="crash: the process ended. hang: it made no progress and was killed. error: it failed and said why.",
+    help="crash: the process ended. hang: no progress, killed. error: failed with a reason.",
     values=("crash", "hang", "error"),
 )
 SIDE = Label(
     name="side",
-    help="producer: workers, for room in the queue. consumer: whoever takes batches, for one to be there.",
+    help="producer: workers waiting for room in the queue. consumer: consumers waiting for a batch.",
     values=("producer", "consumer"),
 )
 PATH = Label(
     name="path",
-    help="queue: rounds accepted. http: one batch a request. stream: many on one connection. memory: mapped by a "
-    "consumer on the same machine.",
+    help="queue: rounds accepted. http: one batch per request. stream: many batches on one connection. "
+    "memory: mapped by a consumer on the same machine.",
     values=("queue", "http", "stream", "memory"),
 )
 RESULT = Label(
     name="result",
-    help="applied: every worker acts with it. partially_applied: some are late. failed: nobody acknowledged. "
-    "superseded: a newer one came first. rejected: refused before any worker saw it. An update that is late counts "
-    "under both its results.",
+    help="applied: every worker uses it. partially_applied: some workers are late. failed: no worker "
+    "acknowledged it. superseded: a newer update came first. rejected: refused before any worker received "
+    "it. An update that is applied late counts under both results.",
     values=UPDATE_RESULTS,
 )
 STAGE = Label(
     name="stage",
-    help="receive: the body. verify: tensors. distribute: to the fleet. apply: until the last worker's word. total: "
-    "all of them.",
+    help="receive: request body. verify: tensors. distribute: to the fleet. apply: until the last worker's "
+    "receipt. total: all stages.",
     values=UPDATE_STAGES,
 )
 WORKER_STATE = Label(
     name="state",
-    help="desired: places that are to be filled. ready: workers that may collect. starting: others.",
+    help="desired: slots to fill. ready: workers that can collect. starting: all others.",
     values=("desired", "ready", "starting"),
 )
-HEAD_STATE = Label(name="state", help="What the head does; one is 1, the others 0.", values=HEAD_STATES)
+HEAD_STATE = Label(name="state", help="State of the head; one is 1, the others 0.", values=HEAD_STATES)
 HEARD = Label(
     name="state",
-    help="answering. silent: no answer that can be read. refusing: it does not take the operator's token.",
+    help="answering: valid answer. silent: no readable answer. refusing: rejects the operator's token.",
     values=("answering", "silent", "refusing"),
 )
 METHOD = Label(name="method", help="HTTP method.", values=("GET", "HEAD", "PUT", "POST", "PATCH", "DELETE", "other"))
 ROUTE = Label(name="route", help="Template of the path, or `unknown`; never the path itself.", at_most=40)
-STATUS_CLASS = Label(name="status_class", help="First digit of the status.", values=("2xx", "3xx", "4xx", "5xx"))
+STATUS_CLASS = Label(name="status_class", help="Class of the status code.", values=("2xx", "3xx", "4xx", "5xx"))
 GPU = Label(name="gpu", help="Index of the device.", at_most=16)
-VERSION = Label(name="version", help="Of Cormorant.")
-PYTHON = Label(name="python", help="Version of Python.")
-TORCH = Label(name="torch", help="Version of PyTorch.")
+VERSION = Label(name="version", help="Version of Cormorant.")
+PYTHON = Label(name="python", help="Python version.")
+TORCH = Label(name="torch", help="PyTorch version.")
 
 JOB_NAMESPACE = Label(name="job_namespace", help="Namespace of the job.", at_most=1000)
 JOB = Label(name="collectorjob", help="Name of the job.", at_most=1)
-JOB_PHASE = Label(name="phase", help="`status.phase`: one is 1, the others are not exported.", at_most=1)
+JOB_PHASE = Label(name="phase", help="`status.phase`; the current phase is 1, others are not exported.", at_most=1)
 HANDLER = Label(
     name="handler",
-    help="reconcile: a decision and what follows. poll: a question to a head. counters: a write of counters alone.",
+    help="reconcile: a full reconcile. poll: a request to a head. counters: a write of counters only.",
     values=("reconcile", "poll", "counters"),
 )  # fmt: skip
 API_METHOD = Label(
     name="method", help="HTTP method of a request to the API server.", values=("GET", "POST", "PATCH", "PUT", "DELETE")
 )
-CODE = Label(name="code", help="Status that the API server answered; 0: it did not.", at_most=20)
+CODE = Label(name="code", help="Status code of the API server's answer; 0: no answer.", at_most=20)
 QUEUE = Label(
     name="queue",
-    help="jobs: to be reconciled. heads: to be asked. counters: to be written.",
+    help="jobs: waiting for a reconcile. heads: waiting for a poll. counters: waiting for a write.",
     values=("jobs", "heads", "counters"),
 )

@@ -10,17 +10,23 @@ def _of_pod(name: str, kind: Kind, help_: str, *labels: Label, when: str = "") -
     )
 
 
-JOINED = _of_pod("joined", "gauge", "Whether the pod's Ray is a member of the head's cluster.")
-JOINS = _of_pod("joins_total", "counter", "How often the pod's Ray has joined a head.")
-FRAMES = _of_pod("frames_total", "counter", "Frames that workers in this pod have stepped.")
-PHASE_SECONDS = _of_pod("phase_seconds_total", "counter", "Where the worker's time goes.", PHASE)
+JOINED = _of_pod("joined", "gauge", "1 if the pod's Ray node is a member of the head's cluster.")
+JOINS = _of_pod("joins_total", "counter", "Number of times the pod's Ray node joined a head.")
+FRAMES = _of_pod("frames_total", "counter", "Frames stepped by workers in this pod.")
+PHASE_SECONDS = _of_pod("phase_seconds_total", "counter", "Time of the worker by activity.", PHASE)
 CPU_SECONDS = _of_pod("cpu_seconds_total", "counter", "CPU time of all processes of the pod.")
-MEMORY = _of_pod("memory_used_bytes", "gauge", "Memory of the pod's cgroup, or of its processes where there is none.")
+MEMORY = _of_pod(
+    "memory_used_bytes", "gauge", "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
+)
 GPU_UTILIZATION = _of_pod(
-    "gpu_utilization_ratio", "gauge", "Share of time in which a kernel ran.", GPU, when="the pod has NVIDIA devices"
+    "gpu_utilization_ratio",
+    "gauge",
+    "Fraction of time in which a kernel was running.",
+    GPU,
+    when="the pod has NVIDIA devices",
 )
 GPU_MEMORY = _of_pod(
-    "gpu_memory_used_bytes", "gauge", "Memory in use, of all processes.", GPU, when="the pod has NVIDIA devices"
+    "gpu_memory_used_bytes", "gauge", "Device memory in use by all processes.", GPU, when="the pod has NVIDIA devices"
 )
 
 WORKER_METRICS = (JOINED, JOINS, FRAMES, PHASE_SECONDS, CPU_SECONDS, MEMORY, GPU_UTILIZATION, GPU_MEMORY)

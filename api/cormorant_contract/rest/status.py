@@ -21,7 +21,7 @@ class Condition(Answer):
 
 
 class FrameCounts(Answer):
-    """How far the job is."""
+    """Progress of the job."""
 
     collected: Count
     """Accepted by the output: what totalFrames counts."""
@@ -39,7 +39,7 @@ class FrameCounts(Answer):
 
 
 class WeightsReport(Answer):
-    """How fresh the fleet is."""
+    """Policy versions of the fleet."""
 
     version: Version
     min_applied_version: Version

@@ -284,12 +284,13 @@ def test_doctor_says_one_sentence_of_a_cluster_that_knows_no_collector_jobs(cli)
             found = [sentence for sentence in problems(cli, *arguments).split("\n") if "has no nodes" not in sentence]
             (sentence,) = found
             assert sentence == (
-                "the cluster does not know CollectorJobs: their CustomResourceDefinition is not there; install the "
+                "the cluster CustomResourceDefinition of CollectorJob is not installed: their "
+                "CustomResourceDefinition is not there; install the "
                 "operator: helm install cormorant charts/cormorant"
             )
         done = cli("get")
         assert done.code == 1
-        assert "does not know CollectorJobs; install the operator: helm install cormorant charts/cormorant" in done.err
+        assert "CollectorJob is not installed in the cluster at: helm install cormorant charts/cormorant" in done.err
         assert "Traceback" not in done.err
     finally:
         apply_crd()
@@ -318,7 +319,7 @@ def test_doctor_tells_what_a_running_job_lacks(running, code: Path) -> None:
     namespace("patch", "secret", "pong-tokens", "--type=json", "-p", '[{"op": "remove", "path": "/data/ray"}]')
     assert "lacks the tokens ray" in problems(running, "pong")
     namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"code": {"configMap": "nowhere"}}}')
-    assert "the ConfigMap nowhere with its code is not there" in problems(running, "pong")
+    assert "the ConfigMap nowhere with its code does not exist" in problems(running, "pong")
 
 
 def test_doctor_repeats_the_kubelets_and_the_schedulers_words(cli) -> None:

@@ -63,7 +63,7 @@ def test_what_is_not_there_is_a_sentence(cli) -> None:
     cli.good("submit", cli.write())
     done = cli("top", "pnog")
     assert (done.code, "did you mean pong?" in done.err) == (1, True)
-    assert f"no operator has seen it; `cormorant doctor pong -n {name}`" in cli.good("top")
+    assert f"not reconciled by any operator; see `cormorant doctor pong -n {name}`" in cli.good("top")
 
 
 def test_hundreds_of_jobs_are_one_list(cli) -> None:

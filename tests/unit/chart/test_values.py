@@ -43,7 +43,7 @@ def test_stale_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "values.yaml").write_text("replicas: 7\n")
     check = subprocess.run([*GENERATE, str(tmp_path), "--check"], capture_output=True, text=True, cwd=ROOT)
     assert check.returncode == 1
-    assert check.stderr == f"{tmp_path / 'values.yaml'} is not the one of the models; run make docs\n"
+    assert check.stderr == f"{tmp_path / 'values.yaml'} is out of date; run make docs\n"
     subprocess.run([*GENERATE, str(tmp_path)], check=True, cwd=ROOT)
     assert (tmp_path / "values.yaml").read_text() == (CHART / "values.yaml").read_text()
 

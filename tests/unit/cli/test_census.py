@@ -88,7 +88,7 @@ def row(job: dict[str, Any]) -> str:
     ("job", "line"),
     [
         (make_job(), "pong Running 80 500 (50%) 2/3 7 2 5s 2 restarts"),
-        (make_job(age_s=61), "pong Running 80 500 (50%) 2/3 7 2 61s its status should be newer: does the operator run"),
+        (make_job(age_s=61), "pong Running 80 500 (50%) 2/3 7 2 61s its status is too old: is the operator running"),
         (make_job(age_s=9000, phase="Paused", frames={"collected": 5}), "pong Paused 0 5 2/3 7 2 2h30m 2 restarts"),
         (make_job(conditions=[fact("Failed", "True", "no room")], phase="Failed"), "5s no room; 2 restarts"),
         (make_job(conditions=[fact("Ready", "False", "one is late")], phase="Degraded"), "5s one is late; 2 restarts"),
@@ -103,7 +103,7 @@ def test_what_the_operator_wrote_is_a_row(job: dict[str, Any], line: str) -> Non
 
 def test_job_that_no_operator_saw_says_so() -> None:
     job = {**make_job(), "status": {}}
-    assert row(job) == "pong - no operator has seen it; `cormorant doctor pong`"
+    assert row(job) == "pong - not reconciled by any operator; see `cormorant doctor pong`"
 
 
 def test_all_jobs_of_a_namespace_are_one_request(serve: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -150,17 +150,17 @@ def test_forbidden_is_a_sentence(arguments: list[str], serve: Any, capsys: pytes
     said = {"kind": "Status", "message": 'User "ann" cannot list resource "collectorjobs"'}
     with serve(lambda _heard: Say(403, json.dumps(said).encode())):
         assert run(["top", *arguments]) == 1
-    assert 'you may not do that: User "ann" cannot list' in capsys.readouterr().err
+    assert 'permission denied: User "ann" cannot list' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("arguments", "variable", "sentence"),
     [
         ([], "", "or name a head with --url"),
-        (["-n", "rl"], "http://127.0.0.1:9", "there is no kubeconfig"),
-        (["pong"], "http://127.0.0.1:9", "there is no kubeconfig"),
-        (["pong", "--url", "http://127.0.0.1:9"], "", "--url is a head without a cluster"),
-        (["pong", "-A"], "", "leave out the names"),
+        (["-n", "rl"], "http://127.0.0.1:9", "no kubeconfig found"),
+        (["pong"], "http://127.0.0.1:9", "no kubeconfig found"),
+        (["pong", "--url", "http://127.0.0.1:9"], "", "--url names a head outside a cluster"),
+        (["pong", "-A"], "", "remove the names"),
         (["pong", "--token-file", "a", "--token-file", "b"], "", "2 token files for jobs of a cluster"),
     ],
 )
@@ -226,9 +226,9 @@ def test_heads_are_asked_a_few_at_a_time_and_the_others_say_so(serve: Any) -> No
         entries = census.wait(WAIT_S)
         census.close()
     assert doors.most == MOST_HEADS
-    assert [entry.error for entry in late[:MOST_HEADS]] == ["its head has not answered within 0.05 s"] * MOST_HEADS
+    assert [entry.error for entry in late[:MOST_HEADS]] == ["no answer from its head within 0.05 s"] * MOST_HEADS
     assert [entry.error for entry in entries[:MOST_HEADS]] == ["no way there"] * MOST_HEADS
-    assert all("8 are at a time" in entry.error for entry in entries[MOST_HEADS:])
+    assert all("at most 8 heads are asked at a time" in entry.error for entry in entries[MOST_HEADS:])
     assert all(line.split()[1] == "Running" for line in lines_of(tuple(rows_of(entries)))[1:-1]), "the operator's word"
 
 
@@ -341,7 +341,7 @@ def test_named_job_that_goes_keeps_its_line_and_one_that_never_was_is_refused(
     with serve(answer), connected() as cluster:
         census = Census(cluster, Scope(namespace="rl", names=("pong",)), asking=None, interval_s=0.01)
         gone.set()
-        until(lambda: 'there is no CollectorJob "pong"' in census.entries()[0].error)
+        until(lambda: 'CollectorJob "pong" not found' in census.entries()[0].error)
         census.close()
         assert run(["top", "pong"]) == 1
-    assert 'there is no CollectorJob "pong" in namespace rl' in capsys.readouterr().err
+    assert 'CollectorJob "pong" not found in namespace rl' in capsys.readouterr().err

@@ -36,12 +36,12 @@ def refusal(status: int, **members: object) -> Say:
         (
             refusal(403, message='collectorjobs is forbidden: User "ann" cannot list resource "collectorjobs"'),
             1,
-            'you may not do that: collectorjobs is forbidden: User "ann" cannot list',
+            'permission denied: collectorjobs is forbidden: User "ann" cannot list',
         ),
         (refusal(429, message="too many requests"), 1, "is busy: too many requests; try again"),
         (refusal(500, message="etcdserver: no leader"), 1, "with 500: etcdserver: no leader"),
         (Say(502, b"<html>Bad Gateway</html>"), 1, "with 502: <html>Bad Gateway</html>"),
-        (Say(404, b"404 page not found"), 1, "does not know CollectorJobs; install the operator"),
+        (Say(404, b"404 page not found"), 1, "CollectorJob is not installed in the cluster at"),
         (Say(breaks=True), 1, "of context here does not answer"),
     ],
 )

@@ -85,7 +85,7 @@ def test_too_large_a_folder_is_refused_with_its_largest_files(folder: Path) -> N
     [
         (lambda path: None, "no such folder"),
         (lambda path: path.write_text(""), "is a file; name its folder"),
-        (lambda path: path.mkdir(), "there is no Python file in it"),
+        (lambda path: path.mkdir(), "no Python files found"),
         (lambda path: (path.mkdir(), (path / "my code.py").write_text("")), "cannot be a key of a ConfigMap"),
     ],
 )

@@ -16,10 +16,10 @@ def connection(**given: str) -> Connection:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({}, "no head is named"),
-        ({"job": "pong", "url": HERE}, f'"pong" is a job of a cluster and {HERE} is a head: give one of them'),
-        ({"url": HERE, "namespace": "rl"}, "--namespace and --context say where a job is"),
-        ({"url": HERE, "context": "kind"}, "--namespace and --context say where a job is"),
+        ({}, "no job or head given"),
+        ({"job": "pong", "url": HERE}, f'"pong" names a job of the cluster and --url {HERE} a head'),
+        ({"url": HERE, "namespace": "rl"}, "--namespace and --context need a job's name"),
+        ({"url": HERE, "context": "kind"}, "--namespace and --context need a job's name"),
     ],
 )
 def test_contradictions_are_refused(given: dict[str, str], sentence: str) -> None:
@@ -50,6 +50,6 @@ def test_every_command_takes_a_job_or_a_url(
     monkeypatch.delenv("CORMORANT_URL", raising=False)
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     assert run(command) == 2
-    assert "no head is named" in capsys.readouterr().err
+    assert "no job or head given" in capsys.readouterr().err
     assert run([*command, "pong", "-n", "rl"]) == 2
-    assert "there is no kubeconfig that names a cluster" in capsys.readouterr().err
+    assert "no kubeconfig found that names a cluster" in capsys.readouterr().err

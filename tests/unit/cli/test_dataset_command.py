@@ -68,11 +68,11 @@ def test_verify_refuses_a_changed_one(uri, tmp_path, capsys):
 def test_export_writes_beside_the_dataset(uri, tmp_path, capsys):
     assert run("export", uri, "--to", "parquet") == 0
     assert (tmp_path / "data-parquet" / "cpu-0-0.parquet").exists()
-    assert "8 frames, 0 episodes, and 2 without their end" in capsys.readouterr().out
+    assert "8 frames, 0 episodes, plus 2 incomplete" in capsys.readouterr().out
 
 
 def test_export_from_objects_needs_a_place():
-    with pytest.raises(BadInput, match="--out is missing"):
+    with pytest.raises(BadInput, match="--out is required"):
         run("export", "memory://nowhere", "--to", "parquet")
 
 

@@ -97,13 +97,13 @@ def test_healthy_cluster_and_job_have_no_problem() -> None:
     assert of_cluster(HEALTHY)["problem"] == []
     found = of_job(facts_of(READY, pods=[make_pod("pong-head-1", phase="Running")], head_answer=""))
     assert found["problem"] == []
-    assert found["ok"] == ["the head pong-head-1 answers, and takes the job's token", "it collects: 1,000 frames, 0/s"]
+    assert found["ok"] == ["the head pong-head-1 answers and accepts the job's token", "collecting: 1,000 frames, 0/s"]
 
 
 @pytest.mark.parametrize(
     ("change", "sentence"),
     [
-        ({"crd": {}}, "does not know CollectorJobs"),
+        ({"crd": {}}, "CustomResourceDefinition of CollectorJob is not installed"),
         (
             {
                 "crd": {
@@ -112,7 +112,7 @@ def test_healthy_cluster_and_job_have_no_problem() -> None:
             },
             "is not served: cjob is taken",
         ),
-        ({"operators": []}, "no operator runs"),
+        ({"operators": []}, "the operator is not installed"),
         ({"operators": [make_operator(replicas=0, ready=0)]}, "ops/cormorant is scaled to 0"),
         (
             {
@@ -126,15 +126,15 @@ def test_healthy_cluster_and_job_have_no_problem() -> None:
                     )
                 ],
             },
-            "ops/cormorant does not run: op: ImagePullBackOff: no such image",
+            "ops/cormorant is not running: op: ImagePullBackOff: no such image",
         ),
         (
             {"operators": [make_operator(args=("--namespace=a", "--namespace=b"))]},
-            "does not look after namespace rl, only a, b",
+            "does not watch namespace rl, only a, b",
         ),
         ({"nodes": []}, "the cluster has no nodes"),
         ({"nodes": [make_node(ready="Unknown"), make_node("b", cordoned=True)]}, "none of 2 nodes is ready"),
-        ({"has_namespace": False}, "there is no namespace rl"),
+        ({"has_namespace": False}, "namespace rl does not exist"),
         ({"lacking": {"get secrets": "`cormorant weights`"}}, "you may not get secrets in namespace rl"),
     ],
 )
@@ -146,7 +146,7 @@ def test_trouble_of_a_cluster_is_one_sentence(change: dict[str, Any], sentence: 
 def test_operator_outside_of_the_cluster_is_known_by_what_it_writes() -> None:
     found = of_cluster(replace(HEALTHY, operators=[]), facts_of(READY))
     assert found["problem"] == []
-    assert "it runs elsewhere" in found["note"][0]
+    assert "the operator runs elsewhere" in found["note"][0]
 
 
 def test_operator_of_other_namespaces_is_nobodys_trouble_here() -> None:
@@ -171,11 +171,11 @@ def test_gpus_are_a_problem_only_where_a_group_wants_one() -> None:
 @pytest.mark.parametrize(
     ("job", "more", "sentence"),
     [
-        (make_job(status=False), {}, "no operator has seen rl/pong since it was made, 60m ago"),
-        (make_job(generation=2), {}, "has not acted on the newest spec"),
-        (make_job("Accepted=False/Forbidden: pods is forbidden"), {}, "the operator lacks a right"),
+        (make_job(status=False), {}, "no operator has reconciled rl/pong since its creation 60m ago"),
+        (make_job(generation=2), {}, "has not reconciled the newest spec"),
+        (make_job("Accepted=False/Forbidden: pods is forbidden"), {}, "the operator lacks a permission"),
         (make_job("Accepted=False/InvalidPodTemplate: hostNetwork"), {}, "InvalidPodTemplate: hostNetwork"),
-        (make_job(spec={"suspend": True}), {}, "it is suspended (spec.suspend is true)"),
+        (make_job(spec={"suspend": True}), {}, "suspended (spec.suspend is true)"),
         (
             make_job(spec={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "q"}),
             {
@@ -199,16 +199,16 @@ def test_gpus_are_a_problem_only_where_a_group_wants_one() -> None:
         (
             make_job(spec={"code": {"configMap": "mine"}}),
             {"has_code": False},
-            "the ConfigMap mine with its code is not there",
+            "the ConfigMap mine with its code does not exist",
         ),
         (
             make_job(spec={"head": {"persistence": {"claimName": "disk"}}}),
             {"claim": "missing"},
-            "PersistentVolumeClaim disk is not there",
+            "PersistentVolumeClaim disk does not exist",
         ),
         (make_job(), {"secret": "missing", "pods": [make_pod(phase="Running")]}, "the Secret pong-tokens"),
         (make_job(), {"secret": {"data": {"read": "eA=="}}}, "lacks the tokens write, operator, ray"),
-        (make_job(), {"pods": [make_pod(**unscheduled(UNSCHEDULABLE))]}, "Insufficient cpu.; ask for less"),
+        (make_job(), {"pods": [make_pod(**unscheduled(UNSCHEDULABLE))]}, "Insufficient cpu.; lower resources.requests"),
         (
             make_job(),
             {"pods": [make_pod(**unscheduled("0/1 nodes are available: 1 Insufficient nvidia.com/gpu."))]},
@@ -217,7 +217,7 @@ def test_gpus_are_a_problem_only_where_a_group_wants_one() -> None:
         (
             make_job(),
             {"pods": [make_pod(**waiting("ErrImagePull", "not found"))]},
-            "ErrImagePull: not found; is the image's",
+            "ErrImagePull: not found; check the image's",
         ),
         (
             make_job("Scheduled=False/QuotaExceeded: exceeded quota: q"),
@@ -229,9 +229,9 @@ def test_gpus_are_a_problem_only_where_a_group_wants_one() -> None:
             {"pods": [make_pod("pong-head-1", phase="Running")], "head_answer": "the head does not answer"},
             "the head does not answer; see `cormorant logs pong`",
         ),
-        (make_job("Failed=True/HeadRefused: bad manifest"), {}, "it failed: HeadRefused: bad manifest"),
-        (make_job("Stalled=True/NoProgress"), {}, "it stands still: NoProgress"),
-        (make_job("Progressing=Unknown/ControlPlaneUnreachable: silent"), {}, "does a NetworkPolicy keep it away?"),
+        (make_job("Failed=True/HeadRefused: bad manifest"), {}, "failed: HeadRefused: bad manifest"),
+        (make_job("Stalled=True/NoProgress"), {}, "stalled: NoProgress"),
+        (make_job("Progressing=Unknown/ControlPlaneUnreachable: silent"), {}, "does a NetworkPolicy block it?"),
     ],
 )
 def test_trouble_of_a_job_is_one_sentence(job: dict[str, Any], more: dict[str, Any], sentence: str) -> None:
@@ -252,7 +252,9 @@ def test_pods_that_try_one_image_in_turn_are_one_sentence() -> None:
         "pong-cpu-1-x", **waiting("ImagePullBackOff", 'Back-off pulling image "i": ErrImagePull: no such image')
     )
     (problem,) = of_job(facts_of(make_job(), pods=[later, now]))["problem"]
-    assert problem.startswith("pong-cpu-1-x and another pod cannot start: ErrImagePull: no such image; is the image's")
+    assert problem.startswith(
+        "pong-cpu-1-x and another pod cannot start: ErrImagePull: no such image; check the image's"
+    )
 
 
 def test_volume_that_cannot_be_mounted_is_told_from_the_events() -> None:
@@ -270,7 +272,11 @@ def test_pause_memory_and_a_waiting_learner_are_notes() -> None:
     found = of_job(facts_of(job))
     assert found["problem"] == []
     notes = "\n".join(found["note"])
-    for words in ("`cormorant resume pong` ends it", "1 pods ran out of memory", "workers wait: the queue is full"):
+    for words in (
+        "`cormorant resume pong` ends it",
+        "1 pods ran out of memory",
+        "workers are waiting: the queue is full",
+    ):
         assert words in notes
 
 

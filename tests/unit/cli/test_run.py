@@ -31,8 +31,8 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
         ("", [], "holds no document"),
         (JOB.replace("numEnvs: 4", "numEnvs: 0"), [], "spec.env.envpool.numEnvs: 0 is less than 1"),
         ("kind: Pod", [], '"Pod" is not CollectorJob'),
-        (TWO, [], "holds 2 CollectorJobs; choose one with --name one or --name two"),
-        (TWO, ["--name", "three"], 'holds 0 CollectorJobs named "three"; it has one, two'),
+        (TWO, [], "contains 2 CollectorJobs; choose one with --name one or --name two"),
+        (TWO, ["--name", "three"], 'contains 0 CollectorJobs named "three"; its jobs are one, two'),
     ],
 )
 def test_bad_manifests_end_with_two_and_a_sentence(

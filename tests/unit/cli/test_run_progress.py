@@ -162,7 +162,7 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
             SUMMARY,
             [
                 "collected 150,000 frames in 20.0 s: 7,500 frames/s",
-                "250 episodes; the last 100 returned -20.50 in 812.2 frames on average",
+                "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
                 "dataset: data/pong, 200,000 frames, 3.0 MiB",
                 "next: cormorant dataset verify data/pong",
             ],
@@ -171,7 +171,7 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
             replace(SUMMARY, reason="interrupted", dataset="", dataset_bytes=None, dropped={"drain": 64}),
             [
                 "stopped after 150,000 frames in 20.0 s: 7,500 frames/s",
-                "250 episodes; the last 100 returned -20.50 in 812.2 frames on average",
+                "250 episodes; mean return -20.50 and mean length 812.2 over the last 100",
                 "dropped frames: 64 (drain)",
                 "the frames were counted but not kept; add output.dataset, or read them with open_fleet()",
             ],
@@ -179,8 +179,8 @@ def test_log_lines(event: dict[str, object], line: str, capsys: pytest.CaptureFi
         (
             replace(SUMMARY, reason="already_complete", new_frames=0),
             [
-                "nothing to do: the dataset at data/pong has 200,000 frames already",
-                "raise totalFrames (now 200,000) to go on, or give output.dataset another uri",
+                "nothing to do: the dataset at data/pong already has 200,000 frames",
+                "to collect more, raise totalFrames (now 200,000) or change output.dataset.uri",
             ],
         ),
     ],

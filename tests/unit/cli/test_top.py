@@ -143,12 +143,12 @@ def test_it_fails_when_nobody_answers(capsys: pytest.CaptureFixture[str]) -> Non
     done = capsys.readouterr()
     assert done.out.count("Unreachable") == 2
     assert '"nonsense" is not the URL of a head' in done.out
-    assert done.err == "no job answered; the table says why\n"
+    assert done.err == "no job answered; see the table for the reasons\n"
 
 
 @pytest.mark.parametrize(
     ("urls", "files", "sentence"),
-    [((), (), "no head is named"), (("http://a", "http://b", "http://c"), ("x", "y"), "2 token files for 3 URLs")],
+    [((), (), "no head given"), (("http://a", "http://b", "http://c"), ("x", "y"), "2 token files for 3 URLs")],
 )
 def test_options_that_do_not_fit_are_refused(urls: tuple[str, ...], files: tuple[str, ...], sentence: str) -> None:
     with pytest.raises(BadInput, match=sentence):
@@ -166,7 +166,7 @@ def test_help_names_the_ways_to_say_where() -> None:
 def test_what_has_no_room_on_the_screen_is_counted() -> None:
     entries = [Entry(name=f"u{i}", reading=Reading(status=status(f"job-{i}")), is_asked=True) for i in range(300)]
     shown = cut(tuple(rows_of(entries)), 20)
-    assert [row.job for row in (shown[0], *shown[17:])] == ["job-0", "job-17", "and 282 more lines", "300 jobs"]
+    assert [row.job for row in (shown[0], *shown[17:])] == ["job-0", "job-17", "282 more lines", "300 jobs"]
     assert len(cut(shown, 20)) == 20
 
 

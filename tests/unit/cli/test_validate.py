@@ -23,7 +23,7 @@ SPEC = (
 )
 LESS = "0 is less than 1; write a number from 1 to 65536"
 QUOTED = '"2" is a string, not an integer; write it without quotes'
-OTHER_KIND = '"ConfigMap" is not CollectorJob; this command reads CollectorJobs only'
+OTHER_KIND = '"ConfigMap" is not CollectorJob; this command accepts only CollectorJobs'
 
 
 @pytest.fixture
@@ -126,8 +126,8 @@ def test_alias_bomb_is_refused_at_once(validate) -> None:
         ("replicas: .nan", "nan is not a finite number"),
         ("replicas: " + "9" * 5000, "a number of thousands of digits is greater than 9999"),
         ("replicas: 1:30", '"1:30" is a string, not an integer'),
-        ("replicas: !!timestamp 2026-01-01", "date cannot stand in a manifest"),
-        ("image: !!binary aGVsbG8=", "bytes cannot stand in a manifest"),
+        ("replicas: !!timestamp 2026-01-01", "date is not allowed in a manifest"),
+        ("image: !!binary aGVsbG8=", "bytes is not allowed in a manifest"),
     ],
 )
 def test_scalars_are_named_for_what_yaml_takes_them(validate, field: str, sentence: str) -> None:

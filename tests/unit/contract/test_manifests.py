@@ -57,10 +57,14 @@ def test_all_problems_are_reported_at_once() -> None:
         ("pong", "", "the document is a string, not a manifest"),
         ({}, "kind", "is missing; add kind: CollectorJob"),
         ({"kind": "Deployment"}, "kind", '"Deployment" is not CollectorJob'),
-        ({"kind": "collectorjob"}, "kind", "upper and lower case matter"),
+        ({"kind": "collectorjob"}, "kind", "case-sensitive"),
         ({"kind": ["CollectorJob"]}, "kind", '["CollectorJob"] is not CollectorJob'),
         ({"kind": "CollectorJob"}, "apiVersion", "is missing"),
-        ({"kind": "CollectorJob", "apiVersion": "cormorant.dev/v1"}, "apiVersion", '"cormorant.dev/v1" is not known'),
+        (
+            {"kind": "CollectorJob", "apiVersion": "cormorant.dev/v1"},
+            "apiVersion",
+            '"cormorant.dev/v1" is not supported',
+        ),
     ],
 )
 def test_document_of_another_kind_gets_one_sentence(document: object, path: str, sentence: str) -> None:
@@ -74,7 +78,7 @@ def test_document_of_another_kind_gets_one_sentence(document: object, path: str,
     [
         ({"a": float("nan")}, "kwargs.a", "nan is not a finite number"),
         ({"a": [{"b": float("-inf")}]}, "kwargs.a[0].b", "-inf is not a finite number"),
-        ({"a": b"x"}, "kwargs.a", "bytes cannot stand in a manifest"),
+        ({"a": b"x"}, "kwargs.a", "bytes is not allowed in a manifest"),
         ({1: 2}, "kwargs.1", "the key is a number, not a string; quote it"),
     ],
 )
