@@ -59,7 +59,7 @@ def test_what_is_not_there_is_a_sentence(cli) -> None:
     done = cli("top")
     assert (done.code, done.out) == (0, "")
     assert done.err == f"there are no jobs in namespace {name}; -A shows those of all namespaces\n"
-    assert f'there is no namespace "{name[:-1]}"; did you mean' in cli("top", namespace=name[:-1]).err
+    assert f'namespace "{name[:-1]}" not found; did you mean' in cli("top", namespace=name[:-1]).err
     cli.good("submit", cli.write())
     done = cli("top", "pnog")
     assert (done.code, "did you mean pong?" in done.err) == (1, True)
