@@ -398,7 +398,7 @@ class Controller:
             log.error(
                 "heads_silent_together",
                 reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
-                "operator; look at its own network first (egress policy, mTLS, CNI). Their jobs are left alone",
+                "operator; check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
             )
 
 

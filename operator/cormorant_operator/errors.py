@@ -73,7 +73,7 @@ class NameTaken(OperatorError):
         """
         self.is_leaving = is_leaving
         super().__init__(
-            f"{what} is left of an earlier job of this name; waiting until Kubernetes has deleted it"
+            f"{what} is left over from an earlier job of this name; waiting for Kubernetes to delete it"
             if is_leaving
             else f"{what} exists and belongs to another owner; delete it, or rename the job"
         )

@@ -202,7 +202,9 @@ class Executor:
         name = action.manifest["metadata"]["name"]
         if self._cache.is_past(action.manifest):
             # The plan is older than what was seen since: its pod may have come and gone, and must not come again.
-            log.info("pod_not_created", pod=name, namespace=job.identity.namespace, reason="its place was filled")
+            log.info(
+                "pod_not_created", pod=name, namespace=job.identity.namespace, reason="its slot was filled meanwhile"
+            )
             return
         try:
             self._cache.see(await self._api.create(action.manifest))
@@ -346,7 +348,9 @@ class Executor:
         preconditions = {"uid": job.uid, "resourceVersion": job.identity.resource_version}
         try:
             await self._api.delete(KIND, namespace=job.identity.namespace, name=job.name, preconditions=preconditions)
-            log.info("job_deleted", job=job.name, namespace=job.identity.namespace, reason="its time is over")
+            log.info(
+                "job_deleted", job=job.name, namespace=job.identity.namespace, reason="ttlSecondsAfterFinished elapsed"
+            )
         except (NotFound, Conflict):
             return
 
@@ -370,7 +374,7 @@ def _prefix(action: Action) -> str:
         case ApplyChild():
             return f"{action.manifest['kind']} {action.manifest['metadata']['name']}: "
         case CreateTokens():
-            return "Secret of tokens: "
+            return "token Secret: "
         case DeletePod():
             return f"cannot delete pod {action.pod.name}: "
         case MarkPod():

@@ -121,4 +121,6 @@ class HeadClient:
         try:
             return answer.model_validate_json(content)
         except ValidationError as error:
-            raise HeadSilent(f"{head.name} answered {method} {path} with what cannot be read: {error}") from error
+            raise HeadSilent(
+                f"{head.name} answered {method} {path} with a body that cannot be parsed: {error}"
+            ) from error

@@ -108,7 +108,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
         status = _read_status(document.get("status") or {})
     except ValidationError as error:
         # Without its status a completed job would begin again: better to do nothing.
-        return Unreadable(identity=identity, status=None, message=f"the status cannot be read: {error}")
+        return Unreadable(identity=identity, status=None, message=f"cannot parse the status: {error}")
     if isinstance(before, Job) and before.identity.generation == identity.generation:
         return replace(before, identity=identity, status=status)
     unknown: list[str] = []

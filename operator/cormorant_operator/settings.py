@@ -48,13 +48,13 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     given = _parser().parse_args(arguments)
     namespace, _, name = given.lease.partition("/")
     if given.lease and not (namespace and name):
-        raise SettingsError(f"--lease {given.lease} is not NAMESPACE/NAME")
+        raise SettingsError(f"--lease {given.lease}: expected NAMESPACE/NAME")
     if given.poll_seconds <= 0:
-        raise SettingsError(f"--poll-seconds {given.poll_seconds} is not above 0")
+        raise SettingsError(f"--poll-seconds {given.poll_seconds}: must be greater than 0")
     if given.api_qps < 1:
-        raise SettingsError(f"--api-qps {given.api_qps} is below 1")
+        raise SettingsError(f"--api-qps {given.api_qps}: must be at least 1")
     if given.api_burst < 1:
-        raise SettingsError(f"--api-burst {given.api_burst} is below 1")
+        raise SettingsError(f"--api-burst {given.api_burst}: must be at least 1")
     for cidr in given.open_to_cidr:
         _check_cidr(cidr)
     defaults = OperatorDefaults(
@@ -86,7 +86,7 @@ def _check_cidr(text: str) -> None:
     try:
         ipaddress.ip_network(text)
     except ValueError as error:
-        raise SettingsError(f"--open-to-cidr {text} is not a range of addresses like 10.0.0.0/8: {error}") from error
+        raise SettingsError(f"--open-to-cidr {text} is not a CIDR such as 10.0.0.0/8: {error}") from error
 
 
 def _read_key(path: Path) -> bytes:
@@ -100,27 +100,56 @@ def _read_key(path: Path) -> bytes:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m cormorant_operator", description="Looks after CollectorJobs.")
-    parser.add_argument("--key-file", type=Path, required=True, help="the key that jobs' tokens are derived from")
-    parser.add_argument("--image", required=True, help="image of jobs that name none: the operator's own")
-    parser.add_argument(
-        "--architecture", action="append", default=[], metavar="ARCH", help="of --image, like amd64; may be repeated"
+    parser = argparse.ArgumentParser(
+        prog="python -m cormorant_operator", description="The Cormorant operator: runs CollectorJobs."
     )
-    parser.add_argument("--any-user", action="store_true", help="name no user in pods: the platform gives one")
+    parser.add_argument(
+        "--key-file", type=Path, required=True, help="file with the key that job tokens are derived from"
+    )
+    parser.add_argument("--image", required=True, help="image of jobs that do not set spec.image")
+    parser.add_argument(
+        "--architecture",
+        action="append",
+        default=[],
+        metavar="ARCH",
+        help="CPU architecture of --image, such as amd64 (repeatable)",
+    )
+    parser.add_argument(
+        "--any-user", action="store_true", help="do not set runAsUser in pods; the platform assigns a user (OpenShift)"
+    )
     parser.add_argument("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
-    parser.add_argument("--image-pull-secret", action="append", default=[], help="in each job's namespace; repeatable")
-    parser.add_argument("--network-policies", action="store_true", help="give each job a NetworkPolicy")
     parser.add_argument(
-        "--open-to-cidr", action="append", default=[], help="outside the cluster, let in by that policy; repeatable"
+        "--image-pull-secret", action="append", default=[], help="Secret in each job's namespace (repeatable)"
     )
-    parser.add_argument("--namespace", action="append", default=[], help="to look after; repeatable; none: all")
-    parser.add_argument("--selector", default="", help="labels of the jobs to look after, like team=a (default: all)")
-    parser.add_argument("--lease", default="", help="NAMESPACE/NAME of the Lease, when there are several operators")
-    parser.add_argument("--poll-seconds", type=float, default=15.0, help="between two looks at a head")
+    parser.add_argument("--network-policies", action="store_true", help="create a NetworkPolicy for each job")
     parser.add_argument(
-        "--api-qps", type=float, default=REQUESTS_PER_S, help="requests/s to the API server (default: 50)"
+        "--open-to-cidr",
+        action="append",
+        default=[],
+        help="CIDR outside the cluster that this policy admits (repeatable)",
     )
-    parser.add_argument("--api-burst", type=int, default=BURST, help="requests at once after a pause (default: 100)")
-    parser.add_argument("--head-url", default=DEFAULT_URL, help="with {ip}, {namespace}, {job}, {epoch}")
-    parser.add_argument("--probe-port", type=int, default=8080, help="of /livez, /readyz, /metrics; 0: any free one")
+    parser.add_argument(
+        "--namespace", action="append", default=[], help="namespace to watch (repeatable; default: all)"
+    )
+    parser.add_argument(
+        "--selector", default="", help="label selector of the jobs to manage, such as team=a (default: all)"
+    )
+    parser.add_argument(
+        "--lease", default="", help="NAMESPACE/NAME of the leader election Lease, if several operators run"
+    )
+    parser.add_argument(
+        "--poll-seconds", type=float, default=15.0, help="seconds between two polls of a head (default: 15)"
+    )
+    parser.add_argument(
+        "--api-qps", type=float, default=REQUESTS_PER_S, help="sustained requests/s to the API server (default: 50)"
+    )
+    parser.add_argument(
+        "--api-burst", type=int, default=BURST, help="burst of requests to the API server (default: 100)"
+    )
+    parser.add_argument(
+        "--head-url", default=DEFAULT_URL, help="URL of a head; may contain {ip}, {namespace}, {job} and {epoch}"
+    )
+    parser.add_argument(
+        "--probe-port", type=int, default=8080, help="port of /livez, /readyz and /metrics (0: any free port)"
+    )
     return parser

@@ -55,7 +55,7 @@ def try_image(view: View, head: Manifest) -> ImageTrial:
         again = view.after(canary.created, _AGAIN_S)
         if again > view.now:
             return ImageTrial(due=again)
-        return ImageTrial(actions=(DeletePod(pod=canary, why="it never ran"),))
+        return ImageTrial(actions=(DeletePod(pod=canary, why="it never started"),))
     return ImageTrial()
 
 
@@ -70,7 +70,7 @@ def tidy_canaries(view: View) -> tuple[Action, ...]:
     is_wanted = live is not None and live.template != view.templates.head
     kept = current(view) if is_wanted else None
     return tuple(
-        DeletePod(pod=pod, why="its image was tried")
+        DeletePod(pod=pod, why="its image was verified")
         for pod in view.canaries
         if pod is not kept and not pod.is_terminating
     )

@@ -39,9 +39,9 @@ _MAX_MESSAGE = 1024
 _MAX_UNKNOWN = 5
 _TERMINAL = ("Completed", "Failed")
 _PAUSES = {
-    "Spec": "workers stand still: spec.paused is true",
-    "API": "workers stand still: somebody holds a pause lease; GET /v1/pauses says who",
-    "NoWorkers": "nothing is collected: no group has a worker",
+    "Spec": "paused by spec.paused",
+    "API": "paused by a client's pause lease; GET /v1/pauses lists the holders",
+    "NoWorkers": "no frames are collected: every worker group has 0 replicas",
 }
 
 
@@ -133,8 +133,8 @@ def _accepted(view: View) -> Fact:
     if view.job.unknown:
         shown = ", ".join(view.job.unknown[:_MAX_UNKNOWN])
         message = (
-            f"this operator does not know {shown}; it acts on the rest, and replaces no running pod whose template "
-            "changed; upgrade the operator"
+            f"this operator does not know {shown}; it ignores these fields and replaces no running pods on template "
+            "changes; upgrade the operator"
         )
         return Fact(type="Accepted", status="True", reason="UnknownFields", message=message)
     return Fact(type="Accepted", status="True", reason="Accepted")
@@ -149,8 +149,8 @@ def _scheduled(view: View) -> Fact:
     wanted = sum(view.sizes.values())
     head = view.live_head
     if head is None or not head.is_scheduled or placed < wanted:
-        where = "has" if head is not None and head.is_scheduled else "has not"
-        message = f"{placed} of {wanted} workers have a node, the head {where} one"
+        is_head = "is" if head is not None and head.is_scheduled else "is not"
+        message = f"{placed} of {wanted} workers are scheduled; the head {is_head} scheduled"
         return Fact(type="Scheduled", status="False", reason="PodsPending", message=message)
     return Fact(type="Scheduled", status="True", reason="AllPodsScheduled")
 
@@ -173,7 +173,7 @@ def _head_missing(view: View) -> Fact:
     """The head does not answer, and why the last one ended that was no better."""
     ended = next((pod for pod in reversed(view.heads) if pod.is_blocked or pod.is_failure), None)
     if ended is None:
-        return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head does not answer yet")
+        return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head is not ready yet")
     reason = "HeadBlocked" if ended.is_blocked else "HeadFailed"
     return Fact(type="Ready", status="False", reason=reason, message=how_it_ended(ended))
 
@@ -182,7 +182,7 @@ def _updating(decision: Decision) -> Fact:
     if decision.is_replacing_head:
         return Fact(type="Updating", status="True", reason="ReplacingHead")
     if decision.is_trying_image:
-        message = "the head and its workers stay until the new image has been pulled"
+        message = "the head and its workers keep running until the new image has been pulled"
         return Fact(type="Updating", status="True", reason="TryingImage", message=message)
     if decision.is_updating:
         return Fact(type="Updating", status="True", reason="RollingUpdate")
@@ -194,13 +194,13 @@ def _progressing(view: View, decision: Decision) -> Fact:
     if decision.suspension == "draining":
         return Fact(type="Progressing", status="False", reason="Draining")
     if head is None or not head.is_ready:
-        return Fact(type="Progressing", status="False", reason="NotReady", message="the head does not answer yet")
+        return Fact(type="Progressing", status="False", reason="NotReady", message="the head is not ready yet")
     if view.observed.is_silent:
         return _head_silent(view, head)
     if progress.pause_reason(view):
         return Fact(type="Progressing", status="False", reason="Paused")
     if progress.is_all_collected(view):
-        message = "everything is collected; learners have not acknowledged all of it"
+        message = "all frames are collected; waiting for learners to acknowledge the rest"
         return Fact(type="Progressing", status="False", reason="Draining", message=message)
     if progress.is_waiting_for_consumer(view):
         message = "the queue is full; workers wait for a learner to take a batch"
@@ -212,14 +212,14 @@ def _head_silent(view: View, head: Pod) -> Fact:
     if view.observed.is_token_refused:
         secret = names.tokens_secret(view.job.name)
         message = (
-            f"{head.name} answers and does not take the operator's token: the Secret {secret} was changed, or the "
-            f"operator's key. Run kubectl delete secret {secret} -n {view.job.identity.namespace}: the operator makes "
-            "it again within a minute, and the head takes it up without a restart"
+            f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. Run "
+            f"kubectl delete secret {secret} -n {view.job.identity.namespace}; the operator recreates it within a "
+            "minute, and the head picks it up without a restart"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
-    message = f"{head.name} is ready and does not answer GET /v1/status; nothing is done about it"
+    message = f"{head.name} is ready but does not answer GET /v1/status; the operator leaves the job alone"
     if view.observed.is_cut_off:
-        message += ": most heads are silent to this operator, so look at its network (egress policy, mTLS, CNI) first"
+        message += "; most heads do not answer this operator, so check its network first (egress policy, mTLS, CNI)"
     return Fact(type="Progressing", status="Unknown", reason="ControlPlaneUnreachable", message=message)
 
 
@@ -239,7 +239,7 @@ def _moving(view: View) -> Fact:
 def _stalled(view: View, decision: Decision) -> Fact:
     if decision.is_stalled:
         seconds = view.policy.progress_deadline_seconds
-        message = f"no frame was collected within progressDeadlineSeconds {seconds}"
+        message = f"no frames were collected within progressDeadlineSeconds ({seconds})"
         return Fact(type="Stalled", status="True", reason="NoProgress", message=message)
     return Fact(type="Stalled", status="False", reason="NotStalled")
 

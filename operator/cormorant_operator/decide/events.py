@@ -39,7 +39,7 @@ def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> tup
 
 def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
     if after.epoch > before.epoch:
-        yield JobEvent(reason="HeadCreated", message=f"head of epoch {after.epoch} is created")
+        yield JobEvent(reason="HeadCreated", message=f"created the head of epoch {after.epoch}")
     known = {failure.pod for failure in before.recent_failures}
     for failure in after.recent_failures:
         if failure.pod not in known:

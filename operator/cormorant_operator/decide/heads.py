@@ -100,12 +100,12 @@ def _may_replace(view: View) -> bool:
 def _tidy(view: View) -> tuple[tuple[Action, ...], datetime | None]:
     """Delete heads of earlier epochs; the last that ended is kept for its log until its successor has run a while."""
     live, earlier = view.live_head, view.heads[:-1]
-    orders = [DeletePod(pod=pod, why="a newer head leads") for pod in earlier if pod.is_live]
+    orders = [DeletePod(pod=pod, why="a newer head took over") for pod in earlier if pod.is_live]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
-    orders += [DeletePod(pod=pod, why="a newer head leads") for pod in ended[:-1]]
+    orders += [DeletePod(pod=pod, why="a newer head took over") for pod in ended[:-1]]
     if ended and ended[-1].has_sidecar:
         # Its record goes with it, and is in the annotations of its successor.
-        return (*orders, DeletePod(pod=ended[-1], why="it ended, and its sidecar runs on")), None
+        return (*orders, DeletePod(pod=ended[-1], why="it ended but its sidecar is still running")), None
     if not ended or live is None or live.ready_since is None:
         return tuple(orders), None
     until = view.after(live.ready_since, RESET_AFTER_S)

@@ -26,10 +26,10 @@ def acceptance_trouble(view: View) -> Trouble | None:
     for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
-            return Trouble(reason=RefusalKind.INVALID.value, message=f"pods of {owner}: {verdict.error}")
+            return Trouble(reason=RefusalKind.INVALID.value, message=f"pod template of {owner}: {verdict.error}")
     for pod in view.canaries:
         if pod.is_live and pod.obstacle is not Obstacle.NONE and _is_missing(view, names.CANARY):
-            words = f"the new image was not tried yet, and nothing is changed: {pod.name}: {pod.obstacle_message}"
+            words = f"the new image is not verified yet, so nothing was replaced: {pod.name}: {pod.obstacle_message}"
             return Trouble(reason=pod.obstacle.value, message=words)
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
@@ -51,7 +51,7 @@ def scheduling_trouble(view: View) -> Trouble | None:
     if not stuck:
         return None
     first = stuck[0]
-    others = f"; {len(stuck)} pods wait" if len(stuck) > 1 else ""
+    others = f"; {len(stuck)} pods are waiting" if len(stuck) > 1 else ""
     return Trouble(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
 
 
@@ -76,8 +76,8 @@ def _volume_trouble(view: View) -> Trouble | None:
     node = lost.node or "of that pod"
     return Trouble(
         reason="VolumeOnLostNode",
-        message=f"{head.name} may wait for claim {claim}: {lost.name} is on the lost node {node}, and a ReadWriteOnce "
-        "volume stays attached to it. When that node is surely off: "
+        message=f"{head.name} may be waiting for claim {claim}: {lost.name} is on the lost node {node}, and a "
+        "ReadWriteOnce volume stays attached to it. Once you are sure that the node is off, run: "
         f"kubectl taint node {node} node.kubernetes.io/out-of-service=nodeshutdown:NoExecute",
     )
 

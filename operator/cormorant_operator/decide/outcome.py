@@ -62,7 +62,7 @@ def _completions(view: View) -> Iterator[Outcome]:
             kind="Completed",
             reason="DrainTimedOut",
             message=f"{frames} frames were collected; learners did not acknowledge all of them within drainSeconds "
-            f"{view.policy.drain_seconds}",
+            f"({view.policy.drain_seconds})",
         )
 
 
@@ -71,16 +71,16 @@ def _head_failures(view: View) -> Iterator[Outcome]:
     if head is None or not head.is_failure:
         return
     if head.exit_code == EXIT_REFUSED:
-        words = head.message or "it left no message; see its log"
+        words = head.message or "it left no termination message; see its log"
         yield Outcome(
-            kind="Failed", reason="HeadRefused", message=f"{head.name} cannot use what it was given: {words}"[-1024:]
+            kind="Failed", reason="HeadRefused", message=f"{head.name} rejected its configuration: {words}"[-1024:]
         )
     failures, limit = failures_after(head), view.policy.max_head_restarts
     if failures > limit:
         yield Outcome(
             kind="Failed",
             reason="HeadRestartsExceeded",
-            message=f"the head failed {failures} times in a row, maxHeadRestarts is {limit}; {how_it_ended(head)}",
+            message=f"the head failed {failures} times in a row (maxHeadRestarts {limit}); {how_it_ended(head)}",
         )
 
 
@@ -96,8 +96,8 @@ def _slot_failures(view: View) -> Iterator[Outcome]:
                 yield Outcome(
                     kind="Failed",
                     reason="SlotRestartsExceeded",
-                    message=f"worker {group.name}-{slot.index} failed {failures} times in a row, maxRestartsPerSlot is "
-                    f"{limit}; {how_it_ended(newest)}",
+                    message=f"worker {group.name}-{slot.index} failed {failures} times in a row "
+                    f"(maxRestartsPerSlot {limit}); {how_it_ended(newest)}",
                 )
 
 
@@ -107,34 +107,34 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
     if started is not None and started.is_over:
         trouble = acceptance_trouble(view) or scheduling_trouble(view)
         words = f": {trouble.message}" if trouble is not None else "; see the events of its pods"
-        what = "it was not ready again" if progress.has_collected(view) else "nothing was collected"
+        what = "the job did not become ready again" if progress.has_collected(view) else "no frames were collected"
         yield Outcome(
             kind="Failed",
             reason="StartupDeadlineExceeded",
-            message=f"{what} within startupDeadlineSeconds {policy.startup_deadline_seconds}{words}",
+            message=f"{what} within startupDeadlineSeconds ({policy.startup_deadline_seconds}){words}",
         )
     late = [pod for pod in view.busy if is_late(view, pod)]
     if policy.on_unschedulable == "Fail" and late:
         yield Outcome(
             kind="Failed",
             reason="Unschedulable",
-            message=f"{late[0].name} found no node within unschedulableAfterSeconds "
-            f"{policy.unschedulable_after_seconds}: {late[0].obstacle_message}",
+            message=f"{late[0].name} was not scheduled within unschedulableAfterSeconds "
+            f"({policy.unschedulable_after_seconds}): {late[0].obstacle_message}",
         )
     if policy.on_stall == "Fail" and stalled is not None and stalled.is_over:
         yield Outcome(
             kind="Failed",
             reason="Stalled",
-            message=f"no frame was collected within progressDeadlineSeconds {policy.progress_deadline_seconds}",
+            message=f"no frames were collected within progressDeadlineSeconds ({policy.progress_deadline_seconds})",
         )
 
 
 def how_it_ended(pod: Pod) -> str:
-    """A sentence about the end of a pod, with its last words."""
-    code = f" with exit code {pod.exit_code}" if pod.exit_code is not None else ""
+    """One sentence on how a pod ended, with its termination message."""
+    ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "ended"
     said = " ".join(pod.message.split())
     words = f": {said[-300:]}" if said else ""
-    return f"{pod.name} ended last{code} ({pod.reason or pod.phase}){words}"
+    return f"{pod.name} {ended} ({pod.reason or pod.phase}){words}"
 
 
 def clean_up(view: View) -> Plan:
@@ -150,5 +150,5 @@ def clean_up(view: View) -> Plan:
             continue
         # A head that ended keeps its log; one that still runs keeps a node busy for nothing.
         if pod.role != "head" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar:
-            actions.append(DeletePod(pod=pod, why="the job is over"))
+            actions.append(DeletePod(pod=pod, why="the job has ended"))
     return Plan(actions=tuple(actions), due=over)

@@ -104,7 +104,7 @@ def _restart(view: View) -> Plan:
     head = view.live_head
     assert head is not None, "a job without a head is not stalled"
     orders: list[Action] = [MarkPod(pod=head, annotation=names.STALLED, at=view.now)]
-    orders += [DeletePod(pod=pod, why="the job is stalled") for pod in view.observed.pods if pod.is_live]
+    orders += [DeletePod(pod=pod, why="the job stalled") for pod in view.observed.pods if pod.is_live]
     failures = view.head_failures + (head.stalled_since is None)
     return _plan(view, Decision(is_stalled=True), orders, dues=(view.now,), epoch=head.epoch, head_restarts=failures)
 

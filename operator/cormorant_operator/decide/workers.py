@@ -58,7 +58,7 @@ def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> Wo
             _roll(view, plan, group)
     for name, pods in view.busy_workers.items():
         if name not in view.sizes:
-            plan.actions += [_delete(pod, "its group is gone") for pod in pods if not pod.is_terminating]
+            plan.actions += [_delete(pod, "its group was removed") for pod in pods if not pod.is_terminating]
     return plan
 
 
@@ -66,7 +66,7 @@ def _keep(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot, *, may_c
     template = view.templates.worker(group)
     plan.actions += [_delete(pod, "a newer attempt fills its slot") for pod in slot.superseded]
     over, until = slot.leftovers(view.now)
-    plan.actions += [_delete(pod, "its successor is there") for pod in over]
+    plan.actions += [_delete(pod, "its successor is running") for pod in over]
     plan.dues += [until] if until is not None else []
     if slot.live is not None:
         if slot.live.retiring_since is not None:
@@ -128,7 +128,7 @@ def _scale_down(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) ->
         if pod.is_terminating:
             continue
         if not pod.is_ready or view.live_head is None or _is_released(view, group):
-            plan.actions.append(_delete(pod, "its group is smaller now"))
+            plan.actions.append(_delete(pod, "its group was scaled down"))
         elif pod.retiring_since is None:
             plan.is_waiting_for_head = True
             plan.actions.append(MarkPod(pod=pod, annotation=names.RETIRING, at=view.now))

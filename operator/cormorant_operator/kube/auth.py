@@ -16,5 +16,5 @@ def find_connection(settings: kopf.OperatorSettings | None = None) -> kopf.Conne
     given: dict[str, Any] = {"settings": settings or kopf.OperatorSettings()}
     found = kopf.login_with_service_account(**given) or kopf.login_with_kubeconfig(**given)
     if found is None:
-        raise SettingsError("there is neither a service account nor a kubeconfig; set KUBECONFIG")
+        raise SettingsError("found neither a service account nor a kubeconfig; set KUBECONFIG")
     return found

@@ -185,7 +185,7 @@ class KubeClient:
         if isinstance(error, ServerFault):
             raise error
         raise Unreachable(
-            f"{method} {path}: the API server did not answer {ATTEMPTS} times, within {REQUEST_S:.0f} s each: {error!r}"
+            f"{method} {path}: no answer from the API server in {ATTEMPTS} attempts of {REQUEST_S:.0f} s: {error!r}"
         ) from error
 
     async def _ask_once(

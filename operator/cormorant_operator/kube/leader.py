@@ -90,13 +90,13 @@ class Leader:
                 async with asyncio.timeout(max(0.1, left_s)):
                     if not await self._try():
                         self.is_leading = False
-                        raise LeaseLost(f"the lease {self._name} is {self._seen[0]}'s now")
+                        raise LeaseLost(f"lease {self._name} is now held by {self._seen[0]}")
                 renewed_at = self._clock()
             except (ApiError, Unreachable, TimeoutError) as error:
                 if self._clock() - renewed_at >= self._terms.renew_within_s:
                     self.is_leading = False
                     raise LeaseLost(
-                        f"the lease {self._name} could not be renewed for {self._terms.renew_within_s:.0f} s: {error!r}"
+                        f"could not renew lease {self._name} for {self._terms.renew_within_s:.0f} s: {error!r}"
                     ) from error
 
     async def release(self) -> None:

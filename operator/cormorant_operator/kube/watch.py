@@ -152,7 +152,7 @@ class Watch:
         await asyncio.wait((watching, guard), return_when=asyncio.FIRST_COMPLETED)
         ended, _ = await asyncio.wait((watching,), timeout=_END_S)
         if not ended:
-            raise TimeoutError(f"a stream ended, and the others did not within {_END_S:.0f} s")
+            raise TimeoutError(f"a stream ended, and the others did not end within {_END_S:.0f} s")
         watching.result()
 
     def _listed(self) -> None:

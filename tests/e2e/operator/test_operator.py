@@ -221,7 +221,7 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
 
     with scene.operator():
         scene.submit(head=gated, workerGroups=[{"name": "cpu", **gated}])
-        scene.until(lambda: "scheduling gates" in words() and "3 pods wait" in words(), "the condition says so")
+        scene.until(lambda: "scheduling gates" in words() and "3 pods are waiting" in words(), "the condition says so")
         assert scene.condition("Scheduled") == "False/Unschedulable"
         before = scene.uids()
         for name in before:

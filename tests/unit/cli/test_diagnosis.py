@@ -241,7 +241,7 @@ def test_trouble_of_a_job_is_one_sentence(job: dict[str, Any], more: dict[str, A
 
 def test_pods_that_wait_for_the_same_are_one_sentence() -> None:
     pods = [make_pod(f"pong-cpu-{i}-x", **unscheduled(UNSCHEDULABLE)) for i in range(5)]
-    job = make_job(f"Scheduled=False/Unschedulable: pong-cpu-0-x: {UNSCHEDULABLE}; 5 pods wait")
+    job = make_job(f"Scheduled=False/Unschedulable: pong-cpu-0-x: {UNSCHEDULABLE}; 5 pods are waiting")
     (problem,) = of_job(facts_of(job, pods=pods))["problem"]
     assert problem.startswith("pong-cpu-0-x and 4 other pods cannot start")
 

@@ -14,7 +14,7 @@ def test_head_that_is_blocked_is_tried_again_slowly_and_never_counted() -> None:
         world.finish(f"pong-head-{epoch}", exit_code=3, message=f'{{"frames": 1000, "reason": "{words}"}}')
         world.settle()
         assert world.condition("Ready") == "False/HeadBlocked"
-        assert world.message("Ready") == f"pong-head-{epoch} ended last with exit code 3 (Error): {words}"
+        assert world.message("Ready") == f"pong-head-{epoch} exited with code 3 (Error): {words}"
         assert (world.job.status.reason, world.job.status.head_restarts) == ("HeadBlocked", 0)
         assert world.job.status.recent_failures[-1].message == words
         assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
@@ -36,7 +36,7 @@ def test_why_a_head_ended_is_told_everywhere() -> None:
         "pong-head-1: Error, exit code 1: the fleet lost its store"
     ]
     assert (plan.status.reason, plan.status.recent_failures[-1].message) == ("HeadFailed", "the fleet lost its store")
-    assert world.message("Ready") == "pong-head-1 ended last with exit code 1 (Error): the fleet lost its store"
+    assert world.message("Ready") == "pong-head-1 exited with code 1 (Error): the fleet lost its store"
 
 
 def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:

@@ -131,7 +131,7 @@ def new_head(world: World) -> CreatePod:
     return order
 
 
-# -- the Secret of tokens: it may be created, and neither read nor deleted -------------------------------------------
+# -- the token Secret: it may be created, and neither read nor deleted -------------------------------------------
 
 
 def test_new_jobs_secret_is_made_after_its_claim() -> None:
@@ -190,7 +190,7 @@ def test_service_of_an_earlier_job_is_waited_for() -> None:
     service = services(JOB, epoch=1)[1]
     scene.api.put("Service", "pong-api", ownerReferences=[EARLIER])
     scene.do(ApplyChild(manifest=service))
-    words = "Service pong-api is left of an earlier job of this name; waiting until Kubernetes has deleted it"
+    words = "Service pong-api is left over from an earlier job of this name; waiting for Kubernetes to delete it"
     assert scene.refusal("Service") == ("NameNotFreeYet", words)
     del scene.api.stored["Service", "pong-api"]
     scene.state.refusals.update(aged(scene.state))

@@ -82,7 +82,7 @@ def test_worker_that_runs_out_of_memory_again_and_again_is_backed_off_then_fails
     fail_slot(world, 0)
     world.settle()
     assert world.condition("Failed") == "True/SlotRestartsExceeded"
-    assert "cpu-0 failed 5 times in a row, maxRestartsPerSlot is 4" in world.message("Failed")
+    assert "cpu-0 failed 5 times in a row (maxRestartsPerSlot 4)" in world.message("Failed")
 
 
 def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
@@ -223,7 +223,7 @@ def test_head_that_fails_too_often_fails_the_job() -> None:
         world.settle()
         world.start_all()
     assert world.condition("Failed") == "True/HeadRestartsExceeded"
-    assert "failed 3 times in a row, maxHeadRestarts is 2" in world.message("Failed")
+    assert "failed 3 times in a row (maxHeadRestarts 2)" in world.message("Failed")
     assert world.job.status.phase == "Failed"
 
 

@@ -43,9 +43,9 @@ def test_what_pods_are_given(key: str) -> None:
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
-        (["--lease", "nameless"], "--lease nameless is not NAMESPACE/NAME"),
-        (["--poll-seconds", "0"], "--poll-seconds 0.0 is not above 0"),
-        (["--open-to-cidr", "10.0.0.1/8"], "--open-to-cidr 10.0.0.1/8 is not a range of addresses"),
+        (["--lease", "nameless"], "--lease nameless: expected NAMESPACE/NAME"),
+        (["--poll-seconds", "0"], "--poll-seconds 0.0: must be greater than 0"),
+        (["--open-to-cidr", "10.0.0.1/8"], "--open-to-cidr 10.0.0.1/8 is not a CIDR"),
         (["--key-file", "/nonexistent"], "cannot read --key-file /nonexistent"),
     ],
 )

@@ -86,7 +86,7 @@ def unschedulable(**policy: object) -> World:
 def test_unschedulable_pods_are_explained_and_left_in_the_queue() -> None:
     world = unschedulable()
     assert world.condition("Scheduled") == "False/Unschedulable"
-    assert "insufficient nvidia.com/gpu; 2 pods wait" in world.message("Scheduled")
+    assert "insufficient nvidia.com/gpu; 2 pods are waiting" in world.message("Scheduled")
     assert world.job.status.phase == "Degraded"
     world.tick(601)
     world.collect(1000)
@@ -169,7 +169,7 @@ def test_head_that_cannot_start_again_ends_at_the_startup_deadline() -> None:
     world.settle()
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
     assert world.message("Failed") == (
-        "it was not ready again within startupDeadlineSeconds 900: pong-head-2: image x: not found"
+        "the job did not become ready again within startupDeadlineSeconds (900): pong-head-2: image x: not found"
     )
 
 
@@ -545,7 +545,7 @@ def test_pause_that_was_taken_back_looks_like_no_lease() -> None:
     world = running(paused=True)
     world.settle()
     assert world.condition("Paused") == "True/Spec"
-    assert (world.message("Paused"), world.told.count("Paused")) == ("workers stand still: spec.paused is true", 1)
+    assert (world.message("Paused"), world.told.count("Paused")) == ("paused by spec.paused", 1)
     world.edit(paused=False)
     world.settle()
     # Told to go on, it has not said yet that it does.

@@ -50,7 +50,9 @@ def test_fields_of_a_newer_schema_are_said_and_replace_no_pod() -> None:
     world.job = replace(world.job, unknown=("spec.env.variants",))
     world.settle()
     assert world.condition("Accepted") == "True/UnknownFields"
-    assert world.message("Accepted").startswith("this operator does not know spec.env.variants; it acts on the rest")
+    assert world.message("Accepted").startswith(
+        "this operator does not know spec.env.variants; it ignores these fields"
+    )
     assert world.told[-1] == "UnknownFields"
     # Their pods are of templates that this operator cannot make out.
     pods = set(world.pods)
