@@ -1,7 +1,7 @@
-"""`python -m cormorant_api --job job.yaml --fleet local|ray`: a job's head, from start to end.
+"""`python -m cormorant_api --job job.yaml --fleet local|ray`: the head of one job.
 
-Ends with 0 when all frames are delivered and acknowledged, 143 or 130 after SIGTERM or SIGINT, 1 when the fleet failed,
-2 when something given cannot be used, 3 when a disk or a device has to be put right first.
+Exit codes: 0 when all frames are delivered and acknowledged, 143 or 130 after SIGTERM or SIGINT, 1 when the fleet
+failed, 2 for invalid input, 3 when a disk or device must be fixed first.
 """
 
 import argparse
@@ -34,10 +34,10 @@ _SIGNAL_BASE = 128
 
 
 class Signals:
-    """SIGTERM and SIGINT: the first asks for an orderly end, the second ends at once. So does the first while there is
-    nothing to close yet: imports take long on a busy machine.
+    """SIGTERM and SIGINT: the first drains, the second exits immediately. So does the first while there is nothing to
+    close yet: imports take long on a busy machine.
 
-    Neither raises: an exception on its way through Ray's code would abort the process.
+    Neither raises: an exception inside Ray's code would abort the process.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Signals:
         """Nothing has to be closed."""
 
     def install(self) -> None:
-        """Handle both from now on. Main thread only."""
+        """Install both handlers. Main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._handle)
 
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         job = load_job(given.job, name=given.name)
         context.job = job.metadata.name
         refuse_unknown_names(job, is_this_machine=given.fleet == "local")
-        # What is slow to import comes after wrong arguments and manifests.
+        # Slow imports come after the checks of arguments and manifest.
         from cormorant_api.server import HeadServer
 
         make_fleet = _engine(given)
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             server.start_fleet(make_fleet, options)
             end = server.wait(signals.has_come)
     except FleetInterrupted:
-        end = "interrupted"  # there is nothing to drain
+        end = "interrupted"  # the fleet had not started: nothing to drain
     except (HeadError, CormorantError) as error:
         code = exit_code_of(error)
         log.critical("head_refused" if code == EXIT_REFUSED else "head_failed", reason=str(error), exit_code=code)
@@ -130,47 +130,59 @@ def _settings(given: argparse.Namespace) -> HeadSettings:
 
 
 def listen_host(given: str, *, pod_ip: str) -> str:
-    """Every address of the pod's family: in a pod that has IPv6 alone nobody reaches 0.0.0.0."""
+    """In an IPv6-only pod 0.0.0.0 is unreachable; listen on :: there."""
     return "::" if given == "0.0.0.0" and ":" in pod_ip else given
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cormorant_api", description="The head of one CollectorJob.")
-    parser.add_argument("--job", required=True, help="the manifest")
-    parser.add_argument("--name", default="", help="metadata.name, for files with several jobs")
+    parser.add_argument("--job", required=True, help="Manifest file of the job.")
+    parser.add_argument("--name", default="", help="metadata.name of the job, if the file has several.")
     parser.add_argument("--fleet", choices=("local", "ray"), default="local")
     parser.add_argument(
         "--ray-address",
         default=os.environ.get("RAY_ADDRESS", ""),
-        help='"auto" or host:port of a Ray cluster; empty: one of its own. Default: RAY_ADDRESS',
+        help='Ray cluster: "auto" or host:port (default: RAY_ADDRESS; empty: start one).',
     )
     parser.add_argument(
-        "--ray-slot-resources", action="store_true", help='worker cpu-0 goes where the resource "slot:cpu-0" is'
+        "--ray-slot-resources",
+        action="store_true",
+        help='Place worker cpu-0 on the node with the Ray resource "slot:cpu-0".',
     )
     parser.add_argument(
         "--device",
         default=os.environ.get("CORMORANT_DEVICE", ""),
-        help='torch device of every policy, for tests without a GPU; default: CORMORANT_DEVICE, else "cuda" in gpu '
-        'groups and "cpu" in others',
+        help='Torch device of every policy, for tests without a GPU (default: CORMORANT_DEVICE, else "cuda" in gpu '
+        'groups and "cpu" in others).',
     )
-    parser.add_argument("--workers", type=int, default=0, help="0: what the manifest says")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="control requests; 0: any free one")
-    parser.add_argument("--data-port", type=_port, default=0, help="bulk bytes; 0: the next one")
-    parser.add_argument("--directory", type=Path, help="what outlives the process: weights, count of frames, tokens")
-    parser.add_argument("--token-file", type=Path, help="JSON with read, write, operator; made if it is not there")
-    parser.add_argument("--no-tokens", action="store_true", help="on loopback only")
-    parser.add_argument("--tls-cert", type=Path)
-    parser.add_argument("--tls-key", type=Path)
-    parser.add_argument("--epoch", type=_count, default=0, help="which head of the job, from 1; 0: --directory knows")
-    parser.add_argument("--floor-frames", type=_count, default=0, help="frames that earlier heads have settled")
+    parser.add_argument("--workers", type=int, default=0, help="Number of workers (default: from the manifest).")
+    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
+    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="Control port (0: any free port).")
     parser.add_argument(
-        "--last-words", type=Path, help="file for the count of settled frames, as JSON, and why it ended"
+        "--data-port", type=_port, default=0, help="Port for batches, weights and state (0: the next port)."
     )
-    parser.add_argument("--keep-versions", type=_positive, default=5)
-    parser.add_argument("--ack-within", type=float, default=60.0, help="seconds to acknowledge a batch")
-    parser.add_argument("--drain-seconds", type=float, default=30.0)
-    parser.add_argument("--linger-seconds", type=float, default=3.0)
+    parser.add_argument(
+        "--directory",
+        type=Path,
+        help="Directory for weights, the frame count and tokens (default: keep them in memory).",
+    )
+    parser.add_argument(
+        "--token-file", type=Path, help="JSON file with the read, write and operator tokens; created if missing."
+    )
+    parser.add_argument("--no-tokens", action="store_true", help="Serve without tokens; loopback only.")
+    parser.add_argument("--tls-cert", type=Path, help="TLS certificate file (PEM).")
+    parser.add_argument("--tls-key", type=Path, help="TLS key file (PEM).")
+    parser.add_argument(
+        "--epoch", type=_count, default=0, help="Number of this head in the job, from 1 (0: count in --directory)."
+    )
+    parser.add_argument("--floor-frames", type=_count, default=0, help="Frames settled by earlier heads.")
+    parser.add_argument(
+        "--last-words", type=Path, help="File for the settled frames and the reason of the end, as JSON."
+    )
+    parser.add_argument("--keep-versions", type=_positive, default=5, help="Versions to retain per model.")
+    parser.add_argument("--ack-within", type=float, default=60.0, help="Seconds to acknowledge a batch.")
+    parser.add_argument("--drain-seconds", type=float, default=30.0, help="Seconds to drain after SIGTERM.")
+    parser.add_argument("--linger-seconds", type=float, default=3.0, help="Seconds to stay after the job is complete.")
     return parser
 
 

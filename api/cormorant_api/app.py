@@ -1,4 +1,4 @@
-"""The FastAPI application over a head. The same object answers on both listeners."""
+"""The FastAPI application over a head. Both listeners serve the same object."""
 
 from collections.abc import Callable
 from typing import Any
@@ -22,20 +22,20 @@ from cormorant_contract.rest.problems import Problem
 
 _DESCRIPTION = """The control plane of one CollectorJob: publish weights, pause, save and restore, take batches.
 
-Errors are `application/problem+json`; tell them apart by `type`. Every request but health and documents carries a
-token: `Authorization: Bearer TOKEN`. Roles: read < write < operator."""
+Errors are `application/problem+json`; tell them apart by `type`. Send a token with every request except probes,
+metrics and this documentation: `Authorization: Bearer TOKEN`. Roles: read < write < operator."""
 _TAGS = [
-    {"name": "weights", "description": "Publish, fetch, roll back; receipts by worker."},
-    {"name": "batches", "description": "Take batches, at least once each, and acknowledge them."},
-    {"name": "lifecycle", "description": "Pause leases, the fleet's state, its seed."},
-    {"name": "status", "description": "What goes on."},
-    {"name": "operator", "description": "Sizes, drain, retirement."},
-    {"name": "health", "description": "Probes; open."},
+    {"name": "weights", "description": "Publish, fetch and roll back weights; receipts per worker."},
+    {"name": "batches", "description": "Take batches and acknowledge them; delivery is at least once."},
+    {"name": "lifecycle", "description": "Pause leases, the state and the seed of the fleet."},
+    {"name": "status", "description": "Status, workers, events and the live stream."},
+    {"name": "operator", "description": "Group sizes, drain and retirement; used by the operator."},
+    {"name": "health", "description": "Probes, metrics and version; no token needed."},
 ]
 
 
 def make_app(head: Head | None = None) -> FastAPI:
-    """Make the application. Without a head it only has its document."""
+    """Make the application; without a head it serves only the OpenAPI document."""
     app = FastAPI(
         title="Cormorant",
         version="1",

@@ -1,8 +1,8 @@
 """Errors of the head, and the exit codes that they end it with.
 
-ApiError             an answer to a request: a status and a problem type
-HeadError            the head cannot start or go on; its message is for whoever started it
-  TokenError         a token file that cannot be used, or that others can read
+ApiError             the error response to a request: a status and a problem type
+HeadError            the head cannot start or continue
+  TokenError         a token file that is invalid or readable by other users
   TlsError           a certificate that cannot be used
   StoreError         the weights' directory cannot be read or written
 """
@@ -14,16 +14,16 @@ from cormorant_worker.errors import DeviceUnavailable, EnvCrashed, EnvError, Man
 
 
 class ApiError(Exception):
-    """Raised anywhere below a route; one handler makes problem+json of it."""
+    """Raised anywhere below a route; one handler turns it into problem+json."""
 
     def __init__(self, status: int, kind: ProblemType, detail: str, /, **members: Any) -> None:
         """Describe the problem.
 
         Args:
-            status: the HTTP status.
-            kind: the stable type.
-            detail: what happened, the values, and what to do.
-            members: further members of the problem; `retry_after_s` becomes a header, too.
+            status: HTTP status.
+            kind: problem type.
+            detail: what failed, the values, and the remedy.
+            members: further members of the problem; `retry_after_s` is also sent as a header.
         """
         super().__init__(detail)
         self.status = status
@@ -33,7 +33,7 @@ class ApiError(Exception):
 
 
 class HeadError(Exception):
-    """The head cannot start or go on: one sentence."""
+    """The head cannot start or continue."""
 
 
 class TokenError(HeadError):
@@ -49,17 +49,17 @@ class StoreError(HeadError):
 
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_BLOCKED = 0, 1, 2, 3
-"""Everything is delivered; it may work the next time; what was given cannot be used; surroundings come first."""
+"""Job complete; a retry may succeed; invalid input; the environment (disk, device, Secret) must be fixed first."""
 
 _WRONG_INPUT = ("ManifestError", "UnknownEnv", "PolicyLoadError", "PolicyMismatch")
-"""What a worker says of the manifest and its code, by class: the same in every pod."""
+"""Worker errors caused by the manifest or its code: the same in every pod."""
 _NOT_OF_THE_VOLUME = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError)
 
 
 def exit_code_of(error: Exception) -> int:
-    """How a head ends for an error: wrong input is refused for good, and nothing else is."""
+    """The exit code for an error. Only invalid input is final."""
     kind = error.kind if isinstance(error, WorkerFailed) else ""
-    # A token file is a Secret that others may have changed; the operator puts it right.
+    # A token file is a Secret that the operator restores.
     if isinstance(error, (DeviceUnavailable, StoreError, TokenError)) or kind == "DeviceUnavailable":
         return EXIT_BLOCKED
     if _is_of_the_volume(error):
@@ -71,7 +71,7 @@ def exit_code_of(error: Exception) -> int:
 
 
 def _is_of_the_volume(error: BaseException | None) -> bool:
-    """Whether an error of a file system is behind it (full, stale, read-only, no permission), and not a wrong path."""
+    """Whether a file system error caused it (full, stale, read-only, no permission), rather than a wrong path."""
     while error is not None:
         if isinstance(error, OSError):
             return not isinstance(error, _NOT_OF_THE_VOLUME)

@@ -1,8 +1,8 @@
-"""The head of one job: everything that routes ask, put together over a fleet.
+"""The head of one job: what routes use, assembled over a fleet.
 
 Starting (no fleet yet: 503) -> Running <-> Paused -> Completing -> Completed
                                    |-> Draining (SIGTERM, POST /v1/drain)
-                                   |-> Failed (the fleet cannot go on)
+                                   |-> Failed (the fleet cannot continue)
 """
 
 import asyncio
@@ -47,12 +47,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _TICK_S = 0.5
 _NEXT_HEAD_S = 2.0
-"""A client asks again after so long, and meets the next head."""
+"""Retry-After for clients that should reach the next head."""
 _MOST_UPLOADS = 8
 
 
 class Running:
-    """What exists once there is a fleet."""
+    """The parts of a head that need a fleet."""
 
     def __init__(self, head: "Head", fleet: Fleet, *, is_paused: bool) -> None:
         settings = head.settings
@@ -72,17 +72,17 @@ class Running:
 
 
 class Head:
-    """One job's control plane. Made before the fleet, which `attach` brings. Methods may be called from any thread."""
+    """One job's control plane. Created before the fleet; see `attach`. Methods may be called from any thread."""
 
     def __init__(self, job: CollectorJob, settings: HeadSettings, tokens: TokenKeeper) -> None:
-        """Open what earlier heads left.
+        """Open the directory.
 
         Raises:
             StoreError: the directory cannot be used.
         """
         self.job, self.settings, self.keeper = job, settings, tokens
         self.epoch = secrets.token_hex(4)
-        """First part of every id that this head gives."""
+        """First part of every id that this head issues."""
         self.started_at = datetime.now(UTC)
         self.data_port = 0
         self.journal = Journal(
@@ -97,17 +97,17 @@ class Head:
         self.rates = RateWindow()
         self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)
         self.log_context = LogContext()
-        """What this process says of itself on each line of its log."""
+        """Fields of every log line of this process."""
         self.failure = ""
-        """Why the fleet cannot go on."""
+        """Why the fleet failed; empty otherwise."""
         self.watchers: list[Callable[[FleetStats], None]] = []
-        """Told the counters twice a second by the housekeeping thread: quick, and never raising."""
+        """Called with the counters twice a second by the housekeeping thread; must be quick and not raise."""
         self.is_draining = False
         self.is_closing = False
         self.uploads = UploadRoom(most_bytes=settings.max_body_bytes, most=_MOST_UPLOADS)
         self._running: Running | None = None
         self._resume_is_start = False
-        """The fleet was started paused for this head to attach; that it goes on is its start, not a resume."""
+        """The fleet starts paused for `attach`, so its first resume is its start and not an event."""
         self._quick = ThreadPoolExecutor(4, thread_name_prefix="control")
         self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
         self._ended = threading.Event()
@@ -117,11 +117,10 @@ class Head:
     # -- life --------------------------------------------------------------------------------------------------
 
     def attach(self, fleet: Fleet, *, is_paused: bool) -> None:
-        """The workers have started. Weights of an earlier head are published before anything is collected.
+        """Take over a started fleet. Weights of an earlier head are published before anything is collected.
 
         Args:
-            fleet: the running fleet.
-            is_paused: it was started paused, and goes on from here if nobody holds a lease.
+            is_paused: the fleet was started paused; it resumes here unless a lease is held.
         """
         running = Running(self, fleet, is_paused=is_paused)
         self._resume_is_start = is_paused and not self.leases.spec_paused
@@ -135,22 +134,22 @@ class Head:
         self._housekeeper.start()
 
     def drain(self) -> None:
-        """Start nothing more: what is under way lands. Requests are answered as before."""
+        """Start no new batches and finish the open ones. Requests are served as before."""
         if self.is_draining:
             return
         self.is_draining = True
         self.events.add("draining")
         if self._running is not None:
             self._running.fleet.drain()
-            # A paused fleet cannot finish what it holds.
+            # A paused fleet could not finish its open batches.
             self._running.pauses.overrule()
 
     def close(self) -> None:
-        """End every wait and give all loans back. The fleet is left to whoever started it. May be called twice."""
+        """End every wait and return all loans. Does not close the fleet. May be called twice."""
         self.is_closing = True
         self._ended.set()
         self._unsubscribe()
-        # Before loans are given back that nobody acknowledged: they would look settled.
+        # Housekeeping must stop before unacknowledged loans are returned: it would count them as settled.
         if self._housekeeper.is_alive():
             self._housekeeper.join(timeout=5)
         if self._running is not None:
@@ -169,30 +168,28 @@ class Head:
 
     @property
     def tokens(self) -> Tokens:
-        """The job's tokens as they are now."""
+        """The job's current tokens."""
         return self.keeper.tokens
 
     @property
     def running(self) -> Running:
-        """What exists once there is a fleet.
+        """The parts that need a fleet.
 
         Raises:
-            ApiError: 503, there is none yet.
+            ApiError: 503, no worker has started yet.
         """
         if self._running is None:
-            raise ApiError(
-                503, ProblemType.NO_WORKERS, "the first worker has not started yet; try again", retry_after_s=2
-            )
+            raise ApiError(503, ProblemType.NO_WORKERS, "the first worker has not started yet; retry", retry_after_s=2)
         return self._running
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a fleet."""
+        """Whether the fleet has started."""
         return self._running is not None
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the fleet's own thread turned last; 0 while there is no fleet. Never waits."""
+        """Seconds since the last turn of the fleet's thread; 0 before the fleet starts. Never blocks."""
         return 0.0 if self._running is None else self._running.fleet.silent_s
 
     @property
@@ -201,9 +198,8 @@ class Head:
         return self.job.spec.output.queue is not None
 
     def settled_frames(self, stats: FleetStats) -> int:
-        """Frames that no later head collects again, by these counters: of earlier heads, too."""
-        # Acknowledgements are in the journal a moment before the fleet has its memory back. A head that closes gives
-        # back what nobody has acknowledged.
+        """Frames of this and earlier heads that no later head collects again, by these counters."""
+        # A closing head returns unacknowledged loans, which the fleet then counts as settled.
         if not self.is_closing:
             self.journal.settle_all(stats.settled_frames)
         return self.journal.settled_frames
@@ -223,11 +219,11 @@ class Head:
         return running.fleet.is_done and (not self.has_queue or running.ledger.has_ended)
 
     async def quick(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something short that may block a moment, off the event loop."""
+        """Run a short blocking call off the event loop."""
         return await self._in(self._quick, call, *args, **kwargs)
 
     async def bulk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run something long, off the event loop and out of the way of what is short."""
+        """Run a long call off the event loop, in a pool apart from `quick`."""
         return await self._in(self._bulk, call, *args, **kwargs)
 
     async def _in(self, pool: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -235,36 +231,39 @@ class Head:
         return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
 
     async def stats(self, *, workers: bool = True) -> FleetStats:
-        """The fleet's counters; `workers=False` leaves out the workers, who cost time each."""
+        """The fleet's counters; `workers=False` omits the workers and is O(1)."""
         return await self.quick(self.running.fleet.stats, workers=workers)
 
     def refuse_changes_while_draining(self) -> None:
-        """Raise 503 when nothing new may begin. Weights may be published nevertheless: a learner that waited for the
-        next head would not take what this one still has.
+        """Raise 503 while draining. Publishing stays allowed: a learner that waited for the next head would not take
+        this head's last batches.
         """
         self.refuse_while_closing()
         if self.is_draining:
             raise ApiError(
-                503, ProblemType.DRAINING, "the head is draining; ask the next one", retry_after_s=_NEXT_HEAD_S
+                503, ProblemType.DRAINING, "the head is draining; retry with the next head", retry_after_s=_NEXT_HEAD_S
             )
 
     def refuse_while_closing(self) -> None:
-        """Raise 503 when it is too late for anything."""
+        """Raise 503 while shutting down."""
         if self.is_closing:
             raise ApiError(
-                503, ProblemType.DRAINING, "the head is shutting down; ask the next one", retry_after_s=_NEXT_HEAD_S
+                503,
+                ProblemType.DRAINING,
+                "the head is shutting down; retry with the next head",
+                retry_after_s=_NEXT_HEAD_S,
             )
 
     @property
     def is_cut_short(self) -> bool:
-        """Whether this head gives no more though the job wants more: the next head has them."""
+        """Whether this head is draining before the job is complete, so that the next head continues it."""
         total = self.job.spec.collection.total_frames
         return self.is_draining and (total is None or self.running.fleet.stats(workers=False).frames < total)
 
     # -- hearing -----------------------------------------------------------------------------------------------
 
     def _hear(self, event: FleetEvent) -> None:
-        """Called by the fleet's thread: quick, and never calling the fleet."""
+        """Called by the fleet's thread; must be quick and not call the fleet."""
         running = self._running
         if running is not None:
             if event.kind == "applied":
@@ -279,7 +278,7 @@ class Head:
         if event.kind == "accepted":
             self.metrics.batches["queue"].inc()
         if event.kind in ("sealed", "published", "refused", "lent"):
-            return  # too many to tell; told by the publisher, with the update's id
+            return  # too frequent for the event ring, or added by the publisher with the update's id
         if event.kind in ("paused", "resumed"):
             is_start, self._resume_is_start = self._resume_is_start, False
             if event.kind == "resumed" and is_start:
@@ -299,7 +298,7 @@ class Head:
                 log.warning("weights_not_applied", version=update.version, state=update.state, reason=update.error)
 
     def sample(self, stats: FleetStats) -> None:
-        """Take the fleet's books over into the metrics."""
+        """Copy the fleet's counters into the metrics."""
         self.journal.note_exported(stats.frames)
         self.metrics.fleet.sample(stats)
 
@@ -313,7 +312,7 @@ class Head:
                 self.sample(stats)
                 self.settled_frames(stats)
                 if not self.is_draining:
-                    running.publisher.inherit(running.fleet.inheritance)  # workers join one after the other
+                    running.publisher.inherit(running.fleet.inheritance)  # workers join one by one
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
                     running.feeder.probe()
@@ -323,10 +322,10 @@ class Head:
                 for watch in self.watchers:
                     watch(stats)
             except CormorantError as error:
-                # The main thread sees the same, and ends the process with it.
+                # The main thread raises the same error and ends the process.
                 self.failure = self.failure or str(error)
             except Exception as error:
-                # A disk that is full now may have room at the next look: what this thread does must not end with it.
+                # Keep the thread alive: a disk that is full now may have room at the next tick.
                 if str(error) != has_told_error:
                     log.exception("housekeeping_failed", reason=f"{type(error).__name__}: {error}")
                 has_told_error = str(error)

@@ -1,4 +1,4 @@
-"""Wakes coroutines of any event loop, from any thread: what long polls wait on."""
+"""Wakes coroutines of any event loop from any thread; long polls wait on it."""
 
 import asyncio
 import threading
@@ -10,7 +10,7 @@ Found = TypeVar("Found")
 
 
 class AsyncNotifier:
-    """Rung whenever something changed; waiters look again. Holds no state but who waits."""
+    """A condition for coroutines: waiters check their predicate again after every `notify`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -18,24 +18,24 @@ class AsyncNotifier:
         self._waiting: set[asyncio.Future[None]] = set()
 
     def notify(self) -> None:
-        """Wake everybody. May be called from any thread, and with other locks held."""
+        """Wake all waiters. May be called from any thread and with other locks held."""
         with self._lock:
             woken, self._waiting = self._waiting, set()
         for future in woken:
             try:
                 future.get_loop().call_soon_threadsafe(_wake, future)
             except RuntimeError:
-                continue  # its loop has ended, and the waiter with it
+                continue  # its event loop has ended
 
     async def wait_for(self, look: Callable[[], Found], *, timeout_s: float) -> Found:
-        """Look at every ring until there is something to see, or time is up.
+        """Call `look` now and after every `notify` until it returns something true.
 
         Args:
-            look: called on this event loop; must not block. Anything true ends the wait.
-            timeout_s: how long to wait at most.
+            look: called on this event loop; must not block.
+            timeout_s: longest wait.
 
         Returns:
-            What `look` said last: false when the time is up.
+            The last result of `look`; false after a timeout.
         """
         deadline = time.monotonic() + timeout_s
         while True:
@@ -43,7 +43,7 @@ class AsyncNotifier:
             with self._lock:
                 self._waiting.add(future)
             try:
-                # After joining: what changes from here on rings.
+                # Look after registering, so that no notification is missed.
                 found = look()
                 left = deadline - time.monotonic()
                 if found or left <= 0:

@@ -1,9 +1,8 @@
-"""A head from start to end: listeners first, then the fleet, then waiting, then an orderly end. Called by `__main__`
-and by `cormorant run --serve`.
+"""The lifecycle of a head. Used by `__main__` and `cormorant run --serve`.
 
-    listen (503) -> fleet starts -> serve -> all delivered and acknowledged -> 0
-                                     |-> SIGTERM, SIGINT: drain, at most drain_s -> 143, 130
-                                     |-> the fleet failed                         -> its error
+listen (503) -> fleet starts -> serve -> all delivered and acknowledged -> 0
+                                 |-> SIGTERM, SIGINT: drain, at most drain_s -> 143, 130
+                                 |-> the fleet failed                         -> its error
 """
 
 import math
@@ -37,23 +36,21 @@ End = Literal["done", "interrupted", "drained"]
 F = TypeVar("F", bound=Fleet)
 _LOOK_S = 0.1
 _GONE_S = 1.0
-"""A consumer that neither waits nor holds a batch for so long is gone."""
+"""A consumer that neither waits nor holds a batch for this long is considered gone."""
 _TOKEN_FILE = "tokens.json"
 
 
 class HeadServer:
-    """One head with its listeners and its fleet. Use as a context manager."""
+    """A head with its listeners and fleet. Use as a context manager."""
 
     def __init__(self, job: CollectorJob, settings: HeadSettings, context: LogContext | None = None) -> None:
-        """Read tokens and what an earlier head left, and listen.
+        """Read tokens and the directory, and listen.
 
         Args:
-            job: whose head.
-            settings: limits and places.
-            context: of this process's log lines; told the epoch, and versions as they are published.
+            context: context of this process's log lines; gets the epoch and published versions.
 
         Raises:
-            HeadError: with what cannot be used.
+            HeadError: settings, tokens, directory or port cannot be used.
         """
         settings.check()
         if settings.tls_cert is not None and settings.tls_key is not None:
@@ -83,30 +80,30 @@ class HeadServer:
 
     @property
     def url(self) -> str:
-        """Where the control port is."""
+        """URL of the control port."""
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{scheme}://{host}:{self._listeners[0].port}"
 
     @property
     def page_url(self) -> str:
-        """Where the live page is. Its fragment is the write token: browsers do not send it, and the page drops it from
+        """URL of the live page. The fragment is the write token: browsers do not send it, and the page removes it from
         the address bar.
         """
         token = self.head.tokens.by_role.get(Role.WRITE, "")
         return f"{self.url}/#token={token}" if token else f"{self.url}/"
 
     def waits_for(self, stats: FleetStats) -> str:
-        """Why nothing is collected, in a sentence; empty while frames come."""
+        """Why nothing is collected; empty while frames are."""
         if not self.head.is_running or self.head.is_draining:
             return ""
         return wait_for_learner(self.head, self.head.running, stats)
 
     def start_fleet(self, make_fleet: Callable[[CollectorJob, FleetOptions], F], options: FleetOptions) -> F:
-        """Start the workers, paused until the weights of an earlier head are with them.
+        """Start the workers, paused until they have the weights of an earlier head.
 
         Raises:
-            CormorantError: what the fleet says.
+            CormorantError: the fleet did not start.
         """
         journal = self.head.journal
         options = replace(
@@ -122,14 +119,14 @@ class HeadServer:
         return fleet
 
     def wait(self, should_stop: Callable[[], bool], look: Callable[[FleetStats], None] | None = None) -> End:
-        """Serve until the job is complete, or somebody says stop; then drain.
+        """Serve until the job is complete or `should_stop`; then drain.
 
         Args:
-            should_stop: asked ten times a second.
+            should_stop: called ten times a second.
             look: called with the counters as often.
 
         Raises:
-            CormorantError: the fleet cannot go on.
+            CormorantError: the fleet failed.
         """
         assert self.fleet is not None
         while not should_stop():
@@ -144,7 +141,7 @@ class HeadServer:
         return "interrupted"
 
     def close(self) -> None:
-        """End what waits; then listeners and workers at once, each within its own limit. May be called twice."""
+        """End all waits, then stop listeners and workers concurrently. May be called twice."""
         self.head.close()
         stops = [threading.Thread(target=listener.stop, daemon=True) for listener in self._listeners]
         for stop in stops:
@@ -158,11 +155,10 @@ class HeadServer:
             self._unlock()
 
     def __enter__(self) -> "HeadServer":
-        """Use as a context manager to close it."""
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        """Close it, with the error for last words."""
+        """Close, and record the error in the last words."""
         if self.fleet is not None and self.head.is_running:
             self.head.settled_frames(self.fleet.stats())
         if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):
@@ -175,11 +171,11 @@ class HeadServer:
             self._lock.release()
 
     def _drain(self) -> None:
-        """Let what is under way land and be acknowledged, for a while; without consumers, not at all."""
+        """Give consumers up to `drain_s` to take and acknowledge the last batches; return at once without consumers."""
         now = time.monotonic()
         deadline = now + self.settings.drain_s
         self.head.drain()
-        # Between an acknowledgement and the next request a consumer is not to be seen.
+        # A consumer is invisible between an acknowledgement and its next request, so allow a gap.
         seen_at = now if self.head.running.ledger.consumers() else -math.inf
         while now < deadline and now - seen_at < _GONE_S and not self.head.is_complete:
             time.sleep(_LOOK_S)
@@ -191,23 +187,23 @@ class HeadServer:
         return running.feeder.num_waiting > 0 or running.ledger.counts().lent > 0
 
     def _linger(self) -> None:
-        """Consumers that ask again hear that all is done, instead of finding nobody."""
+        """Stay for `linger_s`, so that consumers get the end of the stream instead of a refused connection."""
         self.head.events.notifier.notify()
         time.sleep(self.settings.linger_s if self.head.has_queue else 0.0)
 
 
 def _lock(directory: Path | None) -> FolderLock | None:
-    """Two heads at one directory would mix their counts and versions of weights.
+    """Lock the directory: two heads would mix their frame counts and weights versions.
 
     Raises:
-        StoreError: another process has it, or it cannot be used.
+        StoreError: another process holds it, or it cannot be used.
     """
     if directory is None:
         return None
     try:
         return FolderLock(directory)
     except LockHeld as error:
-        raise StoreError(f"the head's directory {error}; stop that head first, or give this one another") from None
+        raise StoreError(f"the head's directory {error}; stop that head first, or use another --directory") from None
     except OSError as error:
         raise StoreError(f"cannot use {directory}: {error}") from error
 

@@ -1,4 +1,4 @@
-"""`GET /v1/status` and `/v1/workers`: what the head and the fleet know, put into the API's words. Pure functions."""
+"""Builds the responses of `GET /v1/status` and `/v1/workers`. Pure functions."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ _NOT_READY = ("importing", "building")
 
 
 def describe(head: Head, running: Running, stats: FleetStats) -> Status:
-    """The whole job. Needs no `stats.workers`, and costs the same for any number of them."""
+    """Status of the whole job. Does not need `stats.workers`; O(1) in workers."""
     counts = running.ledger.counts()
     update = running.updates.glance(stats.version)
     dropped = dict(stats.dropped)
@@ -105,7 +105,7 @@ def group_of(worker: WorkerStats) -> str:
 
 
 def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
-    """The whole job in one word."""
+    """The phase of the job."""
     if head.failure or running.feeder.error is not None:
         return "Failed"
     is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames
@@ -131,20 +131,20 @@ def _conditions(head: Head, running: Running, stats: FleetStats) -> tuple[Condit
 
 
 def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
-    """Whether frames come, and what they wait for otherwise."""
+    """Whether frames are being collected, and what the fleet waits for otherwise."""
     if (sentence := wait_for_learner(head, running, stats)) and not head.is_draining:
         return Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence)
     starting = sum(group.starting for group in stats.groups.values())
     if starting and not any(group.ready for group in stats.groups.values()):
-        sentence = f"waiting for workers: {starting} still importing code or building environments and the policy"
+        sentence = f"waiting for workers: {starting} are still importing code or building environments and the policy"
         return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
     rate = head.rates.rate()
     return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
 
 
 def wait_for_learner(head: Head, running: Running, stats: FleetStats) -> str:
-    """The sentence for a fleet that collects nothing because its queue is full and nobody takes batches; empty while it
-    collects. Needs no `stats.workers`: the rate says whether they step.
+    """Message for a fleet that is idle because its queue is full and no consumer takes batches; empty otherwise. Does
+    not need `stats.workers`: the rate says whether workers step.
     """
     if stats.paused or not stats.queued_batches or running.feeder.num_waiting or head.rates.rate() > 0:
         return ""
@@ -154,7 +154,7 @@ def wait_for_learner(head: Head, running: Running, stats: FleetStats) -> str:
     record, _ = max(consumers.values(), key=lambda known: known[0].last_seen)
     ago = max(0.0, (datetime.now(UTC) - record.last_seen).total_seconds())
     lent = running.ledger.counts().lent
-    held = f" and holds {lent} that it has not acknowledged" if lent else ""
+    held = f" and holds {lent} unacknowledged" if lent else ""
     return f"waiting for a learner: the last one asked for batches {ago:.0f} s ago{held}"
 
 

@@ -1,6 +1,6 @@
-"""Borrows batches from the fleet as consumers ask for them, and keeps the ledger's time. One thread.
+"""Borrows batches from the fleet when consumers ask for them, and expires loans in the ledger.
 
-Nothing is borrowed ahead: what waits, waits in the fleet's own queue, where `onFull` and staleness rules reach it.
+Nothing is borrowed ahead: batches wait in the fleet's queue, where `onFull` and staleness rules apply.
 """
 
 import threading
@@ -22,10 +22,10 @@ L_co = TypeVar("L_co", bound=Lendable, covariant=True)
 
 
 class BatchSource(Protocol[L_co]):
-    """Where batches come from: a fleet."""
+    """A fleet, as the source of batches."""
 
     def borrow(self, *, timeout_s: float | None = None) -> L_co | None:
-        """The next batch; None when there will be none."""
+        """The next batch; None if there will be no more."""
         ...
 
 
@@ -34,7 +34,7 @@ class BatchFeeder(Generic[L]):
 
     def __init__(self, source: BatchSource[L], ledger: Ledger[L]) -> None:
         self.error: CormorantError | None = None
-        """Why there will be no more batches, if the fleet failed."""
+        """The failure of the fleet that ended the batches."""
         self._source, self._ledger = source, ledger
         self._changed = threading.Condition()
         """Guards `_waiting`, `_is_probing`, `_is_closed`."""
@@ -49,7 +49,7 @@ class BatchFeeder(Generic[L]):
         self._timer.start()
 
     def close(self) -> None:
-        """Borrow no more. May be called twice."""
+        """Stop borrowing. May be called twice."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -59,12 +59,12 @@ class BatchFeeder(Generic[L]):
 
     @property
     def num_waiting(self) -> int:
-        """Consumers that wait for a batch."""
+        """Number of consumers waiting for a batch."""
         return self._waiting
 
     @contextmanager
     def demand(self) -> Iterator[None]:
-        """Inside, one consumer waits for a batch."""
+        """Within the block, one more consumer waits for a batch."""
         with self._changed:
             self._waiting += 1
             self._changed.notify_all()
@@ -75,7 +75,7 @@ class BatchFeeder(Generic[L]):
                 self._waiting -= 1
 
     def probe(self) -> None:
-        """The fleet is done: let the ledger know, though no consumer asks."""
+        """Find out that the fleet is done even if no consumer asks."""
         with self._changed:
             self._is_probing = True
             self._changed.notify_all()
@@ -118,6 +118,7 @@ class BatchFeeder(Generic[L]):
                 log.warning(
                     "batches_still_read",
                     batches=held,
-                    reason="a consumer maps what others acknowledged; until it lets go, workers have less memory",
+                    reason="a consumer still maps batches that another consumer acknowledged; until it releases them, "
+                    "workers have less memory",
                 )
             told = held

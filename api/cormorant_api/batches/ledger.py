@@ -1,10 +1,10 @@
-"""Batches that are lent to consumers: at least once, and never again after an acknowledgement.
+"""Batches lent to consumers: delivered at least once, never again after an acknowledgement.
 
-    READY --lend--> LENT --ack--> ACKED (its memory goes back once nobody sends or reads it any more)
+    READY --lend--> LENT --ack--> ACKED (memory is returned when no response sends and no consumer reads it)
       ^              |
-      +-- release, or the time to acknowledge is over: handed out again before newer ones
+      +-- release, or not acknowledged in time: delivered again before newer batches
 
-Knows no fleet and no HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
+Independent of fleet and HTTP: `feeder.py` adds loans, routes lend and acknowledge them.
 """
 
 import heapq
@@ -19,17 +19,17 @@ from typing import Generic, Protocol, TypeVar
 from cormorant_api.notifier import AsyncNotifier
 
 MOST_CONSUMERS = 256
-"""Consumers that are remembered; the ones longest unseen are forgotten first."""
+"""Number of remembered consumers; the least recently seen is dropped first."""
 
 
 class Lendable(Protocol):
-    """What the ledger asks of a loan."""
+    """The part of a loan that the ledger uses."""
 
     num_frames: int
     min_version: int
 
     def release(self) -> None:
-        """Give it back to the fleet."""
+        """Return it to the fleet."""
         ...
 
 
@@ -48,28 +48,28 @@ class Entry(Generic[L]):
     loan: L
     deliveries: int = 0
     consumer: str = ""
-    """Who has it; empty while it is ready."""
+    """Current holder; empty while ready."""
     lent_at: float = 0.0
     """When its consumer got it, by the ledger's clock."""
     senders: int = 0
-    """Responses that read its memory at this moment."""
+    """Responses that currently send its memory."""
     is_acked: bool = False
     attached: list[object] = field(default_factory=list)
     """Kept alive as long as the batch."""
     is_read: Callable[[], bool] = _by_nobody
-    """Whether a consumer reads its memory in place at this moment."""
+    """Whether a consumer currently reads its memory in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lent(Generic[L]):
-    """A batch as one consumer gets it. Call `Ledger.sent` once its memory is not read any more."""
+    """A batch lent to one consumer. Call `Ledger.sent` when the response no longer reads its memory."""
 
     id: str
     loan: L
     delivery: int
-    """1 for the first time."""
+    """From 1."""
     lent_at: float
-    """When its time to acknowledge began, by the ledger's clock."""
+    """When it was lent, by the ledger's clock."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class ConsumerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
-    """The ledger at one moment."""
+    """Counts of the ledger."""
 
     ready: int
     lent: int
@@ -89,9 +89,9 @@ class LedgerCounts:
     acked_frames: int
     redelivered: int
     stale_frames: int
-    """Thrown away because a consumer asked for fresher ones."""
+    """Frames dropped because a consumer asked for fresher batches."""
     held: int
-    """Acknowledged by one consumer while another still reads their memory."""
+    """Acknowledged batches whose memory another consumer still reads."""
     oldest_lent_s: float | None
     """Seconds since the oldest batch that is not acknowledged was handed out; None when there is none."""
 
@@ -111,12 +111,12 @@ class Ledger(Generic[L]):
         """Make an empty ledger.
 
         Args:
-            epoch: first part of every batch's id; differs between two runs of a head.
-            ack_within_s: after which a batch goes to the next consumer.
-            notifier: notified when a batch becomes ready, and when the last one is gone.
-            on_settled: called with the frames so far that will not be handed out again, before whoever settled them is
-                answered; must be quick, and not call the ledger.
-            clock: seconds, never going back.
+            epoch: first part of every batch id; unique to this run of the head.
+            ack_within_s: time to acknowledge before a batch goes to the next consumer.
+            notifier: notified when a batch becomes ready and when the last one is settled.
+            on_settled: called with the total of frames that will not be delivered again, before the acknowledging
+                request gets its response; must be quick and not call the ledger.
+            clock: monotonic seconds.
         """
         self.epoch = epoch
         self.ack_within_s = ack_within_s
@@ -127,7 +127,7 @@ class Ledger(Generic[L]):
         """Guards everything below."""
         self._entries: dict[int, Entry[L]] = {}
         self._ready: list[int] = []
-        """A heap of numbers: what was given back comes before what is new."""
+        """Heap of numbers, so that returned batches come before newer ones."""
         self._next = 0
         self._is_exhausted = False
         self._acked = self._acked_frames = self._redelivered = self._stale_frames = 0
@@ -136,7 +136,7 @@ class Ledger(Generic[L]):
     # -- the fleet's side --------------------------------------------------------------------------------------
 
     def add(self, loan: L) -> None:
-        """A batch came from the fleet."""
+        """Add a batch from the fleet."""
         with self._lock:
             entry = Entry(number=self._next, loan=loan)
             self._next += 1
@@ -151,8 +151,8 @@ class Ledger(Generic[L]):
         self.notifier.notify()
 
     def expire(self) -> int:
-        """Take back what was not acknowledged in time, and the memory that was still read when it was. Returns how many
-        batches were late.
+        """Take back batches that were not acknowledged in time, and return acknowledged memory that is no longer read.
+        Returns the number of late batches.
         """
         now = self._clock()
         with self._lock:
@@ -169,7 +169,7 @@ class Ledger(Generic[L]):
         return len(late)
 
     def close(self) -> None:
-        """Give every loan back that nobody reads any more; the rest when its sender is done."""
+        """Return every loan that is not being read; the others follow when their response ends."""
         with self._lock:
             for entry in self._entries.values():
                 entry.is_acked = True
@@ -183,12 +183,12 @@ class Ledger(Generic[L]):
     # -- the consumers' side -----------------------------------------------------------------------------------
 
     def lend(self, consumer: str, *, oldest_version: int | None = None) -> Lent[L] | None:
-        """Hand the oldest ready batch to a consumer; None when there is none.
+        """Lend the oldest ready batch to a consumer; None if none is ready.
 
         Args:
             consumer: its name.
-            oldest_version: batches in which an older version acted are thrown away, and counted. Random frames
-                (version -1) are of no version, and stay.
+            oldest_version: batches in which an older version acted are dropped and counted. Random frames (version -1)
+                have no version and stay.
         """
         stale: list[L] = []
         found: Lent[L] | None = None
@@ -215,7 +215,7 @@ class Ledger(Generic[L]):
         return found
 
     def sent(self, batch_id: str) -> None:
-        """One response does not read the batch's memory any more."""
+        """A response no longer reads the batch's memory."""
         with self._lock:
             number = self._number(batch_id)
             entry = self._entries.get(number) if number is not None else None
@@ -227,8 +227,8 @@ class Ledger(Generic[L]):
             loan.release()
 
     def attach(self, batch_id: str, what: object, *, is_read: Callable[[], bool]) -> None:
-        """A batch is read where it lies: keep something alive as long as the batch, and its memory as long as `is_read`
-        says so, which must be quick.
+        """Mark a batch as read in place: `what` lives as long as the batch, and its memory is kept while `is_read()`,
+        which must be quick.
         """
         with self._lock:
             number = self._number(batch_id)
@@ -237,7 +237,7 @@ class Ledger(Generic[L]):
                 entry.is_read = is_read
 
     def ack(self, batch_id: str) -> bool:
-        """A consumer has used a batch: it is never handed out again. True when known, acknowledged before or now."""
+        """Acknowledge a batch: it is never delivered again. False for an unknown id."""
         with self._lock:
             number = self._number(batch_id)
             if number is None:
@@ -247,7 +247,7 @@ class Ledger(Generic[L]):
                 return True
             entry.is_acked = True
             if not entry.consumer:
-                # It came back, and its first consumer has used it after all.
+                # It was taken back, and its first consumer acknowledges it late.
                 self._ready.remove(number)
                 heapq.heapify(self._ready)
             self._acked += 1
@@ -263,7 +263,7 @@ class Ledger(Generic[L]):
         return True
 
     def release(self, batch_id: str) -> bool:
-        """A consumer does not want a batch: the next one gets it, at once. True when the id is known."""
+        """Give a batch back: the next consumer gets it. False for an unknown id."""
         with self._lock:
             number = self._number(batch_id)
             if number is None:
@@ -278,12 +278,12 @@ class Ledger(Generic[L]):
 
     @property
     def has_ready(self) -> bool:
-        """Whether a batch can be lent now."""
+        """Whether a batch is ready."""
         return bool(self._ready)
 
     @property
     def has_ended(self) -> bool:
-        """Whether all batches are acknowledged and no more will come."""
+        """Whether all batches are acknowledged and the fleet has no more."""
         with self._lock:
             return self._is_exhausted and all(entry.is_acked for entry in self._entries.values())
 
@@ -293,13 +293,13 @@ class Ledger(Generic[L]):
         return self._is_exhausted
 
     def is_only(self, batch_id: str) -> bool:
-        """Whether this batch is the last one that is not acknowledged, and no more will come."""
+        """Whether this is the only unacknowledged batch and the fleet has no more."""
         with self._lock:
             open_numbers = [n for n, entry in self._entries.items() if not entry.is_acked]
             return self._is_exhausted and open_numbers == [self._number(batch_id)]
 
     def counts(self) -> LedgerCounts:
-        """The ledger at this moment."""
+        """Current counts."""
         with self._lock:
             lent = [e.lent_at for e in self._entries.values() if e.consumer]
             return LedgerCounts(
@@ -314,7 +314,7 @@ class Ledger(Generic[L]):
             )
 
     def consumers(self) -> dict[str, tuple[ConsumerRecord, int]]:
-        """Who takes batches, and how many each holds."""
+        """Consumers by name, and how many batches each holds."""
         with self._lock:
             held: dict[str, int] = {}
             for entry in self._entries.values():
@@ -348,7 +348,7 @@ class Ledger(Generic[L]):
         return f"{self.epoch}-{number}"
 
     def _number(self, batch_id: str) -> int | None:
-        """The number in an id that this ledger gave; None for any other text."""
+        """The number in an id of this ledger; None for other text."""
         epoch, _, digits = batch_id.rpartition("-")
         # Canonical digits only, so that a batch has one name.
         if epoch != self.epoch or not digits.isascii() or not digits.isdigit() or len(digits) > 18:

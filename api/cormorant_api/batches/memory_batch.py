@@ -1,4 +1,4 @@
-"""Where a batch lies in this machine's memory, for consumers that map it instead of having it sent."""
+"""The location of a batch in shared memory, for consumers that map it instead of downloading it."""
 
 import fcntl
 import os
@@ -37,11 +37,11 @@ class Encoded(Protocol):
 def describe_memory(
     lent: Lent[Loan], batch: Encoded, *, ack_within_s: float
 ) -> tuple[MemoryBatch, SharedMemory | None]:
-    """Find every tensor of a batch in the memory of its parts.
+    """Locate every tensor of a batch in shared memory.
 
     Returns:
-        What to tell the consumer; and memory made for the few tensors that lie nowhere else (or for all of them, where
-        a part is not in this machine's shared memory), to be kept until the batch is over.
+        The description for the consumer, and extra memory for tensors that are in no part's shared memory (all of
+        them if a part is on another machine), to be kept until the batch is settled.
     """
     parsed = parse_header(batch.header, file_size=batch.size_bytes)
     homes = [part.memory for part in lent.loan.parts if part.memory is not None]
@@ -79,7 +79,7 @@ def describe_memory(
 
 
 def reading_of(loan: Loan) -> Callable[[], bool]:
-    """What says whether a consumer maps the memory of a loan: consumers hold a shared lock on each part."""
+    """A predicate for whether a consumer maps a loan's memory: consumers hold a shared lock on each part."""
     homes = [part.memory for part in loan.parts if part.memory is not None]
     return lambda: any(_is_locked(home.descriptor) for home in homes)
 
@@ -98,7 +98,7 @@ def _is_locked(descriptor: int) -> bool:
 def _located(
     tensors: Iterable[tuple[str, TensorEntry]], buffers: Sequence[memoryview]
 ) -> list[tuple[str, TensorEntry, memoryview]]:
-    """Each tensor's bytes within the buffers."""
+    """The bytes of each tensor."""
     ordered = sorted(tensors, key=lambda item: item[1].begin)
     flat = [buffer.cast("B") if buffer.nbytes else memoryview(b"") for buffer in buffers]
     found, index, start = [], 0, 0

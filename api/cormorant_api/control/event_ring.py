@@ -1,4 +1,4 @@
-"""The last events, for `GET /v1/events`. Listeners read at their own pace; who falls behind the ring is dropped."""
+"""The last events, for `GET /v1/events`. Listeners read at their own pace; one that falls behind is dropped."""
 
 import threading
 from collections import deque
@@ -21,7 +21,7 @@ class EventRing:
         self.dropped_listeners = 0
         self._epoch = epoch
         self._lock = threading.Lock()
-        """Guards `_events`, `_next` and the counts of listeners."""
+        """Guards `_events`, `_next` and the listener counts."""
         self._events: deque[Event] = deque(maxlen=capacity)
         self._next = 0
 
@@ -33,18 +33,18 @@ class EventRing:
 
     @property
     def end(self) -> int:
-        """Where a listener begins that wants what is new only."""
+        """Position after the newest event."""
         return self._next
 
     def position_after(self, last_event_id: str) -> int:
-        """Where to go on after an event. Of another head, or no id at all: with the oldest that is kept."""
+        """Position after an event id; the oldest retained event for an unknown id."""
         epoch, _, digits = last_event_id.rpartition("-")
         if epoch != self._epoch or not (digits.isascii() and digits.isdigit() and len(digits) <= 18):
             return self._begin
         return min(max(self._begin, int(digits) + 1), self._next)
 
     def read(self, position: int, most: int = 256) -> tuple[list[Event], int] | None:
-        """Events from a position on, and where to go on; None when some of them are gone already."""
+        """Events from a position on, and the next position; None if some were already dropped."""
         with self._lock:
             begin = self._begin
             if position < begin:
@@ -53,7 +53,7 @@ class EventRing:
             return found, position + len(found)
 
     def enter(self) -> bool:
-        """A listener comes; False when there are too many."""
+        """Admit a listener; False if there are too many."""
         with self._lock:
             if self.listeners >= MOST_LISTENERS:
                 return False

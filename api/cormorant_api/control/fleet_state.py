@@ -18,7 +18,7 @@ _WORKER = "worker/"
 
 
 class _Document(BaseModel):
-    """What the state says of itself. Keys of newer formats are the fleet's to judge."""
+    """Metadata of a state. The fleet judges keys of newer formats."""
 
     model_config = ConfigDict(extra="allow", strict=True)
     format: int
@@ -29,7 +29,7 @@ class _Document(BaseModel):
 
 
 def read_state(data: bytes) -> FleetState:
-    """A fleet's state, or a refusal of what cannot be one.
+    """Parse a fleet's state.
 
     Raises:
         ApiError: 400, 415, 422.
@@ -41,29 +41,31 @@ def read_state(data: bytes) -> FleetState:
         return FleetState.from_bytes(data)
     except ValidationError as error:
         found = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:5])
-        raise _mismatch(f"its {_KEY} is wrong: {found}") from error
+        raise _mismatch(f"invalid {_KEY}: {found}") from error
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise _mismatch(f"it has no {_KEY} in its metadata, or a broken one: {str(error)[:200]}") from error
+        raise _mismatch(f"{_KEY} is missing from the metadata or malformed: {str(error)[:200]}") from error
 
 
 def weights_in(saved: FleetState) -> tuple[WeightsBlob, int] | None:
-    """The published weights that a state holds, and their version; None when nothing had been published."""
+    """Published weights in a state and their version; None if nothing had been published."""
     if not saved.weights or not saved.version:
         return None
     blob = WeightsBlob.joined((saved.weights,))
     try:
         return blob.check(), saved.version
     except CormorantError:
-        return None  # the fleet took the state, and had no use for these
+        return None  # the fleet accepted the state but did not need these
 
 
 def _check_parts(parsed: TensorFile, document: _Document) -> None:
     workers = {name.removeprefix(_WORKER) for name in parsed.tensors if name.startswith(_WORKER)}
     if workers != set(document.attempts):
-        raise ValueError(f"it holds workers {sorted(workers)} and attempts of {sorted(document.attempts)}")
+        raise ValueError(f"it contains workers {sorted(workers)} but attempts of {sorted(document.attempts)}")
     if odd := [name for name, entry in parsed.tensors.items() if entry.dtype != "U8" or len(entry.shape) != 1]:
-        raise ValueError(f"{odd[0][:80]} is not a list of bytes")
+        raise ValueError(f"{odd[0][:80]} is not a byte array")
 
 
 def _mismatch(what: str) -> ApiError:
-    return ApiError(422, ProblemType.STATE_MISMATCH, f"the body is not a fleet's state: {what}")
+    return ApiError(
+        422, ProblemType.STATE_MISMATCH, f"the body is not a state of a fleet: {what}; send what GET /v1/state returned"
+    )

@@ -1,4 +1,4 @@
-"""How many workers there shall be: brought about by one thread, since workers take a while to start."""
+"""Desired group sizes, applied to the fleet by one thread because starting workers takes a while."""
 
 import threading
 from collections.abc import Collection, Mapping
@@ -19,7 +19,7 @@ log = structlog.get_logger()
 
 
 class Resizable(Protocol):
-    """What `GroupSizes` asks of a fleet."""
+    """The part of a fleet that `GroupSizes` uses."""
 
     job: CollectorJob
 
@@ -27,7 +27,7 @@ class Resizable(Protocol):
 
 
 class GroupSizes:
-    """The sizes of groups that were asked for last. Thread-safe."""
+    """The latest requested size of each group. Thread-safe."""
 
     def __init__(self, fleet: Resizable, events: EventRing) -> None:
         self._fleet, self._events = fleet, events
@@ -43,27 +43,27 @@ class GroupSizes:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="group-sizes")
 
     def want(self, groups: Mapping[str, int], *, empty_slots: Mapping[str, Collection[int]] | None = None) -> None:
-        """Ask for sizes; groups that are not named keep theirs. What was asked before and not begun is forgotten.
+        """Request sizes; other groups keep theirs. Replaces a request that has not started.
 
         Args:
             groups: workers by group.
-            empty_slots: indices by group that are skipped; groups of `groups` that are not named here skip none.
+            empty_slots: skipped indices by group; groups in `groups` that are missing here skip none.
 
         Raises:
-            ApiError: 422, there is no such group; 409, nobody would be left.
+            ApiError: 422, unknown group; 409, no worker would be left.
         """
         with self._lock:
             if unknown := sorted(set(groups) - set(self._groups)):
                 raise ApiError(
                     422,
                     ProblemType.INVALID_REQUEST,
-                    f"there is no worker group {', '.join(unknown)}; the job has {', '.join(self._groups)}",
+                    f"unknown worker group {', '.join(unknown)}; the job has {', '.join(self._groups)}",
                     known=tuple(self._groups),
                 )
             wanted = self._groups | dict(groups)
             if not any(wanted.values()):
                 raise ApiError(
-                    409, ProblemType.LAST_WORKER, "no worker would be left; POST /v1/pauses to stand still instead"
+                    409, ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses"
                 )
             asked = {name: tuple(sorted(set(found))) for name, found in (empty_slots or {}).items() if found}
             self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
@@ -73,7 +73,7 @@ class GroupSizes:
             self._pool.submit(self._resize, self._changes)
 
     def describe(self, *, paused: bool) -> DesiredReport:
-        """What is wanted by now; `paused` is what the leases' book says."""
+        """The report for the operator; `paused` is the current `spec.paused`."""
         with self._lock:
             return DesiredReport(
                 groups=self._groups,
@@ -93,7 +93,7 @@ class GroupSizes:
     def _resize(self, change: int) -> None:
         with self._lock:
             if change != self._changes:
-                return  # a newer one waits behind it
+                return  # a newer request is queued
             groups: dict[str, int | Collection[int]] = {
                 name: _lowest_free(size, self._empty.get(name, ())) if name in self._exact else size
                 for name, size in self._groups.items()

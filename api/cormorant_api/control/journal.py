@@ -1,4 +1,4 @@
-"""What a head tells the next one: how many frames were settled, and how many heads there were."""
+"""What outlives a head: the count of settled frames, of exported frames and of heads."""
 
 import os
 import threading
@@ -11,11 +11,10 @@ _DIGITS = 20
 
 
 class Journal:
-    """Small files, and nothing without them. Every method may be called from any thread.
+    """A few small files, or memory only. Methods may be called from any thread.
 
-    In the head's directory: `frames`, `exported` and `epoch`. Elsewhere, if asked for: last words, `{"frames": 1000}`,
-    which are right at any moment. A head that is killed cannot write them any more, and Kubernetes reads them all the
-    same.
+    In the head's directory: `frames`, `exported` and `epoch`. Optionally elsewhere: the last words (`{"frames": 1000}`,
+    Kubernetes' termination message), kept current because a killed head cannot write them.
     """
 
     def __init__(
@@ -24,20 +23,20 @@ class Journal:
         """Open it, and count this head.
 
         Args:
-            folder: what earlier heads left; None: nothing.
-            epoch: of this head, from 1, for whoever counts them elsewhere; 0: nobody does.
-            floor_frames: frames that are known elsewhere to be settled.
-            last_words: file for the count of frames as JSON; None: nobody reads it.
+            folder: the head's directory; None: memory only.
+            epoch: number of this head, from 1; 0: count in `folder`.
+            floor_frames: frames that are known to be settled, e.g. from the job's status.
+            last_words: file for the last words; None: do not write them.
 
         Raises:
             StoreError: a file cannot be used.
         """
         self.epoch = max(0, epoch - 1)
-        """Heads before this one."""
+        """Number of earlier heads."""
         self.frames = floor_frames
         """Frames that earlier heads settled."""
         self.exported_frames = floor_frames
-        """The highest count of frames that any head has told to scrapers: a counter must not go back."""
+        """Highest frame count that any head has exported: a Prometheus counter must not decrease."""
         self._lock = threading.Lock()
         """Guards everything below."""
         self._descriptor = self._exported = self._words = -1
@@ -52,7 +51,7 @@ class Journal:
                 text = os.pread(self._exported, _DIGITS, 0)
                 self.exported_frames = max(self.frames, int(text) if text else 0)
         except (OSError, ValueError) as error:
-            raise StoreError(f"cannot use {folder} for the count of frames: {error}") from error
+            raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         self._settled, self._reason, self._width = self.frames, "", 0
         if last_words is not None:
             try:
@@ -63,15 +62,15 @@ class Journal:
 
     @property
     def settled_frames(self) -> int:
-        """Frames that no later head collects again, of earlier heads and of this one."""
+        """Frames of this and earlier heads that no later head collects again."""
         return self._settled
 
     def settle(self, frames: int) -> None:
-        """This head has settled so many frames. One write in place: a killed process leaves the old count or this."""
+        """Set the frames that this head has settled. Written in place: a killed process leaves the old or new count."""
         self.settle_all(self.frames + frames)
 
     def settle_all(self, frames: int) -> None:
-        """So many frames are settled, those of earlier heads among them; fewer than before are no news."""
+        """Set the settled frames of all heads; a lower count is ignored."""
         with self._lock:
             if frames <= self._settled:
                 return
@@ -81,13 +80,13 @@ class Journal:
             self._write_words()
 
     def explain(self, reason: str) -> None:
-        """Why this head ends, for its last words."""
+        """Record why this head ends, in the last words."""
         with self._lock:
             self._reason = reason
             self._write_words()
 
     def note_exported(self, frames: int) -> None:
-        """Scrapers have been told so many frames, or are about to be."""
+        """Record a frame count that is exported to scrapers."""
         with self._lock:
             if frames > self.exported_frames:
                 self.exported_frames = frames
@@ -105,7 +104,7 @@ class Journal:
     def _write_words(self) -> None:
         if self._words < 0:
             return
-        # Blanks where a longer text stood: a file that is cut first is empty for a moment.
+        # Pad with blanks instead of truncating: a truncated file would be empty for a moment.
         text = encode(self._settled, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._words, text, 0)

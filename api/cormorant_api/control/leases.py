@@ -1,9 +1,9 @@
-"""Pause leases: the fleet stands still while anybody holds one, or while `spec.paused` is true.
+"""Pause leases: the fleet is paused while any lease is held, or while `spec.paused` is true.
 
-    POST, no lease of this owner  ->  held  ->  DELETE, or its time is over  ->  gone
-    POST by the same owner        ->  the same lease, with a new end
+    POST, no lease of this owner  ->  held  ->  DELETE, or expired  ->  gone
+    POST by the same owner        ->  the same lease, with a new expiry
 
-One thread brings the fleet to where the leases want it; nobody else pauses or resumes it.
+Only the thread of `PauseKeeper` pauses and resumes the fleet.
 """
 
 import threading
@@ -32,11 +32,11 @@ class Lease:
     created_at: datetime
     expires_at: datetime
     deadline: float
-    """When it ends, by the book's clock."""
+    """When it expires, by the book's clock."""
 
 
 class LeaseBook:
-    """Who pauses. Thread-safe; knows no fleet."""
+    """The held leases. Thread-safe; independent of the fleet."""
 
     def __init__(self, *, spec_paused: bool = False, clock: Callable[[], float] = time.monotonic) -> None:
         self.spec_paused = spec_paused
@@ -46,10 +46,10 @@ class LeaseBook:
         self._leases: dict[str, Lease] = {}
         self._numbers = 0
         self.is_overruled = False
-        """A fleet that drains finishes what it holds, whoever would have it stand still."""
+        """True while draining: the fleet must finish its open batches despite leases."""
 
     def grant(self, owner: str, *, reason: str, ttl_s: float) -> tuple[Lease, bool]:
-        """Give a lease, or renew the owner's. Returns it, and True when it is new."""
+        """Grant a lease or renew the owner's. Returns the lease, and True if it is new."""
         now = self._clock()
         with self._lock:
             self._drop_expired(now)
@@ -60,25 +60,25 @@ class LeaseBook:
                 renewed = self._leases[held.id] = replace(held, reason=reason or held.reason, **end)  # type: ignore[arg-type]  # each value has its field's type
                 return renewed, False
             if len(self._leases) >= MOST_LEASES:
-                raise OverflowError(f"{MOST_LEASES} leases are held")
+                raise OverflowError(f"{MOST_LEASES} pause leases are held, the maximum")
             self._numbers += 1
             lease = Lease(id=f"p{self._numbers}", owner=owner, reason=reason, created_at=created, **end)  # type: ignore[arg-type]  # as above
             self._leases[lease.id] = lease
             return lease, True
 
     def end(self, lease_id: str) -> Lease | None:
-        """End a lease; None when there is none of that id."""
+        """End a lease; None for an unknown id."""
         with self._lock:
             return self._leases.pop(lease_id, None)
 
     def end_of(self, owner: str) -> Lease | None:
-        """End the lease of an owner; None when it holds none."""
+        """End the lease of an owner; None if it holds none."""
         with self._lock:
             found = next((lease.id for lease in self._leases.values() if lease.owner == owner), "")
             return self._leases.pop(found, None)
 
     def expire(self) -> list[Lease]:
-        """Drop the leases whose time is over, and say which."""
+        """Drop expired leases and return them."""
         with self._lock:
             return self._drop_expired(self._clock())
 
@@ -89,12 +89,12 @@ class LeaseBook:
 
     @property
     def wants_pause(self) -> bool:
-        """Whether the fleet shall stand still."""
+        """Whether the fleet should be paused."""
         return not self.is_overruled and (self.spec_paused or bool(self.held()))
 
     @property
     def next_deadline_s(self) -> float | None:
-        """Seconds until the next lease ends; None when there is none."""
+        """Seconds until the next lease expires; None if there is none."""
         with self._lock:
             deadlines = [lease.deadline for lease in self._leases.values()]
         return max(0.0, min(deadlines) - self._clock()) if deadlines else None
@@ -107,7 +107,7 @@ class LeaseBook:
 
 
 class PauseKeeper:
-    """Brings the fleet to where the leases want it, from one thread."""
+    """Pauses and resumes the fleet according to the leases, in one thread."""
 
     def __init__(
         self,
@@ -122,17 +122,17 @@ class PauseKeeper:
 
         Args:
             book: the leases.
-            pause: stops the fleet; returns when every worker stands still.
-            resume: lets it go on.
+            pause: returns when every worker has stopped.
+            resume: lets the workers continue.
             notifier: notified when the state changes.
-            starts_paused: how the fleet is now.
+            starts_paused: whether the fleet is paused now.
         """
         self.book = book
         self.notifier = notifier
         self.error = ""
         self._pause, self._resume = pause, resume
         self._is_paused: bool | None = starts_paused
-        """None after a call that failed: some workers may stand still, and some not."""
+        """None after a failed call: some workers may be paused, others not."""
         self._nudge = threading.Event()
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="pauses", daemon=True)
@@ -145,35 +145,35 @@ class PauseKeeper:
         self._is_closed = True
         self._nudge.set()
         if self._thread.is_alive():
-            self._thread.join(timeout=1)  # it may be in the middle of a pause that a worker does not answer
+            self._thread.join(timeout=1)  # it may be waiting for a worker that does not respond to a pause
 
     def nudge(self) -> None:
         self._nudge.set()
 
     def overrule(self) -> None:
-        """The fleet goes on from here, and stands still for nobody any more."""
+        """Resume the fleet and ignore all leases from now on."""
         self.book.is_overruled = True
         self._nudge.set()
 
     @property
     def state(self) -> PauseState:
-        """Where the fleet is. What was to stand still and may not all go on yet is called paused."""
+        """State of the fleet; "paused" while a resume is incomplete."""
         if self.book.wants_pause:
             return "paused" if self._is_paused else "draining"
         return "running" if self._is_paused is False else "paused"
 
     @property
     def is_settled(self) -> bool:
-        """Whether the fleet is where the leases want it."""
+        """Whether the fleet's state matches the leases."""
         return self.book.wants_pause == self._is_paused
 
     def describe(self) -> Pauses:
-        """All leases, as they are sent."""
+        """All leases, for the REST API."""
         leases = tuple(self.describe_lease(lease) for lease in self.book.held())
         return Pauses(state=self.state, spec_paused=self.book.spec_paused, leases=leases, error=self.error)
 
     def describe_lease(self, lease: Lease) -> PauseLease:
-        """One lease, as it is sent."""
+        """One lease, for the REST API."""
         return PauseLease(
             id=lease.id,
             owner=lease.owner,

@@ -17,15 +17,10 @@ _EXITS = ("http", "stream", "memory")
 
 
 class HeadMetrics:
-    """What one head exports. Thread-safe: every child is."""
+    """Metrics of one head. Thread-safe."""
 
     def __init__(self, job: CollectorJob, *, floor_frames: int) -> None:
-        """Begin.
-
-        Args:
-            job: whose head.
-            floor_frames: what earlier heads have exported of `frames_total`.
-        """
+        """`floor_frames`: value of `frames_total` that earlier heads exported."""
         self.exposition = exposition = Exposition(declared.HEAD_METRICS, collectorjob=job.metadata.name)
         self.fleet = FleetMetrics(job, exposition, floor_frames=floor_frames)
         self.frames_per_second = exposition.gauge(declared.FRAMES_PER_SECOND)
@@ -42,10 +37,10 @@ class HeadMetrics:
         self._states = {state: exposition.gauge(declared.HEAD_STATE_METRIC, state=state) for state in HEAD_STATES}
         exposition.gauge(declared.HEAD_STARTED).set(time.time())
 
-    # -- what happens ------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------------------
 
     def handed_over(self, path: str, size_bytes: int) -> None:
-        """A batch went to a consumer."""
+        """Count a delivered batch."""
         self.batches[path].inc()
         self.batch_bytes[path].inc(size_bytes)
 
@@ -53,7 +48,7 @@ class HeadMetrics:
         self._update_bytes.inc(update.bytes)
 
     def update_ended(self, update: Update) -> None:
-        """A publish came to a result."""
+        """Count the result of a publish, and observe its durations if it was applied."""
         self._results[update.state].inc()
         if update.state != "applied":
             return
@@ -80,20 +75,15 @@ class HeadMetrics:
         if method in ("PUT", "PATCH") and route.endswith("/weights") and status // 100 == _REFUSED:
             self._results["rejected"].inc()
 
-    # -- what is -----------------------------------------------------------------------------------------------
+    # -- gauges ------------------------------------------------------------------------------------------------
 
     def show_state(self, state: str) -> None:
-        """What the head does now."""
+        """Set the state of the head."""
         for name, gauge in self._states.items():
             gauge.set(name == state)
 
     def show_ledger(self, counts: LedgerCounts, last_seen: Mapping[str, float]) -> None:
-        """The books of batches.
-
-        Args:
-            counts: at this moment.
-            last_seen: when each consumer asked last, in seconds since 1970.
-        """
+        """Set the metrics of the ledger; `last_seen`: each consumer's last request, in seconds since 1970."""
         self._lent.set(counts.lent)
         self._redelivered.follow(counts.redelivered)
         self.fleet.dropped("stale_for_consumer").follow(counts.stale_frames)
@@ -103,6 +93,6 @@ class HeadMetrics:
             self.exposition.gauge(declared.CONSUMER_SEEN).set(max(last_seen.values()))
 
     def show_control(self, *, leases: int, is_applying: bool) -> None:
-        """Pauses and publishes under way."""
+        """Set the metrics of pauses and publishes."""
         self._leases.set(leases)
         self._in_progress.set(is_applying)

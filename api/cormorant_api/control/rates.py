@@ -1,4 +1,4 @@
-"""Rates: frames per second of the fleet and of each worker, over the last seconds."""
+"""Frames per second of the fleet and of each worker over the last 10 s."""
 
 import time
 from collections import deque
@@ -18,24 +18,24 @@ class _Sample:
 
 
 class RateWindow:
-    """Samples of the fleet's counters. One thread adds, any may read."""
+    """Samples of the fleet's counters. One thread adds, any thread reads."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._samples: deque[_Sample] = deque(maxlen=64)
 
     def sample(self, stats: FleetStats) -> None:
-        """Note the counters. Call it about every second."""
+        """Add a sample. Call it about every second."""
         workers = {(worker.name, worker.attempt): worker.frames for worker in stats.workers}
         self._samples.append(_Sample(self._clock(), stats.stepped_frames, workers))
 
     def rate(self) -> float:
-        """Frames that the fleet stepped per second."""
+        """Frames stepped per second by the fleet."""
         first, last = self._window()
         return 0.0 if first is None or last is None else max(0.0, (last.frames - first.frames) / (last.at - first.at))
 
     def rate_of(self, worker: str, attempt: int) -> float:
-        """Frames that one worker stepped per second."""
+        """Frames stepped per second by one worker."""
         first, last = self._window()
         if first is None or last is None:
             return 0.0

@@ -11,7 +11,7 @@ _WAIT = re.compile(r"wait=\"?(\d{1,9}(?:\.\d{1,6})?)\"?")
 
 
 def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
-    """Refuse a change whose conditions do not hold.
+    """Refuse a change whose preconditions fail.
 
     Args:
         headers: of the request.
@@ -22,13 +22,13 @@ def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
     """
     if_match, if_none = headers.get("if-match"), headers.get("if-none-match")
     if if_match is not None and not _matches(if_match, current_etag):
-        raise _failed(f"If-Match {if_match[:80]} does not hold", current_etag)
+        raise _failed(f"If-Match {if_match[:80]} does not match", current_etag)
     if if_none is not None and _matches(if_none, current_etag, is_weak=True):
-        raise _failed(f"If-None-Match {if_none[:80]} does not hold", current_etag)
+        raise _failed(f"If-None-Match {if_none[:80]} matches", current_etag)
 
 
 def demand_if_match(headers: Mapping[str, str]) -> None:
-    """Refuse a change that does not say what it builds on.
+    """Refuse a partial publish without a base version.
 
     Raises:
         ApiError: 428.
@@ -37,8 +37,7 @@ def demand_if_match(headers: Mapping[str, str]) -> None:
         raise ApiError(
             428,
             ProblemType.PRECONDITION_REQUIRED,
-            "a part of the weights builds on the others; send If-Match with the ETag of the version that you know, "
-            "or * for any",
+            "a partial publish needs a base version; send If-Match with the ETag of that version, or * for the newest",
         )
 
 
@@ -54,7 +53,7 @@ def is_unchanged(headers: Mapping[str, str], etag: str) -> bool:
 
 
 def wanted_range(headers: Mapping[str, str], size: int, etag: str) -> tuple[int, int] | None:
-    """The bytes that a GET asks for, as (begin, end); None for all of them.
+    """The requested bytes as (begin, end); None: all of them.
 
     Raises:
         ApiError: 416, the range begins past the end.
@@ -62,7 +61,7 @@ def wanted_range(headers: Mapping[str, str], size: int, etag: str) -> tuple[int,
     text = headers.get("range", "").strip()
     if_range = headers.get("if-range")
     match = _RANGE.fullmatch(text)
-    # Several ranges, other units, or a range of something else: the whole is always right.
+    # Several ranges, other units or an outdated If-Range: sending the whole body is always correct.
     if match is None or not (match[1] or match[2]) or (if_range is not None and if_range.strip() != etag):
         return None
     if not match[1]:
@@ -73,12 +72,12 @@ def wanted_range(headers: Mapping[str, str], size: int, etag: str) -> tuple[int,
     if match[1] and match[2] and int(match[2]) < begin:
         return None
     if begin >= end:
-        raise ApiError(416, ProblemType.RANGE_NOT_SATISFIABLE, f"{text} is not within {size:,} bytes")
+        raise ApiError(416, ProblemType.RANGE_NOT_SATISFIABLE, f"the range {text} is outside the {size:,} bytes")
     return begin, end
 
 
 def preferred_wait_s(headers: Mapping[str, str], longest_s: float) -> float:
-    """Seconds of `Prefer: wait=S`; 0 without it. What cannot be read is no preference."""
+    """Seconds of `Prefer: wait=S`; 0 if it is missing or malformed."""
     match = _WAIT.search(headers.get("prefer", ""))
     return min(float(match[1]), longest_s) if match else 0.0
 
@@ -93,6 +92,8 @@ def _matches(header: str, etag: str, *, is_weak: bool = False) -> bool:
 
 
 def _failed(what: str, current_etag: str) -> ApiError:
-    now = f"the current ETag is {current_etag}" if current_etag else "nothing was published yet"
+    now = f"the current ETag is {current_etag}" if current_etag else "nothing has been published yet"
     members = {"current_etag": current_etag} if current_etag else {}
-    return ApiError(412, ProblemType.PRECONDITION_FAILED, f"{what}: {now}; fetch it and decide again", **members)
+    return ApiError(
+        412, ProblemType.PRECONDITION_FAILED, f"{what}: {now}; fetch the current version and retry", **members
+    )

@@ -1,8 +1,7 @@
-"""Requests that a browser sends for a page of another site. Where no token is asked for, any page that its user looks
-at could pause a job of this machine; programs send none of these headers, and the head's own page comes from here.
+"""Cross-origin protection for a head without tokens: any web page in the user's browser could otherwise pause a job on
+this machine. Programs send none of these headers, and the head's own page is same-origin.
 
-A page whose own name was made to lead to this machine (DNS rebinding) is of the same origin for the browser: its
-requests carry that name as Host.
+DNS rebinding makes a foreign page same-origin for the browser; its requests carry the foreign name as Host.
 """
 
 import ipaddress
@@ -13,15 +12,15 @@ from cormorant_api.errors import ApiError
 from cormorant_contract.rest.problems import ProblemType
 
 _OURS = frozenset({"same-origin", "none"})
-"""Of Sec-Fetch-Site. `same-site` is another port of this machine: whose page that is, nobody knows."""
+"""Values of Sec-Fetch-Site. `same-site` would be another port of this machine, which may serve any page."""
 
 
 def refuse_cross_origin(headers: Mapping[str, str], *, what: str) -> None:
-    """Let a request pass unless a browser says that another origin's page sends it.
+    """Refuse a request that a browser sends for a page of another origin.
 
     Args:
-        headers: of the request, by lower-case names.
-        what: the request, for the sentence.
+        headers: of the request, with lower-case names.
+        what: method and path, for the message.
 
     Raises:
         ApiError: 403.
@@ -33,14 +32,13 @@ def refuse_cross_origin(headers: Mapping[str, str], *, what: str) -> None:
         raise ApiError(
             403,
             ProblemType.FORBIDDEN,
-            f"{what} comes from a page of another site ({whose}), and this head asks for no token; use the head's own "
-            "page or a program, or start the head with tokens",
+            f"{what} comes from a page of another site ({whose}), and this head runs without tokens; use the head's "
+            "own page or a program, or start the head with tokens",
         )
 
 
 def refuse_other_hosts(headers: Mapping[str, str], *, listens_on: str, what: str) -> None:
-    """Let a request pass that names this machine as its users do: localhost, a loopback address, or what the head
-    listens on.
+    """Refuse a request whose Host is not localhost, a loopback address or the address that the head listens on.
 
     Raises:
         ApiError: 403.
@@ -51,8 +49,8 @@ def refuse_other_hosts(headers: Mapping[str, str], *, listens_on: str, what: str
     raise ApiError(
         403,
         ProblemType.FORBIDDEN,
-        f"{what} asks for the host {host[:200]!r}, and this head asks for no token and answers to localhost alone; use "
-        "http://localhost, or start the head with tokens",
+        f"{what} has the Host {host[:200]!r}, and a head without tokens only serves localhost; use http://localhost, "
+        "or start the head with tokens",
     )
 
 

@@ -18,7 +18,7 @@ _BACKLOG = 1024
 
 
 class Listener:
-    """Serves an application on one port, from `start` to `stop`."""
+    """Serves an application on one port from `start` to `stop`."""
 
     def __init__(self, app: Any, settings: HeadSettings, *, port: int, name: str) -> None:
         """Bind the port.
@@ -26,11 +26,11 @@ class Listener:
         Args:
             app: the ASGI application.
             settings: address and TLS files.
-            port: 0 = any that is free.
-            name: of the thread.
+            port: 0: any free port.
+            name: name of the thread.
 
         Raises:
-            HeadError: the port cannot be had.
+            HeadError: the port is not available.
         """
         self._socket = _bind(settings.host, port)
         self.port: int = self._socket.getsockname()[1]
@@ -55,20 +55,20 @@ class Listener:
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin to answer.
+        """Start serving.
 
         Raises:
-            HeadError: it does not come up.
+            HeadError: the server did not start.
         """
         self._thread.start()
         deadline = time.monotonic() + _START_S
         while not self._server.started:
             if not self._thread.is_alive() or time.monotonic() > deadline:
-                raise HeadError(f"the server on port {self.port} did not start; its log says why")
+                raise HeadError(f"the server on port {self.port} did not start; see its log")
             time.sleep(0.005)
 
     def stop(self) -> None:
-        """Take no more requests, and end those under way within the grace. May be called twice."""
+        """Accept no new requests and end the open ones within `grace_s`. May be called twice."""
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join(self._grace_s + 3)
@@ -77,7 +77,7 @@ class Listener:
         self._socket.close()
 
     def _serve(self) -> None:
-        # A cut-off request ends its task by cancelling it, which is not this thread's failure.
+        # Cancelled requests raise here; that is no failure of this thread.
         with contextlib.suppress(KeyboardInterrupt):
             self._server.run(sockets=[self._socket])
 

@@ -1,4 +1,4 @@
-"""Every error as `application/problem+json`: ours, the fleet's, FastAPI's own."""
+"""Errors as `application/problem+json`: our own, the fleet's and FastAPI's."""
 
 import json
 import math
@@ -66,7 +66,7 @@ def problem_bytes(problem: Problem) -> bytes:
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of an application with a problem."""
+    """Respond to every error of an application with a problem."""
     app.add_exception_handler(ApiError, _on_api_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
@@ -75,7 +75,7 @@ def install(app: FastAPI) -> None:
 
 
 def as_api_error(error: CormorantError) -> ApiError:
-    """What the fleet says, as an answer."""
+    """The response for an error of the fleet."""
     detail = str(error)
     match error:
         case StaleWeights():
@@ -125,11 +125,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     kind = _KIND_OF_STATUS.get(error.status_code, ProblemType.MALFORMED_REQUEST)
     detail, headers = str(error.detail), dict(error.headers or {})
     if error.status_code == HTTPStatus.NOT_FOUND:
-        detail = f"there is nothing at {request.url.path}; the paths are listed at /docs"
+        detail = f"no such path: {request.url.path}; /docs lists all paths"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        # Starlette names the methods of the first route that has this path, and there is one for each method.
+        # Starlette names only the methods of the first route with this path; we have one route per method.
         allowed = headers["Allow"] = ", ".join(_methods_at(request))
-        detail = f"{request.method} is not possible at {request.url.path}; it takes {allowed}"
+        detail = f"{request.method} is not allowed at {request.url.path}; use {allowed}"
     problem = make_problem(ApiError(error.status_code, kind, detail), request.url.path)
     return ProblemResponse(problem, headers)
 
@@ -146,10 +146,10 @@ def _methods_at(request: Request) -> list[str]:
 async def _on_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     found = list(error.errors())
-    # A body that is no JSON at all is another kind of mistake than a wrong value in it.
+    # Malformed JSON is a 400, an invalid value a 422.
     if any(entry.get("type") == "json_invalid" for entry in found):
         reason = next(str(e.get("ctx", {}).get("error", "")) for e in found if e.get("type") == "json_invalid")
-        bad = ApiError(400, ProblemType.MALFORMED_REQUEST, f"the body is not JSON: {reason}")
+        bad = ApiError(400, ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {reason}")
         return ProblemResponse(make_problem(bad, request.url.path))
     errors = [_field_error(entry) for entry in found[:_MOST_ERRORS]]
     detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)
@@ -163,7 +163,7 @@ def _field_error(entry: Mapping[str, Any]) -> dict[str, str]:
 
 
 async def _on_anything(request: Request, error: Exception) -> Response:
-    # Starlette raises it again afterwards, so that the server logs where it came from.
+    # Starlette raises it again afterwards, so that the server logs the traceback.
     log.error("request_failed", method=request.method, path=request.url.path, error=f"{type(error).__name__}: {error}")
-    failed = ApiError(500, ProblemType.INTERNAL, "the head failed at this request; its log says why")
+    failed = ApiError(500, ProblemType.INTERNAL, "internal error; see the log of the head")
     return ProblemResponse(make_problem(failed, request.url.path))

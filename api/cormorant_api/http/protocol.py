@@ -1,5 +1,5 @@
-"""uvicorn's HTTP protocol with limits that it lacks: on the size of a request's head, on how long it may take, on what
-waits unsent in this process, and on what a client goes on sending after it was answered.
+"""uvicorn's HTTP protocol with limits that it lacks: size and duration of a request's head, unsent bytes in this
+process, and data that a client keeps sending after the response.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from cormorant_contract.rest.problems import ProblemType
 MOST_HEAD_BYTES = 64 * 1024
 _HEAD_WITHIN_S = 30.0
 _REST_WITHIN_S = 10.0
-"""For the rest of a body that was answered before all of it came: closed at once, the client could not read why."""
+"""For the rest of a body that was refused early. Closing at once would keep the client from reading the response."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -27,10 +27,10 @@ class BoundedProtocol(HttpToolsProtocol):
     _rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Begin to wait for the first request."""
+        """Start the timer for the first request."""
         super().connection_made(transport)
-        # Nothing waits unsent while a response believes its memory to be free: `transfer.BufferResponse`. Under TLS
-        # what waits is a copy, and an empty buffer would reach a limit of 0: nothing would ever be sent.
+        # `send` must not return while the transport still holds a view of a batch's memory (`BufferResponse`). With TLS
+        # it holds a copy, and with a limit of 0 even an empty buffer would block for ever.
         is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
         self._await_head()
@@ -41,13 +41,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came, unless a head grows past its limit."""
+        """Parse data, unless the head exceeds its limit."""
         if self._is_in_head:
             self._head_bytes += len(data)
         super().data_received(data)
-        # A body that came with its head has ended the count by now.
+        # If the head is complete, the count has been reset by now.
         if self._is_in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            self.send_400_response("The request's head is longer than 65536 bytes.")
+            self.send_400_response(f"The request's head is longer than {MOST_HEAD_BYTES} bytes.")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -57,32 +57,32 @@ class BoundedProtocol(HttpToolsProtocol):
             self._await_head()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """One header of a head that may have come all at once."""
+        """Count header bytes again: a whole head may arrive in one piece."""
         self._fields_bytes += len(name) + len(value)
         if self._fields_bytes > MOST_HEAD_BYTES:
             raise ValueError("the request's head is too long")  # uvicorn answers 400
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """The head of a request is there."""
+        """Stop the timer: the head is complete."""
         self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
         self._forget_timer()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """All of a request is there."""
+        """Stop the timer: the body is complete."""
         self._is_in_message = False
         self._forget_rest()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        """A request was answered, all of it there or not."""
+        """Limit the time for the rest of the body after the response."""
         super().on_response_complete()
         if self._is_in_message and not self._is_in_head and self._rest_timer is None:
             self._rest_timer = self.loop.call_later(_REST_WITHIN_S, self._on_late_rest)
 
     def send_400_response(self, msg: str) -> None:
-        """What is no HTTP is answered as every other mistake is, and the connection ends."""
+        """Respond to malformed HTTP with a problem, and close the connection."""
         error = ApiError(400, ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
         body = problem_bytes(make_problem(error, ""))
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"

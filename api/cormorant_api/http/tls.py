@@ -1,4 +1,4 @@
-"""TLS files, checked before anything listens: a certificate that is over is refused with a sentence."""
+"""Checks TLS files before the head listens, so that an expired certificate is refused with a clear message."""
 
 import ssl
 from pathlib import Path
@@ -14,7 +14,7 @@ def check_tls(cert: Path, key: Path) -> None:
     """Check that a server can use these files now.
 
     Raises:
-        TlsError: they cannot be read, do not belong together, or the certificate is not valid now.
+        TlsError: unreadable, not a pair, or the certificate is not valid now.
     """
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -24,7 +24,7 @@ def check_tls(cert: Path, key: Path) -> None:
     except (OSError, ssl.SSLError) as error:
         raise TlsError(f"cannot use {cert} with {key} for TLS: {error}") from error
     client.check_hostname = False
-    # The certificate stands for itself: only its dates are in question, not who signed it.
+    # Trust the certificate itself: only its dates are checked, not its issuer.
     client.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
         _shake_hands(server, client)
@@ -39,7 +39,7 @@ def check_tls(cert: Path, key: Path) -> None:
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
-    """Talk TLS within this process, to have OpenSSL look at the certificate as a client would."""
+    """Do a TLS handshake in memory, so that OpenSSL checks the certificate as a client would."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [
         client.wrap_bio(to_client, to_server, server_side=False),
@@ -55,4 +55,4 @@ def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:
                 continue
         if not waiting:
             return
-    raise ssl.SSLError("the handshake does not end")
+    raise ssl.SSLError("the handshake does not complete")

@@ -1,7 +1,7 @@
-"""Who may do what: three bearer tokens, one a role, each role may do what the ones before it may.
+"""Bearer tokens, one per role. Each role includes the roles before it.
 
-read: everything that GET gives, and taking batches. write: weights, pauses, state, seed. operator: sizes,
-drain, retirement.
+read: every GET except the state, and taking batches. write: weights, pauses, state, seed. operator: group sizes, drain,
+retirement.
 """
 
 import hmac
@@ -23,7 +23,7 @@ _SHORTEST = 16
 
 
 class Role(IntEnum):
-    """In ascending order of what they may do."""
+    """In ascending order of permissions."""
 
     NOBODY = 0
     READ = 1
@@ -33,13 +33,13 @@ class Role(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """The job's tokens. Empty: everybody who reaches the port is the operator."""
+    """The job's tokens. Without tokens every caller has the role operator."""
 
     by_role: dict[Role, str] = field(default_factory=dict, repr=False)
 
     @classmethod
     def make(cls) -> "Tokens":
-        """New ones, 256 bits each."""
+        """New random tokens of 256 bits each."""
         return cls(by_role={role: secrets.token_urlsafe(32) for role in Role if role is not Role.NOBODY})
 
     @classmethod
@@ -47,28 +47,28 @@ class Tokens:
         """Read a token file: JSON with read, write and operator.
 
         Raises:
-            TokenError: it is not such a file, or others than its owner can read it.
+            TokenError: the file is invalid, or readable by other users.
         """
         try:
             mode = stat.S_IMODE(path.stat().st_mode)
             document = json.loads(path.read_text("utf-8"))
         except (OSError, ValueError) as error:
             raise TokenError(f"cannot read tokens from {path}: {error}") from error
-        # Kubernetes gives a mounted Secret to the pod's group (fsGroup); everybody else is too many.
+        # The group may read: Kubernetes mounts a Secret for the pod's fsGroup.
         if mode & 0o007:
-            raise TokenError(f"{path} has mode {mode:04o}: others can read the tokens; chmod 600 it")
+            raise TokenError(f"{path} has mode {mode:04o}, so other users can read the tokens; run chmod 600")
         names = {role.name.lower(): role for role in Role if role is not Role.NOBODY}
         if not isinstance(document, dict) or set(document) != set(names):
-            raise TokenError(f"{path} must hold a JSON object with {', '.join(names)}, and nothing else")
+            raise TokenError(f"{path} must contain a JSON object with exactly the keys {', '.join(names)}")
         found: dict[Role, str] = {names[name]: token for name, token in document.items()}
         if not all(isinstance(token, str) and len(token) >= _SHORTEST and token.isascii() for token in found.values()):
-            raise TokenError(f"{path}: tokens are ASCII strings of at least {_SHORTEST} characters")
+            raise TokenError(f"{path}: every token must be an ASCII string of at least {_SHORTEST} characters")
         if len(set(found.values())) != len(found):
-            raise TokenError(f"{path}: two roles have the same token; each needs its own")
+            raise TokenError(f"{path}: two roles have the same token; give each role its own")
         return cls(by_role=found)
 
     def write(self, path: Path) -> None:
-        """Write a token file that its owner alone can read.
+        """Write a token file with mode 0600.
 
         Raises:
             TokenError: it exists, or cannot be written.
@@ -85,25 +85,27 @@ class Tokens:
         """The role that an Authorization header proves.
 
         Raises:
-            ApiError: 401, the header is missing, of another kind, or holds no token of this job.
+            ApiError: 401, no bearer token, or not a token of this job.
         """
         if not self.by_role:
             return Role.OPERATOR
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise ApiError(401, ProblemType.UNAUTHENTICATED, "send the job's token: Authorization: Bearer TOKEN")
+            raise ApiError(
+                401, ProblemType.UNAUTHENTICATED, "no token; send the job's token as Authorization: Bearer TOKEN"
+            )
         sent = token.strip().encode("latin-1", "replace")
         found = Role.NOBODY
         for role, known in self.by_role.items():
-            # Each is compared, whichever fits: how long it takes tells nothing.
+            # Compare all of them, so that the time taken reveals nothing.
             if hmac.compare_digest(sent, known.encode()):
                 found = role
         if found is Role.NOBODY:
-            raise ApiError(401, ProblemType.UNAUTHENTICATED, "this token is none of the job's")
+            raise ApiError(401, ProblemType.UNAUTHENTICATED, "invalid token for this job")
         return found
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
-        """The caller's role, when it suffices.
+        """The caller's role, if it is sufficient.
 
         Raises:
             ApiError: 401 as `role_of`; 403, another role is needed.
@@ -113,28 +115,23 @@ class Tokens:
             raise ApiError(
                 403,
                 ProblemType.FORBIDDEN,
-                f"{what} needs the {needed.name.lower()} token; this one is for {role.name.lower()}",
+                f"{what} needs the {needed.name.lower()} token; you sent the {role.name.lower()} token",
                 role=needed.name.lower(),
             )
         return role
 
 
 class TokenKeeper:
-    """The job's tokens, read again when their file has changed: a Secret that is put right needs no new head."""
+    """The job's tokens, reloaded when their file has changed: a corrected Secret needs no restart."""
 
     def __init__(self, tokens: Tokens, path: Path | None) -> None:
-        """Begin with what was read.
-
-        Args:
-            tokens: as they are now.
-            path: their file; None: they never change.
-        """
+        """`path` is the tokens' file; None: they never change."""
         self.tokens = tokens
         self._path = path
         self._seen = self._stamp()
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
-        """The caller's role, when it suffices; see `Tokens.demand`."""
+        """See `Tokens.demand`. An unknown token reloads a changed file first."""
         try:
             return self.tokens.demand(needed, authorization, what=what)
         except ApiError as error:

@@ -11,11 +11,11 @@ from cormorant_api.notifier import AsyncNotifier
 
 CHUNK_BYTES = 4 * 1024 * 1024
 ABORT_KEY = "cormorant.abort"
-"""In scope["state"]: ends the connection at once, what it has not sent yet included. Put there by `protocol.py`."""
+"""Key in scope["state"] of a callable that aborts the connection, dropping unsent data. Set by `protocol.py`."""
 
 
 class SlowReader(Exception):
-    """Whoever reads took too long for one chunk; the connection was ended."""
+    """The client took too long to read one chunk; the connection was aborted."""
 
 
 def chunks_of(buffers: Sequence[memoryview], begin: int = 0, end: int | None = None) -> Iterator[memoryview]:
@@ -30,21 +30,21 @@ def chunks_of(buffers: Sequence[memoryview], begin: int = 0, end: int | None = N
 
 
 async def send_within(send: Send, scope: Scope, body: bytes | memoryview, *, timeout_s: float) -> None:
-    """Send one chunk of a body, more follows. Returns when all before it has left this process.
+    """Send one chunk of a body. Returns when everything before it has left this process.
 
     Raises:
-        SlowReader: it took longer than `timeout_s`.
+        SlowReader: the client took longer than `timeout_s`.
     """
     try:
         async with asyncio.timeout(timeout_s):
             await send({"type": "http.response.body", "body": body, "more_body": True})
     except TimeoutError:
         scope.get("state", {}).get(ABORT_KEY, _do_nothing)()
-        raise SlowReader(f"the reader took longer than {timeout_s:.0f} s for one chunk") from None
+        raise SlowReader(f"the client took longer than {timeout_s:.0f} s to read one chunk") from None
 
 
 class Hangup:
-    """Notices that the client has gone. Use as an async context manager around waiting and sending."""
+    """Notices that the client has disconnected. Async context manager around waiting and sending."""
 
     def __init__(self, receive: Receive, *, notifier: AsyncNotifier | None = None) -> None:
         """`notifier` is notified of a hang-up."""
@@ -65,14 +65,14 @@ class Hangup:
 
     async def _listen(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":
-            pass  # what is left of a body nobody wants
+            pass  # discard the rest of the body
         self.happened.set()
         if self._notifier is not None:
             self._notifier.notify()
 
 
 class BufferResponse(Response):
-    """Memory as a body of known length."""
+    """Memory as a response body of known length."""
 
     def __init__(
         self,
@@ -88,13 +88,11 @@ class BufferResponse(Response):
         """Describe the answer.
 
         Args:
-            buffers: consecutive parts of the whole.
-            media_type: its type.
-            headers: further headers.
+            buffers: consecutive pieces of the body.
             status_code: 200, or 206 with a span.
-            span: the bytes (begin, end) to send of it; all by default.
-            stall_timeout_s: for one chunk.
-            on_end: called once, on the event loop, when the memory is not read any more; True when all was sent.
+            span: bytes (begin, end) to send; default: all.
+            stall_timeout_s: longest time for one chunk.
+            on_end: called once on the event loop when the memory is no longer read; True if everything was sent.
         """
         super().__init__(None, status_code=status_code, headers=dict(headers), media_type=media_type)
         whole = sum(buffer.nbytes for buffer in buffers)
@@ -112,7 +110,7 @@ class BufferResponse(Response):
                         if hangup.happened.is_set():
                             return
                         await send_within(send, scope, chunk, timeout_s=self._stall_timeout_s)
-                    # Waits until the last chunk has left this process: its memory may be written again after `on_end`.
+                    # Wait until the last chunk has left this process: after `on_end` its memory is overwritten.
                     await send_within(send, scope, b"", timeout_s=self._stall_timeout_s)
                 is_whole = True
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""Bodies of tensors on their way in: checked by their headers, then streamed into memory that was made for them."""
+"""Uploads of tensors: headers are checked first, then the body is streamed into a preallocated buffer."""
 
 import asyncio
 import base64
@@ -36,21 +36,21 @@ _DIGEST = re.compile(r"\s*([a-z0-9-]+)=:([A-Za-z0-9+/=]*):\s*")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """What the headers of an upload promise."""
+    """Size and digest declared by the headers of an upload."""
 
     size_bytes: int
     sha256: bytes
-    """Empty where none was sent."""
+    """Empty if none was sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """An upload that came in whole."""
+    """A complete upload."""
 
     digest: str
     """`xxh3:` and 32 hex digits."""
     finished: float
-    """When the last byte came, by time.monotonic()."""
+    """When the last byte arrived, by time.monotonic()."""
     receive_ms: float
 
 
@@ -76,8 +76,8 @@ class UploadRoom:
                 raise ApiError(
                     429,
                     ProblemType.BUSY,
-                    f"{len(self._sizes)} uploads of {taken:,} bytes are under way, at most {self._most} of "
-                    f"{self._most_bytes:,} may be; try again",
+                    f"{len(self._sizes)} uploads with {taken:,} bytes in progress, limit {self._most} uploads with "
+                    f"{self._most_bytes:,} bytes; retry",
                     retry_after_s=1,
                 )
             self._sizes.append(size_bytes)
@@ -89,7 +89,7 @@ class UploadRoom:
 
 
 def check_headers(request: Request, *, limit_bytes: int) -> Expected:
-    """Everything that can be refused before the first byte of the body is read.
+    """Refuse what the headers already rule out, before the body is read.
 
     Raises:
         ApiError: 400, 411, 413, 415.
@@ -98,18 +98,20 @@ def check_headers(request: Request, *, limit_bytes: int) -> Expected:
     media = headers.get("content-type", SAFETENSORS).partition(";")[0].strip().lower()
     if media not in _ACCEPTED:
         raise ApiError(
-            415, ProblemType.UNSUPPORTED_FORMAT, f"the body is {media[:80]}; send {SAFETENSORS}", accepted=_ACCEPTED
+            415, ProblemType.UNSUPPORTED_FORMAT, f"Content-Type is {media[:80]}; send {SAFETENSORS}", accepted=_ACCEPTED
         )
     if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
         raise ApiError(
             415,
             ProblemType.UNSUPPORTED_FORMAT,
-            f"the body is encoded as {coding[:80]}; send it as it is",
+            f"Content-Encoding is {coding[:80]}; send the body unencoded",
             accepted=("identity",),
         )
     length = headers.get("content-length")
     if length is None or "transfer-encoding" in headers:
-        raise ApiError(411, ProblemType.LENGTH_REQUIRED, "send Content-Length; bodies of unknown size are refused")
+        raise ApiError(
+            411, ProblemType.LENGTH_REQUIRED, "Content-Length is missing; send it, chunked bodies are refused"
+        )
     if not (length.isascii() and length.isdigit() and len(length) <= 18):
         raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"Content-Length {length[:40]!r} is not a number of bytes")
     size = int(length)
@@ -117,7 +119,7 @@ def check_headers(request: Request, *, limit_bytes: int) -> Expected:
         raise ApiError(
             413,
             ProblemType.TOO_LARGE,
-            f"the body has {size:,} bytes; at most {limit_bytes:,} are taken here",
+            f"the body has {size:,} bytes, the limit is {limit_bytes:,}; check that the weights are for this policy",
             limit_bytes=limit_bytes,
         )
     if size <= _HEAD_BYTES:
@@ -128,17 +130,16 @@ def check_headers(request: Request, *, limit_bytes: int) -> Expected:
 async def receive(
     request: Request, expected: Expected, make_buffer: Callable[[int], memoryview], *, stall_timeout_s: float
 ) -> Received:
-    """Stream a body into a buffer made for it, once its first bytes can be true.
+    """Stream a body into a buffer, which is allocated once the first bytes look like safetensors.
 
     Args:
-        request: whose headers were checked.
-        expected: what they promise.
-        make_buffer: gives that many writable bytes; called after the first chunk was looked at.
-        stall_timeout_s: the longest silence of the sender.
+        expected: from `check_headers`.
+        make_buffer: allocates that many writable bytes; called after the first chunk was checked.
+        stall_timeout_s: longest time without data.
 
     Raises:
-        ApiError: 400, it is malformed or was cut off; 408, the sender fell silent; 415, it is a pickle; 422, it
-            differs from its digest.
+        ApiError: 400, malformed or truncated; 408, the sender stalled; 415, a pickle; 422, it does not match its
+            digest.
     """
     began = time.monotonic()
     hasher = xxhash.xxh3_128()
@@ -158,7 +159,7 @@ async def receive(
         raise ApiError(
             422,
             ProblemType.DIGEST_MISMATCH,
-            "the body differs from its Content-Digest; it was changed on its way, send it again",
+            "the body does not match its Content-Digest, so it was corrupted in transit; send it again",
             expected=base64.b64encode(expected.sha256).decode(),
             got=base64.b64encode(sha.digest()).decode(),
         )
@@ -166,7 +167,7 @@ async def receive(
 
 
 def parse_body(body: bytes | memoryview) -> TensorFile:
-    """The header of a body that came in whole.
+    """The header of a complete body.
 
     Raises:
         ApiError: 400, it is not safetensors; 415, it is a pickle.
@@ -180,7 +181,7 @@ def parse_body(body: bytes | memoryview) -> TensorFile:
 
 
 def malformed(error: MalformedTensorFile) -> ApiError:
-    """What is wrong with a file, as an answer."""
+    """The 400 response for a malformed file."""
     return ApiError(
         400, ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset
     )
@@ -194,7 +195,7 @@ async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeo
         raise ApiError(
             408,
             ProblemType.UPLOAD_STALLED,
-            f"nothing came for {stall_timeout_s:.0f} s after {at:,} of {expected.size_bytes:,} bytes; nothing was kept",
+            f"no data for {stall_timeout_s:.0f} s after {at:,} of {expected.size_bytes:,} bytes; upload discarded",
         ) from None
     chunk: bytes = message.get("body", b"")
     is_last = message["type"] == "http.disconnect" or not message.get("more_body", False)
@@ -202,7 +203,7 @@ async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeo
         raise ApiError(
             400,
             ProblemType.MALFORMED_REQUEST,
-            f"the body ended after {at + len(chunk):,} of {expected.size_bytes:,} bytes; nothing was kept",
+            f"the body ended after {at + len(chunk):,} of {expected.size_bytes:,} bytes; upload discarded",
         )
     if at + len(chunk) > expected.size_bytes:
         raise ApiError(
@@ -221,11 +222,11 @@ def _check_head(head: bytes, size: int) -> None:
 
 
 def unsafe_format() -> ApiError:
-    """The answer to a pickle."""
+    """The 415 response to a pickle."""
     return ApiError(
         415,
         ProblemType.UNSAFE_FORMAT,
-        "the body is a pickle (torch.save, an archive), which is never opened here; "
+        "the body is a pickle (torch.save, an archive), which the head never loads; "
         "send safetensors: cormorant_client's publish(state_dict), or safetensors.torch.save(state_dict)",
         accepted=(SAFETENSORS,),
     )
@@ -241,12 +242,14 @@ def _store(buffer: memoryview, at: int, chunk: bytes, hasher: "xxhash.xxh3_128",
 
 
 def _sha256_of(header: str) -> bytes:
-    """The sha-256 of an RFC 9530 Content-Digest; other algorithms are left unread."""
+    """The sha-256 of an RFC 9530 Content-Digest; other algorithms are ignored."""
     for member in header.split(",") if header.strip() else ():
         match = _DIGEST.fullmatch(member)
         if match is None:
             raise ApiError(
-                400, ProblemType.MALFORMED_REQUEST, f"Content-Digest {header[:80]!r} is not like sha-256=:BASE64:"
+                400,
+                ProblemType.MALFORMED_REQUEST,
+                f"Content-Digest {header[:80]!r} is malformed; send sha-256=:BASE64:",
             )
         if match[1] != "sha-256":
             continue
@@ -255,6 +258,10 @@ def _sha256_of(header: str) -> bytes:
         except binascii.Error as error:
             raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"Content-Digest is not base64: {error}") from error
         if len(digest) != hashlib.sha256().digest_size:
-            raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"a sha-256 has 32 bytes, this one {len(digest)}")
+            raise ApiError(
+                400,
+                ProblemType.MALFORMED_REQUEST,
+                f"the sha-256 in Content-Digest has {len(digest)} bytes instead of 32",
+            )
         return digest
     return b""

@@ -1,7 +1,4 @@
-"""What the live page plots: the last quarter of an hour, a sample a second, and the whole run in at most 1,200 samples.
-
-`live.py` adds one sample a second; `/v1/live` sends them when a page opens.
-"""
+"""Samples for the plots of the live page: one a second for the last 15 minutes, at most 1,200 for the whole run."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -18,19 +15,13 @@ _MEANS = ("per_second", "mean_return", "return_low", "return_high", "mean_length
 
 
 class Recorder:
-    """Makes samples of a fleet's counters. One thread."""
+    """Turns a fleet's counters into samples. One thread."""
 
     def __init__(self) -> None:
         self._spent: Mapping[str, float] | None = None
 
     def sample(self, stats: FleetStats, *, at: float, per_second: float) -> Sample:
-        """The fleet at one moment.
-
-        Args:
-            stats: its counters.
-            at: seconds since 1970, UTC.
-            per_second: frames stepped per second.
-        """
+        """One sample; `at` in seconds since 1970, `per_second` in frames."""
         returns, lengths = stats.recent_returns, stats.recent_lengths
         low = high = None
         if len(returns) >= _FEWEST_FOR_A_BAND:
@@ -49,12 +40,12 @@ class Recorder:
         )
 
     def _shares(self, stats: FleetStats) -> dict[str, float]:
-        """How the workers' time since the last sample divides into activities; empty when no time passed."""
+        """Share of each activity in the workers' time since the last sample; empty if no time passed."""
         spent = {name: sum(group.spent_s.get(name, 0.0) for group in stats.groups.values()) for name in ACTIVITIES}
         before, self._spent = self._spent, spent
         if before is None:
             return {}
-        # A worker that was replaced takes its part of the sum along.
+        # A replaced worker takes its seconds out of the sum.
         grown = {name: max(0.0, seconds - before[name]) for name, seconds in spent.items()}
         total = sum(grown.values())
         return {name: round(seconds / total, 4) for name, seconds in grown.items() if seconds} if total else {}
@@ -64,12 +55,7 @@ class Past:
     """Samples so far. Not thread-safe."""
 
     def __init__(self, *, fine: int = _FINE, coarse: int = _COARSE) -> None:
-        """Make an empty past.
-
-        Args:
-            fine: newest samples that are kept as they are.
-            coarse: samples of the whole run; an even number. When there are more, each two become one.
-        """
+        """`fine`: newest samples kept unmerged. `coarse`: even limit for the whole run; past it, pairs are merged."""
         self._fine: deque[Sample] = deque(maxlen=fine)
         self._coarse: list[Sample] = []
         self._most_coarse = coarse
@@ -89,7 +75,7 @@ class Past:
             self._stride *= 2
 
     def told(self) -> History:
-        """The whole run, oldest first: merged samples, then the newest as they are."""
+        """The whole run, oldest first: merged samples, then the newest unmerged."""
         begin = self._fine[0].at if self._fine else 0.0
         samples = [sample for sample in self._coarse if sample.at < begin] + list(self._fine)
         columns = {name: tuple(getattr(sample, name) for sample in samples) for name in ("at", *_MEANS, "time_shares")}
@@ -97,7 +83,7 @@ class Past:
 
 
 def _merged(samples: list[Sample]) -> Sample:
-    """One sample for several: the time of the last, the means of the rest."""
+    """Merge samples: the time of the last, the means of the values."""
     if len(samples) == 1:
         return samples[0]
     means = {name: _mean([getattr(sample, name) for sample in samples]) for name in _MEANS}

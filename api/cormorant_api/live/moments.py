@@ -1,4 +1,4 @@
-"""What pages that watch a job are told: one moment a second, put into words once for all of them.
+"""State for live pages: one snapshot (moment) a second, serialized once for all listeners.
 
 housekeeping thread --observe--> history
                                  moment -> bytes --notifier--> every `LiveStream`
@@ -28,9 +28,9 @@ from cormorant_worker.logs import TAIL, LogTail
 MOST_LISTENERS = 128
 _EVERY_S = 1.0
 _SLACK_S = 0.2
-"""The housekeeper comes twice a second, and not to the millisecond."""
+"""`observe` is called about twice a second, not to the millisecond."""
 _KEPT = 10
-"""Moments that a listener may be behind."""
+"""Moments that a listener may lag behind."""
 _MOST_EVENTS = 100
 _MOST_UPDATES = 20
 _WORKERS_A_SECOND = 100
@@ -38,14 +38,14 @@ _LEFT_OUT = frozenset({"accepted", "applied", "dropped"})
 
 
 class Moments:
-    """History and moments of a head. `observe` is called by one thread, the rest by any."""
+    """History and moments of a head. One thread calls `observe`, any thread the rest."""
 
     def __init__(self, head: Head, *, clock: Callable[[], float] = time.monotonic, tail: LogTail = TAIL) -> None:
         self.notifier = AsyncNotifier()
-        """Rung at every moment."""
+        """Notified at every moment."""
         self.listeners = 0
         self.moments = 0
-        """Put into words so far; those that nobody listened to were not."""
+        """Moments serialized so far; none are while nobody listens."""
         self._head = head
         self._clock, self._tail = clock, tail
         self._recorder = Recorder()
@@ -54,19 +54,19 @@ class Moments:
         """Guards everything here."""
         self._past = Past()
         self._next_line = 0
-        """Of the log: what the last moment told comes before it."""
+        """First line of the log that no moment has sent."""
         self._frames: deque[bytes] = deque(maxlen=_KEPT)
         self._next_at = 0.0
         self._workers_at = 0.0
         self._position = 0
-        """Of the ring of events: what the last moment told."""
+        """Position in the event ring up to which moments have sent events."""
         self._opening: tuple[float, bytes, int] = (0.0, b"", 0)
-        """When it was made, the frame, and the moments that it knew of."""
+        """Creation time, frame, and the number of moments it includes."""
 
     # -- the housekeeping thread -------------------------------------------------------------------------------
 
     def observe(self, stats: FleetStats) -> None:
-        """Note the counters, and tell listeners, at most once a second."""
+        """Add a sample and send a moment, at most once a second."""
         now = self._clock()
         if now < self._next_at - _SLACK_S:
             return
@@ -92,7 +92,7 @@ class Moments:
     # -- listeners ---------------------------------------------------------------------------------------------
 
     def enter(self) -> bool:
-        """A listener comes; False when there are too many."""
+        """Admit a listener; False if there are too many."""
         with self._lock:
             if self.listeners >= MOST_LISTENERS:
                 return False
@@ -104,7 +104,7 @@ class Moments:
             self.listeners -= 1
 
     def opening(self, stats: FleetStats) -> tuple[bytes, int]:
-        """What a listener begins with, and where it goes on with `read`. Made once a second for all that come."""
+        """The opening frame and the position for `read`. Made at most once a second for all listeners."""
         with self._lock:
             made_at, frame, known = self._opening
             number = self.moments
@@ -129,14 +129,14 @@ class Moments:
         return frame, number
 
     def read(self, position: int) -> tuple[bytes, int] | None:
-        """Moments from a position on, and where to go on; None for one who is too far behind."""
+        """Moments from a position on, and the next position; None if the listener is too far behind."""
         with self._lock:
             behind = self.moments - position
             if behind > len(self._frames):
                 return None
             return b"".join(islice(self._frames, len(self._frames) - behind, None)), self.moments
 
-    # -- words -------------------------------------------------------------------------------------------------
+    # -- content -----------------------------------------------------------------------------------------------
 
     def _moment(
         self,
@@ -167,7 +167,7 @@ class Moments:
         while True:
             news = ring.read(position)
             if news is None:
-                position = ring.position_after("")  # the oldest that is kept
+                position = ring.position_after("")  # the oldest retained event
                 continue
             events, position = news
             if not events:
@@ -180,7 +180,7 @@ class Moments:
 
 
 def manifest_text(job: CollectorJob) -> str:
-    """The manifest in YAML, without what its author left out."""
+    """The manifest as YAML, without defaults."""
     document = job.model_dump(mode="json", by_alias=True, exclude_unset=True)
     return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 

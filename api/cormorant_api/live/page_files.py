@@ -1,4 +1,4 @@
-"""`/`: the live page. Files of the folder `page/` as they are: no build, and nothing from elsewhere."""
+"""Serves the live page: the files of `page/`, without a build step or external resources."""
 
 import hashlib
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ _POLICY = (
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 _HEADERS = {
-    # Asked for again at each visit: after an upgrade of the head no page is made of old and new files.
+    # Revalidate on every visit, so that no page mixes files of two head versions.
     "Cache-Control": "no-cache",
     "Content-Security-Policy": _POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
@@ -39,7 +39,7 @@ class _File:
 
 
 def make_router() -> APIRouter:
-    """The routes of the page. Open: what it shows comes from `/v1`, with a token."""
+    """Routes of the page. No token: all data comes from `/v1`."""
     found = _read()
     router = APIRouter()
 
@@ -48,7 +48,7 @@ def make_router() -> APIRouter:
 
     async def asset(request: Request, name: str) -> Response:
         if name not in found:
-            raise ApiError(404, ProblemType.NOT_FOUND, f"the page has no file {name[:80]!r}; it begins at /")
+            raise ApiError(404, ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
         return _answer(request, found[name])
 
     router.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)

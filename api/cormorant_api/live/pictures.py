@@ -1,4 +1,4 @@
-"""Observations as pictures: which leaf is one, which of its frames is the newest, and PNG. Pure functions.
+"""Observations as images: finds the image leaf and its newest frame, and encodes PNG. Pure functions.
 
 # S frames of a stack, H rows, W columns, C channels
 """
@@ -14,7 +14,7 @@ from cormorant_worker.spaces import Array, Leaf
 
 _SMALLEST = 4
 _LARGEST = 480
-"""Longest side of what is sent; larger ones are thinned out."""
+"""Longest side in pixels; larger images are subsampled."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _GREY, _COLOUR = 0, 2
 _NUM_COLOURS = 3
@@ -22,15 +22,15 @@ _NUM_COLOURS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The leaf of an observation that people can look at."""
+    """The leaf of an observation that is an image."""
 
     leaf: int
-    """Its position in the layout."""
+    """Index in the layout."""
     shape: tuple[int, ...]
 
 
 def find_picture(leaves: Sequence[Leaf]) -> Picture | None:
-    """The largest leaf of bytes with two or more sides; None when there is none."""
+    """The largest uint8 leaf with image shape; None if there is none."""
     found = [
         Picture(leaf=i, shape=leaf.shape)
         for i, leaf in enumerate(leaves)
@@ -40,18 +40,18 @@ def find_picture(leaves: Sequence[Leaf]) -> Picture | None:
 
 
 def size_of(picture: Picture) -> tuple[int, int]:
-    """Height and width in pixels of what `newest_frame` gives."""
+    """Height and width in pixels of the result of `newest_frame`."""
     height, width = _sides(picture.shape)
     thin = _thinning(height, width)
     return -(-height // thin), -(-width // thin)
 
 
 def newest_frame(pixels: Array) -> Array:
-    """What is to be seen of an observation.
+    """The newest frame of an observation.
 
     Args:
         pixels: uint8 [H, W], [C, H, W], [H, W, C], or a stack [S, ...] of those. C is the shorter end; 3 and its
-            multiples are colours, stacked from old to new, any other number is a stack of grey frames.
+            multiples are RGB frames, oldest first; any other number is a stack of grey frames.
 
     Returns:
         uint8 [H, W] or [H, W, 3].
@@ -67,9 +67,9 @@ def newest_frame(pixels: Array) -> Array:
 
 
 def png_of(frame: Array) -> bytes:
-    """A frame, uint8 [H, W] or [H, W, 3], as a PNG file."""
+    """Encode a frame, uint8 [H, W] or [H, W, 3], as PNG."""
     height, width = frame.shape[:2]
-    rows = np.zeros((height, 1 + frame[0].size), np.uint8)  # each begins with its filter: 0, none
+    rows = np.zeros((height, 1 + frame[0].size), np.uint8)  # each row begins with its filter type: 0, none
     rows[:, 1:] = frame.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, _GREY if frame.ndim == 2 else _COLOUR, 0, 0, 0)
     parts = ((b"IHDR", header), (b"IDAT", zlib.compress(rows.tobytes(), 1)), (b"IEND", b""))

@@ -1,6 +1,4 @@
-"""Pictures of what single environments show, for pages: the same one for all who look at the same moment, and not more
-of them than the fleet notices.
-"""
+"""Previews of single environments: cached for simultaneous viewers, and rate-limited so that workers are not slowed."""
 
 import threading
 import time
@@ -16,7 +14,7 @@ from cormorant_worker.spaces import describe
 
 _FRESH_S = 0.2
 _SPACING_S = 0.02
-"""Between two questions to workers, whoever asks."""
+"""Shortest time between two requests to workers."""
 _MOST_ASKING = 4
 _MOST_KEPT = 64
 
@@ -31,13 +29,13 @@ class Previews:
         self._asking = 0
         self._next_at = 0.0
 
-    async def look(self, worker: str, env: int) -> bytes:
-        """What one environment shows, as PNG; at most 0.2 s old, or of the moment in which a paused one stands.
+    async def peek(self, worker: str, env: int) -> bytes:
+        """The current observation of one environment as PNG, at most 0.2 s old.
 
         Raises:
-            ApiError: 404, there is no such worker; 409, observations are not pictures; 422, there is no such
-                environment; 429, too many look.
-            CormorantError: the worker cannot answer.
+            ApiError: 404, unknown worker; 409, observations are not images; 422, unknown environment; 429, too many
+                requests.
+            CormorantError: the worker does not respond.
         """
         layout = self._head.running.fleet.layout
         if env >= layout.num_envs:
@@ -47,7 +45,9 @@ class Previews:
         if picture is None:
             space = describe(self._head.running.fleet.spaces[0])
             raise ApiError(
-                409, ProblemType.NO_PICTURE, f"observations are not pictures (arrays of bytes with two sides): {space}"
+                409,
+                ProblemType.NO_PICTURE,
+                f"observations are not images (uint8 arrays with height and width): {space}",
             )
         with self._lock:
             now = self._clock()
@@ -55,7 +55,7 @@ class Previews:
             if png and now - made_at < _FRESH_S:
                 return png
             if self._asking >= _MOST_ASKING or now < self._next_at:
-                raise ApiError(429, ProblemType.BUSY, "too many look at environments; look again", retry_after_s=1)
+                raise ApiError(429, ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
             self._asking += 1
             self._next_at = now + _SPACING_S
         try:

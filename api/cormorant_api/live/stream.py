@@ -1,4 +1,4 @@
-"""`GET /v1/live`: moments as server-sent events, at the reader's pace. All readers are sent the same bytes."""
+"""`GET /v1/live`: moments as server-sent events at the reader's pace. All readers get the same bytes."""
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -13,12 +13,12 @@ from cormorant_worker.errors import CormorantError
 
 _HEARTBEAT_S = 5.0
 _LOOK_S = 1.0
-"""After which a head that closes is noticed, though there are no more moments."""
+"""Interval for noticing that the head closes when moments stop."""
 _STALL_S = 30.0
 
 
 class LiveStream(Response):
-    """The moments of one listener, who has entered already."""
+    """Moments for one listener that `Moments.enter` has admitted."""
 
     media_type = "text/event-stream"
 
@@ -28,7 +28,7 @@ class LiveStream(Response):
         self._head, self._live, self._role = head, live, role
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the listener goes, is too slow, or the head closes."""
+        """Send until the listener disconnects, reads too slowly, or the head closes."""
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             hello = as_frame("hello", Hello.model_validate({"role": self._role.name.lower()}))
@@ -38,7 +38,7 @@ class LiveStream(Response):
                     await self._tell(scope, send, hangup)
                     reason = self._head.failure
                 except (ApiError, CormorantError) as error:
-                    reason = str(error)  # the answer has begun: there is no other way to say so
+                    reason = str(error)  # the status is already sent
                 if not hangup.happened.is_set():
                     await send_within(send, scope, as_frame("bye", Bye(reason=reason)), timeout_s=_STALL_S)
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""`GET /v1/batches`: batches without end on one connection."""
+"""`GET /v1/batches`: a stream of batches on one connection."""
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -18,8 +18,8 @@ _LENGTH_BYTES = 8
 
 
 class BatchStream(Response):
-    """Each batch after its length. With `acks`, one is acknowledged when the next begins to be sent, and the last one
-    when the stream has ended; without, the consumer does it.
+    """Length and bytes of each batch. With `acks`, a batch is acknowledged when the next one starts, and the last when
+    the stream ends; otherwise the consumer acknowledges.
     """
 
     media_type = BATCH_STREAM
@@ -29,10 +29,10 @@ class BatchStream(Response):
         del self.headers["content-length"]
         self._head, self._consumer, self._acks, self._max_staleness = head, consumer, acks, max_staleness
         self._last = ""
-        """The batch that was sent and not acknowledged yet, with `acks`."""
+        """Id of the batch that was sent and not acknowledged yet; used with `acks`."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until all is delivered, the consumer goes, or the head closes."""
+        """Send until everything is delivered, the consumer disconnects or the head closes."""
         await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         ledger = self._head.running.ledger
         async with Hangup(receive, notifier=ledger.notifier) as hangup:
@@ -47,7 +47,7 @@ class BatchStream(Response):
                     await send({"type": "http.response.body", "body": b"", "more_body": False})
                     self._settle()
             except (ApiError, CormorantError):
-                # The status was sent long ago: an ended stream is what is left to say; the next request hears why.
+                # The status is already sent, so the stream just ends; the next request gets the reason.
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 self._settle()
             except SlowReader:

@@ -1,4 +1,4 @@
-"""Batches for learners anywhere: each at least once, shared by all consumers, acknowledged."""
+"""Batches for learners: shared by all consumers, delivered at least once, acknowledged."""
 
 from typing import Annotated
 
@@ -31,20 +31,18 @@ from cormorant_worker.wire import encode
 _HEADERS = {
     name: {"schema": {"type": "string"}, "description": text}
     for name, text in (
-        (BATCH_ID, "For its acknowledgement."),
-        (FRAMES, "Frames in it."),
+        (BATCH_ID, "Batch id; use it to acknowledge or release the batch."),
+        (FRAMES, "Number of frames."),
         (MIN_VERSION, "Oldest policy version that acted; -1 for random frames."),
         (MAX_VERSION, "Newest policy version that acted."),
-        (DELIVERY, "1 for the first time that it is handed out."),
-        (ACK_WITHIN, "Seconds after which it goes to the next consumer."),
+        (DELIVERY, "How often the batch has been delivered, from 1."),
+        (ACK_WITHIN, "Seconds to acknowledge the batch before it goes to the next consumer."),
     )
 }
-Consumer = Annotated[Name, Query(description="Who asks; for /v1/status.")]
+Consumer = Annotated[Name, Query(description="Name of the consumer, shown in /v1/status.")]
 Staleness = Annotated[
     int | None,
-    Query(
-        ge=0, le=2**31, description="Throw batches away that are more versions old than this; they count as dropped."
-    ),
+    Query(ge=0, le=2**31, description="Drop batches that are more than this many versions old; they count as dropped."),
 ]
 Ack = Annotated[str, Query(pattern="^(auto|manual)$")]
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
@@ -59,14 +57,14 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
         ProblemType.STREAM_ENDED,
         also={
             200: {
-                "description": "A batch. Acknowledge it, or it is handed out again.",
+                "description": "A batch. An unacknowledged batch is delivered again.",
                 "content": {
                     SAFETENSORS: BINARY,
                     MEMORY_JSON: {"schema": {"$ref": "#/components/schemas/MemoryBatch"}},
                 },
                 "headers": _HEADERS,
             },
-            204: {"description": "None came in time; ask again."},
+            204: {"description": "No batch within `wait`; ask again."},
         },
     ),
     openapi_extra=needs(Role.READ),
@@ -74,14 +72,15 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 async def next_batch(
     request: Request,
     consumer: Consumer = "anonymous",
-    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for one.")] = 10.0,
+    wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S, description="Seconds to wait for a batch.")] = 10.0,
     ack: Ack = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
-    """The next batch. `Accept: application/vnd.cormorant.memory+json`: where it lies in this machine's memory.
+    """Take the next batch. With `Accept: application/vnd.cormorant.memory+json` the response is its location in shared
+    memory, for consumers on the head's machine.
 
-    `ack=auto` acknowledges it once its last byte is sent, for shells: at most once. What lies in memory is never
-    acknowledged so.
+    `ack=auto` acknowledges the batch once its last byte is sent (at most once; meant for shells). Batches in shared
+    memory are never acknowledged automatically.
     """
     head = _with_queue(request)
     running = head.running
@@ -140,7 +139,7 @@ async def next_batch(
         ProblemType.STREAM_ENDED,
         also={
             200: {
-                "description": "An endless stream: 8 bytes with a batch's length, little-endian; the batch; and so on.",
+                "description": "For each batch: its length as 8 bytes, little-endian, then the batch.",
                 "content": {BATCH_STREAM: BINARY},
             }
         },
@@ -153,8 +152,8 @@ async def stream_batches(
     ack: Ack = "manual",
     max_staleness: Staleness = None,
 ) -> Response:
-    """A stream without end on one connection, for programs that read on and on; `GET /v1/batches/next` gives one batch.
-    `ack=auto` acknowledges each when the next one begins to be sent.
+    """Stream batches on one connection; `GET /v1/batches/next` returns a single batch. `ack=auto` acknowledges a batch
+    when the next one starts.
     """
     head = _with_queue(request)
     if head.running.ledger.has_ended:
@@ -171,7 +170,7 @@ async def stream_batches(
     openapi_extra=needs(Role.READ),
 )
 async def ack_batch(request: Request, batch: str) -> Response:
-    """The batch was used: it is never handed out again. May be repeated."""
+    """Acknowledge a batch: it is never delivered again. Idempotent."""
     find_batch(batch, is_known=head_of(request).running.ledger.ack(batch))
     return Response(status_code=204)
 
@@ -185,7 +184,7 @@ async def ack_batch(request: Request, batch: str) -> Response:
     openapi_extra=needs(Role.READ),
 )
 async def release_batch(request: Request, batch: str) -> Response:
-    """The batch was not used: the next consumer gets it, at once."""
+    """Give a batch back unused: the next consumer gets it immediately."""
     find_batch(batch, is_known=head_of(request).running.ledger.release(batch))
     return Response(status_code=204)
 
@@ -194,6 +193,8 @@ def _with_queue(request: Request) -> Head:
     head = head_of(request)
     if not head.has_queue:
         raise ApiError(
-            409, ProblemType.NO_QUEUE, "the manifest has no output.queue: its frames go to the dataset; add queue: {}"
+            409,
+            ProblemType.NO_QUEUE,
+            "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
         )
     return head

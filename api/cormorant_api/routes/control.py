@@ -1,4 +1,4 @@
-"""What the operator asks for: sizes, drain, retirement."""
+"""Requests of the operator: group sizes, drain, retirement."""
 
 from fastapi import APIRouter, Request
 
@@ -13,7 +13,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 
 @router.get("/v1/desired", operation_id="get_desired", responses=answers(), openapi_extra=needs(Role.READ))
 async def get_desired(request: Request) -> DesiredReport:
-    """How many workers each group is to have."""
+    """Desired number of workers per group."""
     return _describe(head_of(request))
 
 
@@ -24,7 +24,7 @@ async def get_desired(request: Request) -> DesiredReport:
     openapi_extra=needs(Role.OPERATOR),
 )
 async def put_desired(request: Request, body: Desired) -> DesiredReport:
-    """Ask for other sizes, and say what `spec.paused` is now. `pending`: workers are still being started or retired."""
+    """Set group sizes and the current `spec.paused`. `pending` is true while workers are being started or retired."""
     head = head_of(request)
     running = head.running
     if body.groups:
@@ -46,7 +46,7 @@ async def put_desired(request: Request, body: Desired) -> DesiredReport:
     "/v1/drain", operation_id="drain", status_code=202, responses=answers(), openapi_extra=needs(Role.OPERATOR)
 )
 async def drain(request: Request) -> DrainReport:
-    """Start nothing more. What is under way lands and can be taken; then the stream has ended. May be repeated."""
+    """Start no new batches. Open batches are finished and can be taken; then the stream ends. Idempotent."""
     head = head_of(request)
     running = head.running
     if not head.is_draining:
@@ -69,11 +69,11 @@ async def drain(request: Request) -> DrainReport:
     openapi_extra=needs(Role.OPERATOR),
 )
 async def retire_worker(request: Request, worker: str) -> Retirement:
-    """Let a worker finish what it holds and go; its place stays empty until its group grows."""
+    """Let a worker finish its open batch and exit; its slot stays empty until the group grows."""
     head = head_of(request)
     await head.bulk(head.running.fleet.retire, worker)
     log.info("worker_retired", worker=worker, who=author_of(request))
-    return Retirement(worker=worker, detail="it finishes what it holds, then goes")
+    return Retirement(worker=worker, detail="the worker finishes its open batch, then exits")
 
 
 def _describe(head: Head) -> DesiredReport:

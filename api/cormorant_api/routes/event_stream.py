@@ -1,4 +1,4 @@
-"""`GET /v1/events`: server-sent events, at the reader's pace; one that falls behind the ring is dropped."""
+"""`GET /v1/events`: server-sent events at the reader's pace; a reader that falls behind the ring is dropped."""
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -12,7 +12,7 @@ _STALL_S = 30.0
 
 
 class EventStream(Response):
-    """The events of one listener, who has entered the ring already."""
+    """Events for one listener that `EventRing.enter` has admitted."""
 
     media_type = "text/event-stream"
 
@@ -23,7 +23,7 @@ class EventStream(Response):
         self._position = head.events.position_after(after) if after else head.events.end
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send until the listener goes, is too slow, or the head closes."""
+        """Send until the listener disconnects, reads too slowly, or the head closes."""
         ring = self._head.events
         was_slow = False
         sent = 0

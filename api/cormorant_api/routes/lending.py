@@ -1,4 +1,4 @@
-"""How a route gets a batch for a consumer: waiting, within limits, for as long as the consumer is there."""
+"""Waits for a batch on behalf of a connected consumer."""
 
 from cormorant_api.batches.ledger import Lent
 from cormorant_api.errors import ApiError
@@ -12,9 +12,9 @@ from cormorant_worker.fleet.loan import Loan
 async def lend_next(
     head: Head, consumer: str, *, wait_s: float, oldest_version: int | None, hangup: Hangup
 ) -> Lent[Loan] | None:
-    """The next batch for a consumer; None when none came in time, or the consumer is gone.
+    """The next batch for a consumer; None after `wait_s` or when the consumer has disconnected.
 
-    Call the ledger's `sent` once its memory is not read any more.
+    Call the ledger's `sent` when its memory is no longer read.
 
     Raises:
         ApiError: 410, all are delivered and acknowledged; 503, the fleet failed or the head is closing.
@@ -43,30 +43,30 @@ async def lend_next(
 
 
 async def stream_ended(head: Head) -> ApiError:
-    """When all batches are delivered and acknowledged: 410 where the job has no more, 503 where the next head has."""
+    """The error after the last batch: 410 if the job is complete, 503 if the next head continues it."""
     head.refuse_while_closing()
     if await head.quick(lambda: head.is_cut_short):
         return ApiError(
             503,
             ProblemType.DRAINING,
-            "the head drains and has handed out all that it had; the next one goes on",
+            "the head is draining and has delivered all its batches; the next head continues",
             retry_after_s=2.0,
         )
-    return ApiError(410, ProblemType.STREAM_ENDED, "all batches were delivered and acknowledged")
+    return ApiError(410, ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
 
 
 async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
-    """The oldest policy version that a consumer takes; None for any."""
+    """The oldest policy version that a consumer accepts; None: any."""
     if max_staleness is None:
         return None
     return max(0, head.running.fleet.version - max_staleness)
 
 
 def find_batch(batch_id: str, *, is_known: bool) -> None:
-    """Raise 404 for an id that this head never gave."""
+    """Raise 404 for a batch id that this head never issued."""
     if not is_known:
         raise ApiError(
             404,
             ProblemType.UNKNOWN_BATCH,
-            f"this head has lent no batch {batch_id[:80]!r}; after a restart, ids of before are unknown",
+            f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",
         )

@@ -1,4 +1,4 @@
-"""What the page at `/` asks for: moments of the job, and a look at one environment."""
+"""Endpoints of the live page: the stream of moments and previews of environments."""
 
 from typing import Annotated
 
@@ -19,11 +19,11 @@ PNG = "image/png"
 
 _STREAM: Answers = {
     200: {
-        "description": "Server-sent events: hello, opening, then a moment a second, bye.",
+        "description": "Server-sent events: hello, opening, one moment per second, bye.",
         "content": {"text/event-stream": {"schema": {"type": "string"}}},
     }
 }
-_PICTURE: Answers = {200: {"description": "A PNG file, grey or in colours.", "content": {PNG: BINARY}}}
+_PICTURE: Answers = {200: {"description": "A PNG file, grey or RGB.", "content": {PNG: BINARY}}}
 
 
 @router.get(
@@ -34,13 +34,13 @@ _PICTURE: Answers = {200: {"description": "A PNG file, grey or in colours.", "co
     openapi_extra=needs(Role.READ),
 )
 async def stream_live(request: Request) -> Response:
-    """Status, workers, updates and events, once a second, after the last quarter of an hour. For pages: all listeners
-    get the same bytes, and events that come with every batch are left out (`/v1/events` has them).
+    """Stream status, workers, updates and events once a second, after the history of the run. Meant for web pages: all
+    listeners get the same bytes, and per-batch events are left out (`/v1/events` has them).
     """
     running_of(request)
     live: Moments = request.app.state.live
     if not live.enter():
-        raise ApiError(429, ProblemType.BUSY, "too many pages watch this job; close some", retry_after_s=10)
+        raise ApiError(429, ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
     return LiveStream(head_of(request), live, role=request.state.role)
 
 
@@ -54,9 +54,9 @@ async def stream_live(request: Request) -> Response:
 async def get_picture(
     request: Request,
     worker: str,
-    env: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Which environment of the worker.")] = 0,
+    env: Annotated[int, Query(ge=0, le=COUNT_MAX, description="Index of the environment within the worker.")] = 0,
 ) -> Response:
-    """What one environment shows now, where observations are pictures. Asked of its worker, which does not stop."""
+    """Current observation of one environment as PNG, if observations are images. The worker keeps stepping."""
     previews: Previews = request.app.state.previews
-    png = await previews.look(worker, env)
+    png = await previews.peek(worker, env)
     return Response(png, media_type=PNG, headers={"Cache-Control": "no-store"})

@@ -1,4 +1,4 @@
-"""Pausing: leases, and shorthands for people."""
+"""Pause leases, and shorthands for people."""
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse
@@ -26,7 +26,7 @@ _GRANTED = answers(ProblemType.BUSY, also={201: {"model": PauseLease, "descripti
     openapi_extra=needs(Role.WRITE),
 )
 async def create_pause(request: Request, body: PauseRequest | None = None) -> Response:
-    """Take a lease: the fleet stands still while anybody holds one. The same owner again renews its own (200)."""
+    """Take a pause lease: the fleet is paused while any lease is held. The same owner renews its lease (200)."""
     head = head_of(request)
     lease, is_new = await _pause(request, body or PauseRequest())
     described = head.running.pauses.describe_lease(lease)
@@ -39,7 +39,7 @@ async def create_pause(request: Request, body: PauseRequest | None = None) -> Re
 
 @router.get("/v1/pauses", operation_id="list_pauses", responses=answers(), openapi_extra=needs(Role.READ))
 async def list_pauses(request: Request) -> Pauses:
-    """Every lease, and whether the fleet runs."""
+    """All pause leases and the state of the fleet."""
     return head_of(request).running.pauses.describe()
 
 
@@ -52,7 +52,7 @@ async def list_pauses(request: Request) -> Pauses:
     openapi_extra=needs(Role.WRITE),
 )
 async def end_pause(request: Request, lease: str) -> Response:
-    """End a lease; also when it is gone already. With the last one the fleet goes on."""
+    """End a lease. The fleet resumes when the last lease ends. Idempotent."""
     head = head_of(request)
     ended = head.leases.end(lease)
     head.running.pauses.nudge()
@@ -64,14 +64,14 @@ async def end_pause(request: Request, lease: str) -> Response:
 
 @router.post("/v1/pause", operation_id="pause", responses=answers(ProblemType.BUSY), openapi_extra=needs(Role.WRITE))
 async def pause(request: Request, body: PauseRequest | None = None) -> Pauses:
-    """Stand still: a lease of the owner "default", if no other is named."""
+    """Pause the fleet: take a lease, by default for the owner "default"."""
     await _pause(request, body or PauseRequest())
     return head_of(request).running.pauses.describe()
 
 
 @router.post("/v1/resume", operation_id="resume", responses=answers(), openapi_extra=needs(Role.WRITE))
 async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
-    """End the lease of the owner "default", if no other is named. Leases of others hold on."""
+    """End the lease of an owner (default: "default"). Leases of other owners stay."""
     head = head_of(request)
     running = head.running
     ended = head.leases.end_of((body or ResumeRequest()).owner)

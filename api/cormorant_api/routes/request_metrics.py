@@ -1,4 +1,4 @@
-"""Counts and times every request, by the template of its route."""
+"""Counts and times requests per route template."""
 
 import time
 
@@ -11,7 +11,7 @@ _NO_ANSWER = 500
 
 
 class RequestMetrics:
-    """ASGI middleware. Probes and scrapes are not looked at: they come every second, from nobody."""
+    """ASGI middleware. Probes and scrapes are not counted."""
 
     def __init__(self, app: ASGIApp, head: Head) -> None:
         self._app, self._head = app, head
@@ -31,7 +31,7 @@ class RequestMetrics:
         try:
             await self._app(scope, receive, noting)
         finally:
-            # Set where the path was matched; paths themselves are anybody's to make up.
+            # The route template, not the path: clients may make up any number of paths.
             route = getattr(scope.get("route"), "path", "unknown")
             self._head.metrics.answered(
                 method=scope["method"], route=route, status=status, seconds=time.monotonic() - began

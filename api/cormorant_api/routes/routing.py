@@ -1,4 +1,4 @@
-"""What every route shares: its role is checked before a byte of its body is read, and its errors are documented."""
+"""Shared by all routes: the role check before the body is read, and documented errors."""
 
 import asyncio
 import time
@@ -23,10 +23,10 @@ from cormorant_contract.rest.problems import ProblemType
 log = structlog.get_logger()
 
 LONGEST_WAIT_S = 300.0
-"""That a client may ask to wait for."""
+"""Longest wait that a client may request."""
 _READING = frozenset({"GET", "HEAD"})
 _ACTING = ("/v1/batches", "/v1/state")
-"""A GET of these does something: it takes batches away, or makes the fleet stand still."""
+"""A GET of these has effects: it takes batches or pauses the fleet."""
 _JSON_WITHIN_S = 20.0
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 MOST_JSON_BYTES = 256 * 1024
@@ -89,7 +89,7 @@ Answers = dict[int | str, dict[str, Any]]
 
 
 def answers(*kinds: ProblemType, also: Answers | None = None) -> Answers:
-    """OpenAPI's `responses` for a route: its own problems, those of every route, and other answers than the first."""
+    """OpenAPI `responses` of a route: its own problems, those of every route, and further answers."""
     found: dict[int | str, list[str]] = {}
     for kind in (*_ALWAYS, *kinds):
         found.setdefault(_STATUS_OF[kind], []).append(kind.value)
@@ -101,12 +101,12 @@ def answers(*kinds: ProblemType, also: Answers | None = None) -> Answers:
 
 
 def needs(role: Role) -> dict[str, Any]:
-    """OpenAPI's extra members for a route that needs a role; `GuardedRoute` reads them."""
+    """OpenAPI extra members of a route that needs a role; `GuardedRoute` reads them."""
     return {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}]}
 
 
 class GuardedRoute(APIRoute):
-    """A route that looks at the token first. Routes without a role are open."""
+    """A route that checks the token first. Routes without a role are open."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap FastAPI's handler, which reads bodies."""
@@ -126,7 +126,7 @@ class GuardedRoute(APIRoute):
             request.state.role = head.keeper.demand(needed, request.headers.get("authorization"), what=what)
             if self.body_field is None:
                 return await handle(request)
-            # FastAPI reads the JSON of this route: no more of it than a request can need.
+            # FastAPI reads this JSON body without a limit of its own.
             return await handle(Request(request.scope, _bounded(request.receive)))
 
         return guarded
@@ -142,12 +142,13 @@ def _bounded(receive: Receive) -> Receive:
                 message = await receive()
         except TimeoutError:
             raise HTTPException(
-                408, f"the body was not there within {_JSON_WITHIN_S:.0f} s ({taken:,} bytes were); nothing was done"
+                408,
+                f"the body was not complete after {_JSON_WITHIN_S:.0f} s ({taken:,} bytes came); nothing was changed",
             ) from None
         taken += len(message.get("body", b""))
         if taken > MOST_JSON_BYTES:
-            # The one class that FastAPI's reading of JSON lets through.
-            raise HTTPException(413, f"the body is longer than {MOST_JSON_BYTES:,} bytes")
+            # HTTPException is the one class that FastAPI's JSON reader lets through.
+            raise HTTPException(413, f"the body is longer than the limit of {MOST_JSON_BYTES:,} bytes")
         return message
 
     return receive_bounded
@@ -168,7 +169,7 @@ def running_of(request: Request) -> Running:
 
 
 def author_of(request: Request) -> str:
-    """Who asks: the role that the token proved, and the address."""
+    """Role and address of the caller, for logs and authorship."""
     role: Role = request.state.role
     host = request.client.host if request.client is not None else "unknown"
     return f"{role.name.lower()}@{host}"
@@ -178,11 +179,10 @@ def author_of(request: Request) -> str:
 async def take_upload(
     head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int
 ) -> AsyncIterator[Received]:
-    """Stream a request's body into a buffer made for it. The memory counts until the block ends: a few bodies at once,
-    together not longer than the longest that is allowed.
+    """Stream a request's body into a buffer. Its memory counts against the upload limit until the block ends.
 
     Raises:
-        ApiError: as `check_headers` and `receive`; 429, too many are under way.
+        ApiError: as `check_headers` and `receive`; 429, the upload limit is reached.
     """
     expected = check_headers(request, limit_bytes=limit_bytes)
     with head.uploads.of(expected.size_bytes):

@@ -1,4 +1,4 @@
-"""What a scrape gets: the numbers of this moment. Blocks a few milliseconds; called in threads."""
+"""The metrics of one scrape. Blocks a few milliseconds, so it is called in threads."""
 
 from contextlib import suppress
 
@@ -8,13 +8,12 @@ from cormorant_worker.errors import CormorantError
 
 
 def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:
-    """The head's metrics, and their content type. While the head closes: those of its last moment.
+    """The head's metrics and their content type; while the head closes, the last known values.
 
     Args:
-        head: whose.
         accept: the scraper's header.
     """
-    with suppress(CormorantError):  # the fleet is closing, or has failed: what was known last stays
+    with suppress(CormorantError):  # the fleet is closing or has failed: the last values stay
         _refresh(head)
     return head.metrics.exposition.text(accept)
 

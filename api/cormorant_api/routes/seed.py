@@ -1,4 +1,4 @@
-"""A new seed for the whole fleet."""
+"""Reseed the whole fleet."""
 
 import asyncio
 
@@ -17,17 +17,17 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
     "/v1/seed", operation_id="seed", responses=answers(ProblemType.STREAM_ENDED), openapi_extra=needs(Role.WRITE)
 )
 async def seed(request: Request, body: Reseed) -> Seeded:
-    """Every worker begins anew at its next batch boundary, with environments and random streams of this seed.
+    """Restart every worker's environments and random streams with this seed, at the next batch boundary.
 
-    Answers when all have. Batches under way are finished first, also under a pause, which holds on. Open trajectories
-    end where their last batch did; weights, versions and the count of frames stay.
+    Responds when all workers have. Open batches are finished first, even during a pause, which stays in force. Open
+    trajectories end with their last batch; weights, versions and the frame count stay.
     """
     head = head_of(request)
     head.refuse_changes_while_draining()
     fleet = head.running.fleet
     if await head.quick(lambda: fleet.is_done):
-        raise ApiError(410, ProblemType.STREAM_ENDED, "all frames are collected; there is nothing left to seed")
-    # A client that goes away changes nothing: half of the workers would have begun anew.
+        raise ApiError(410, ProblemType.STREAM_ENDED, "all frames are collected; no worker is left to seed")
+    # Shielded: a client that disconnects must not leave half of the workers with the old seed.
     workers = await asyncio.shield(head.bulk(fleet.seed, body.seed))
     log.info("fleet_seeded", seed=body.seed, workers=len(workers), who=author_of(request))
     return Seeded(seed=body.seed, workers=workers)

@@ -1,4 +1,4 @@
-"""The fleet's state at a batch boundary: everything that collecting on from it needs."""
+"""The fleet's state at a batch boundary: everything needed to continue collecting from it."""
 
 import asyncio
 import itertools
@@ -38,9 +38,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
     openapi_extra=needs(Role.WRITE),
 )
 async def get_state(request: Request) -> Response:
-    """Every collector's state, the weights and the count of frames, at a batch boundary, under a pause of its own.
+    """Save every collector's state, the weights and the frame count at a batch boundary. The head pauses the fleet for
+    it.
 
-    Batches that were collected and not acknowledged are counted and not saved: pause and take them before.
+    Unacknowledged batches are counted but not saved: pause and take them first.
     """
     head = head_of(request)
     state = await _paused(head, "cormorant/get-state", head.running.fleet.state)
@@ -74,12 +75,12 @@ async def get_state(request: Request) -> Response:
     },
 )
 async def put_state(request: Request) -> Status:
-    """Go on from a state. The fleet must be paused, and stays so."""
+    """Restore a saved state. The fleet must be paused, and stays paused."""
     head = head_of(request)
     running = head.running
     head.refuse_changes_while_draining()
     if not (head.leases.wants_pause and running.pauses.is_settled):
-        raise ApiError(409, ProblemType.NOT_PAUSED, "the fleet runs; POST /v1/pauses first, and restore then")
+        raise ApiError(409, ProblemType.NOT_PAUSED, "the fleet is running; POST /v1/pauses first, then restore")
     body: list[bytearray] = []
 
     def make_buffer(size: int) -> memoryview:
@@ -88,14 +89,14 @@ async def put_state(request: Request) -> Status:
 
     async with take_upload(head, request, make_buffer, limit_bytes=head.settings.max_body_bytes) as received:
         state = bytes(body.pop())
-        # Long states take long to read, and others wait for this event loop.
+        # Parsing a large state takes seconds; the event loop must stay free.
         saved = await head.bulk(read_state, state)
 
         def restore() -> None:
             if "if-match" in request.headers:
                 check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
             running.fleet.restore(state)
-            # What came with the state is what acts now: readers of weights must see it, too.
+            # The restored weights act now, so GET of weights must return them.
             if (found := weights_in(saved)) is not None:
                 running.publisher.adopt(*found, author=author_of(request))
 
@@ -105,9 +106,9 @@ async def put_state(request: Request) -> Status:
 
 
 async def _paused(head: Head, owner: str, call: Any) -> Any:
-    """Call something of the fleet under a lease of its own."""
+    """Call `call` while a pause lease of its own is held."""
     running = head.running
-    lease, _ = head.leases.grant(f"{owner}-{next(_numbers)}", reason="the state is saved or restored", ttl_s=_LEASE_S)
+    lease, _ = head.leases.grant(f"{owner}-{next(_numbers)}", reason="saving or restoring the state", ttl_s=_LEASE_S)
     running.pauses.nudge()
     try:
         began = time.monotonic()
@@ -118,7 +119,7 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
             raise ApiError(
                 504,
                 ProblemType.CONTROL_TIMEOUT,
-                f"the fleet did not stand still within {time.monotonic() - began:.0f} s; {running.pauses.error}",
+                f"the fleet did not pause within {time.monotonic() - began:.0f} s; {running.pauses.error or 'retry'}",
             )
         return await asyncio.shield(head.bulk(call))
     finally:

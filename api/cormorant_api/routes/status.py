@@ -1,4 +1,4 @@
-"""What goes on: status, workers, events, health."""
+"""Status, workers, events, health."""
 
 import asyncio
 from importlib.metadata import PackageNotFoundError, version
@@ -19,20 +19,20 @@ from cormorant_contract.rest.status import Build, Check, Readiness, Status, Work
 
 router = APIRouter(route_class=GuardedRoute, tags=["status"])
 _FLEET_SILENT_S = 120.0
-"""It turns five times a second when nothing happens; a state of gigabytes may keep it busy for seconds."""
+"""The fleet's thread runs five times a second when idle; saving a state of gigabytes may take it seconds."""
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
 @router.get("/v1/status", operation_id="get_status", responses=answers(), openapi_extra=needs(Role.READ))
 async def get_status(request: Request) -> Status:
-    """The whole job at this moment."""
+    """Status of the whole job."""
     head = head_of(request)
     return describe(head, head.running, await head.stats(workers=False))
 
 
 @router.get("/v1/workers", operation_id="list_workers", responses=answers(), openapi_extra=needs(Role.READ))
 async def list_workers(request: Request) -> Workers:
-    """Every worker."""
+    """All workers."""
     head = head_of(request)
     stats = await head.stats()
     return Workers(workers=tuple(describe_worker(head, w, published=stats.version) for w in stats.workers))
@@ -73,12 +73,12 @@ async def get_worker(request: Request, worker: str) -> Worker:
 async def stream_events(
     request: Request,
     last_event_id: Annotated[str, Header(alias="Last-Event-ID", max_length=64)] = "",
-    limit: Annotated[int, Query(ge=0, description="End after so many events; 0: never.")] = 0,
+    limit: Annotated[int, Query(ge=0, description="End after this many events; 0: no limit.")] = 0,
 ) -> Response:
-    """What happens, as it happens: updates, pauses, workers, batches that are accepted. `Last-Event-ID` resumes."""
+    """Stream events: updates, pauses, workers, accepted batches. Send `Last-Event-ID` to resume."""
     events = head_of(request).events
     if not events.enter():
-        raise ApiError(429, ProblemType.BUSY, "too many streams of events are open", retry_after_s=5)
+        raise ApiError(429, ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
     return EventStream(head_of(request), after=last_event_id, limit=limit)
 
 
@@ -86,14 +86,14 @@ async def stream_events(
     "/livez",
     operation_id="livez",
     response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}, 503: {"description": "The fleet's thread hangs."}},
+    responses={200: {"content": {"text/plain": {}}}, 503: {"description": "The fleet's thread is stuck."}},
 )
 async def livez(request: Request) -> Response:
-    """The event loop runs, and so does the fleet's thread. Nothing is asked of either."""
+    """Liveness: the event loop and the fleet's thread are running."""
     silent_s = head_of(request).silent_s
     if silent_s > _FLEET_SILENT_S:
         return Response(
-            f"the fleet's thread has not turned for {silent_s:.0f} s (limit {_FLEET_SILENT_S:.0f} s)\n",
+            f"the fleet's thread has been stuck for {silent_s:.0f} s (limit {_FLEET_SILENT_S:.0f} s)\n",
             status_code=503,
             media_type="text/plain",
         )
@@ -102,7 +102,7 @@ async def livez(request: Request) -> Response:
 
 @health.get("/healthz", include_in_schema=False)
 async def healthz(request: Request) -> Response:
-    """The same, under the name that people try first."""
+    """Alias of `/livez`."""
     return await livez(request)
 
 
@@ -113,7 +113,7 @@ async def healthz(request: Request) -> Response:
     responses={200: {"content": {"text/plain": {}}}, 503: {"description": "No worker has started yet."}},
 )
 async def startupz(request: Request) -> Response:
-    """The first worker has started: from here on `/livez` and `/readyz` say what there is to say."""
+    """Startup: the first worker has started."""
     if head_of(request).is_running:
         return Response("ok\n", media_type="text/plain")
     return Response("the first worker has not started yet\n", status_code=503, media_type="text/plain")
@@ -126,7 +126,7 @@ async def startupz(request: Request) -> Response:
     responses={503: {"model": Readiness, "description": "Not ready; `?verbose` says why."}},
 )
 async def readyz(request: Request, verbose: str | None = None) -> Response:
-    """Whether requests should be sent here. `?verbose` lists the checks."""
+    """Readiness. `?verbose` lists the checks."""
     checks = _checks(request)
     ready = all(check.ok for check in checks)
     body = Readiness(ready=ready, checks=tuple(checks) if verbose is not None else ())
@@ -140,16 +140,16 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
     responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
 )
 async def get_metrics(request: Request) -> Response:
-    """Metrics of the whole job, for Prometheus. Open, as probes are: they tell of speed, not of data."""
+    """Metrics of the whole job, for Prometheus. No token needed: they reveal speed, not data."""
     accept = request.headers.get("accept", "")
-    # In a thread of its own: neither what is long nor what is closing makes a scrape wait.
+    # Not in the head's pools: long calls and shutdown must not delay a scrape.
     body, media_type = await asyncio.to_thread(scrape, head_of(request), accept)
     return Response(body, headers={"Content-Type": media_type})
 
 
 @health.get("/version", operation_id="get_version")
 async def get_version() -> Build:
-    """What runs."""
+    """Version of the head and its API."""
     try:
         return Build(version=version("cormorant"))
     except PackageNotFoundError:
@@ -159,8 +159,10 @@ async def get_version() -> Build:
 def _checks(request: Request) -> list[Check]:
     head = head_of(request)
     return [
-        Check(name="workers", ok=head.is_running, detail="" if head.is_running else "the first one has not started"),
-        # A head that drains is where learners take the last batches: a Service that left it out would lose them.
+        Check(
+            name="workers", ok=head.is_running, detail="" if head.is_running else "the first worker has not started yet"
+        ),
+        # A draining head stays ready: learners still take the last batches through the Service.
         Check(name="not-closing", ok=not head.is_closing),
         Check(name="fleet", ok=not head.failure, detail=head.failure),
     ]

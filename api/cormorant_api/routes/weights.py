@@ -36,22 +36,22 @@ from cormorant_worker.weights.blob import WeightsBlob
 _BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
-        "description": "A safetensors file: the model's tensors under the names of its state dict, or as `model/name`.",
+        "description": "A safetensors file with the tensors named as in the model's state dict, or as `model/name`.",
         "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY},
     }
 }
 _PUBLISH_HEADERS: list[dict[str, Any]] = [
     {"in": "header", "name": name, "schema": {"type": "string"}, "required": False, "description": text}
     for name, text in (
-        ("Content-Digest", "`sha-256=:BASE64:` of the body (RFC 9530); checked when sent."),
-        ("If-Match", "Publish only over this ETag."),
-        ("If-None-Match", "`*`: publish only if nothing was published before."),
-        ("Prefer", "`wait=S`: answer when every worker acts with the weights, or after S seconds."),
+        ("Content-Digest", "`sha-256=:BASE64:` of the body (RFC 9530); optional, verified if present."),
+        ("If-Match", "Publish only if this is the current ETag."),
+        ("If-None-Match", "`*`: publish only if nothing has been published yet."),
+        ("Prefer", "`wait=S`: respond when every worker uses the weights, or after S seconds."),
     )
 ]
 _DRAINS = (
-    "the head drains: no worker begins a batch with these weights, and the next head may not know them; publish the "
-    "newest ones to the next head"
+    "the head is draining: no worker starts a batch with these weights, and the next head may not have them; publish "
+    "the newest weights to the next head"
 )
 _PUBLISH_PROBLEMS = (
     ProblemType.MALFORMED_SAFETENSORS,
@@ -70,12 +70,12 @@ _PUBLISH_PROBLEMS = (
     ProblemType.APPLY_TIMEOUT,
 )
 _PUBLISHED: Answers = {
-    200: {"description": "Applied by every worker (`Prefer: wait`), or published before by the same request."},
-    202: {"model": Update, "description": "Staged. `Location` tells where to look."},
+    200: {"description": "Applied by every worker (`Prefer: wait`), or already published by the same request."},
+    202: {"model": Update, "description": "Staged. Poll the URL in `Location`."},
 }
 _PUBLISH_ANSWERS = answers(*_PUBLISH_PROBLEMS, also=_PUBLISHED)
 _PATCH_HEADERS = [
-    header | {"required": True, "description": "The ETag of the version that the tensors build on; `*`: any."}
+    header | {"required": True, "description": "ETag of the version that the tensors are merged into; `*`: the newest."}
     if header["name"] == "If-Match"
     else header
     for header in _PUBLISH_HEADERS
@@ -91,19 +91,24 @@ _FILE_ANSWERS = answers(
     ProblemType.RANGE_NOT_SATISFIABLE,
     also={
         200: {"description": "A safetensors file.", "content": {SAFETENSORS: BINARY}},
-        206: {"description": "A part of it.", "content": {SAFETENSORS: BINARY}},
-        304: {"description": "The ETag is still the one of If-None-Match."},
+        206: {"description": "Part of the file.", "content": {SAFETENSORS: BINARY}},
+        304: {"description": "The ETag matches If-None-Match."},
     },
 )
 
-VersionQuery = Annotated[int | None, Query(ge=0, le=VERSION_MAX, description="Default: the next, or the newest one.")]
-AllowNonfinite = Annotated[bool, Query(description="NaN and infinite values are meant; refused otherwise.")]
+VersionQuery = Annotated[
+    int | None,
+    Query(
+        ge=0, le=VERSION_MAX, description="Version number (default: the next one to publish, the newest one to fetch)."
+    ),
+]
+AllowNonfinite = Annotated[bool, Query(description="Accept NaN and infinite values (default: refuse them).")]
 router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
 @router.get("/v1/models", operation_id="list_models", responses=answers(), openapi_extra=needs(Role.READ))
 async def list_models(request: Request) -> Models:
-    """The policy's named models, and the newest version of each."""
+    """The policy's models and the newest version of each."""
     head = head_of(request)
     specs = head.running.fleet.specs
     version = await head.quick(lambda: head.running.publisher.version)
@@ -117,7 +122,7 @@ async def list_models(request: Request) -> Models:
     openapi_extra=needs(Role.READ),
 )
 async def get_model(request: Request, model: str) -> Model:
-    """One model: what its tensors must look like, and which versions workers act with."""
+    """One model: its tensor specs and the versions that workers act with."""
     head = head_of(request)
     specs = head.running.fleet.specs[_known(head, model)]
     stats = await head.stats()
@@ -139,7 +144,7 @@ async def get_model(request: Request, model: str) -> Model:
 async def publish_weights(
     request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
-    """Replace all weights of one model. Every worker applies them at its next batch boundary, all or none."""
+    """Publish all weights of one model. Each worker applies all of them at its next batch boundary, or none."""
     return await _publish(request, _known(head_of(request), model), version, allows_nonfinite=allow_nonfinite)
 
 
@@ -153,8 +158,8 @@ async def publish_weights(
 async def patch_weights(
     request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
-    """Replace some tensors of one model; the others stay those of the version that `If-Match` names, which must be the
-    newest. A new version like any other: GET gives the whole, and the digest is that of the whole.
+    """Publish some tensors of one model; the others come from the version named by `If-Match`, which must be the
+    newest. The result is a full version: GET returns all tensors, and the digest covers all of them.
     """
     known = _known(head_of(request), model)
     demand_if_match(request.headers)
@@ -171,7 +176,7 @@ async def patch_weights(
 async def publish_all_weights(
     request: Request, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
-    """Replace the weights of several models at once, all or none: tensors named `model/name`."""
+    """Publish several models atomically; name the tensors `model/name`."""
     return await _publish(request, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
 
 
@@ -183,7 +188,7 @@ async def publish_all_weights(
     openapi_extra=needs(Role.READ),
 )
 async def get_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
-    """The published bytes, for late workers and evaluators."""
+    """Download published weights."""
     return _file(request, model, version)
 
 
@@ -196,15 +201,15 @@ async def get_weights(request: Request, model: str, version: VersionQuery = None
         ProblemType.NO_WEIGHTS,
         ProblemType.RANGE_NOT_SATISFIABLE,
         also={
-            200: {"description": "The headers of GET."},
-            206: {"description": "As well."},
-            304: {"description": "As well."},
+            200: {"description": "Headers of the GET response."},
+            206: {"description": "Headers of the GET response for the range."},
+            304: {"description": "The ETag matches If-None-Match."},
         },
     ),
     openapi_extra=needs(Role.READ),
 )
 async def head_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
-    """Size and ETag of the published bytes."""
+    """Size and ETag of published weights."""
     return _file(request, model, version)
 
 
@@ -249,7 +254,7 @@ async def list_versions(request: Request, model: str) -> Versions:
     openapi_extra=needs(Role.WRITE),
 )
 async def rollback_weights(request: Request, model: str, body: Rollback) -> Response:
-    """Publish an old version's bytes again, under a new number."""
+    """Publish a retained version again under a new version number."""
     head = head_of(request)
     head.refuse_while_closing()
     known = _known(head, model)
@@ -266,13 +271,13 @@ async def rollback_weights(request: Request, model: str, body: Rollback) -> Resp
 async def get_update(
     request: Request, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
 ) -> Update:
-    """What became of a publish: receipts by worker. `wait` waits for its end."""
+    """Progress of a publish with receipts per worker. `wait`: seconds to wait for its end."""
     head = head_of(request)
     version = version_of(update)
     found = None if version is None else head.running.publisher.update(version)
     if found is None:
         raise ApiError(
-            404, ProblemType.UNKNOWN_UPDATE, f"there is no update {update[:40]!r}; ids are like {update_id(7)}"
+            404, ProblemType.UNKNOWN_UPDATE, f"unknown update id {update[:40]!r}; ids look like {update_id(7)}"
         )
     return await _after_wait(head, found, wait)
 
@@ -285,7 +290,7 @@ async def _publish(
     head.refuse_while_closing()
     specs = running.fleet.specs
     if not specs:
-        raise ApiError(404, ProblemType.UNKNOWN_MODEL, "the policy has no weights; nothing can be published", known=())
+        raise ApiError(404, ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
     blob: list[WeightsBlob] = []
 
     def make_buffer(size: int) -> memoryview:
@@ -357,7 +362,7 @@ def _known(head: Head, model: str) -> str:
     specs = head.running.fleet.specs
     if model not in specs:
         names = tuple(sorted(specs))
-        have = f"it has {', '.join(names)}" if names else "it has none (it is random or a plain callable)"
+        have = f"its models are {', '.join(names)}" if names else "it has no models (it is random or a plain callable)"
         raise ApiError(404, ProblemType.UNKNOWN_MODEL, f"the policy has no model {model[:80]!r}; {have}", known=names)
     return model
 

@@ -1,4 +1,4 @@
-"""Some tensors of a model over the others of a version that is kept: the bytes of a partial publish."""
+"""Merges a partial upload into a retained version."""
 
 from cormorant_api.errors import ApiError
 from cormorant_api.weights.store import StoredModel
@@ -8,16 +8,16 @@ from cormorant_worker.weights.blob import WeightsBlob
 
 
 def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
-    """A copy of the base in which the patch's tensors take the place of their namesakes.
+    """A copy of the base with the patch's tensors replaced.
 
-    The file is laid out as the base is: the same patch over the same base gives the same bytes, and the same digest.
+    The layout is the base's, so the same patch over the same base gives the same bytes and digest.
 
     Args:
         base: one model of a version.
-        patch: was checked, and holds tensors of this model only.
+        patch: verified tensors of this model only.
 
     Raises:
-        ApiError: 409, the base has no such tensors.
+        ApiError: 409, the base lacks such a tensor.
     """
     blob = WeightsBlob.joined(base.buffers)
     ours, theirs = parse_header(blob.buffer), parse_header(patch.buffer)
@@ -25,12 +25,12 @@ def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
     for name, new in patch.tensors.get(base.name, {}).items():
         old = kept.get(name)
         if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
-            found = "has no" if old is None else f"has as {old.dtype} {list(old.shape)}"
+            found = "lacks" if old is None else f"has {old.dtype} {list(old.shape)} for"
             raise ApiError(
                 409,
                 ProblemType.BASE_MISMATCH,
-                f"version {base.version} {found} {base.name}/{name[:80]}, which the patch holds as {new.dtype} "
-                f"{list(new.shape)}: it was published for another policy; publish all tensors",
+                f"version {base.version} {found} {base.name}/{name[:80]}, but the patch has it as {new.dtype} "
+                f"{list(new.shape)}: the version belongs to another policy; publish all tensors",
                 current_version=base.version,
                 current_etag=base.etag,
             )

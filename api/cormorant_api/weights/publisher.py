@@ -1,10 +1,10 @@
-"""Publishing weights: verified, kept, handed to the fleet, in this order, one at a time.
+"""Publishing weights: verify, store, hand to the fleet; one publish at a time.
 
     upload -> specs -> conditions -> store -> fleet -> receipts -> disk
               422      409, 412      503      503                  a warning
 
-Every refusal comes before anything is visible to a worker or to a reader. What goes wrong after that is no refusal: the
-publish stands, and a client that heard an error would publish it twice.
+A publish is refused only before a worker or reader can see it. A later problem is a warning: the publish is valid, and
+a client that got an error would publish twice.
 """
 
 import threading
@@ -44,17 +44,17 @@ from cormorant_worker.weights.staged import PolicyVersion, WeightSpecs
 log = structlog.get_logger()
 
 HIGHEST_CHOSEN = 2**52
-"""The highest version that a client may choose: above it there is room for as many publishes as will ever be."""
+"""Highest version that a client may choose; leaves room for automatic numbers above it."""
 ALL_MODELS = ""
-"""The model of a publish that may name several."""
+"""Stands for several models in one publish."""
 
 
 class Publishes(Protocol):
-    """What the publisher asks of a fleet."""
+    """The part of a fleet that the publisher uses."""
 
     @property
     def specs(self) -> WeightSpecs:
-        """What weights must look like."""
+        """Expected tensors by model."""
         ...
 
     def publish(self, weights: WeightsBlob, *, version: int | None = None) -> Receipt:
@@ -62,7 +62,7 @@ class Publishes(Protocol):
         ...
 
     def receipt(self, version: int) -> Receipt:
-        """Who acts with a version by now."""
+        """Workers that act with a version."""
         ...
 
     @property
@@ -70,61 +70,61 @@ class Publishes(Protocol):
 
 
 class Offers(Protocol):
-    """Weights that workers kept from an earlier head."""
+    """Weights that workers cached under an earlier head."""
 
     def versions(self) -> Mapping[str, PolicyVersion]:
-        """The newest that each worker has."""
+        """The newest version that each worker has."""
         ...
 
     def fetch(self, worker: str) -> bytes:
-        """What a worker has; it offers it once."""
+        """A worker's cached weights; can be fetched once."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What a client asks for beside its bytes."""
+    """Parameters of a publish besides its bytes."""
 
     model: str
-    """The model of the path; ALL_MODELS for several at once."""
+    """Model in the path; ALL_MODELS for several."""
     version: int | None
-    """None: the next one."""
+    """None: the next version."""
     headers: Mapping[str, str]
-    """For conditions."""
+    """Request headers, for preconditions."""
     author: str
     allows_nonfinite: bool = False
-    """NaN and infinities are meant."""
+    """Accept NaN and infinite values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """Bytes that came in whole."""
+    """A completely received body."""
 
     blob: WeightsBlob
     digest: str
     received: float
-    """When the last byte came, by time.monotonic()."""
+    """When the last byte arrived, by time.monotonic()."""
     receive_ms: float = 0.0
 
 
 class Publisher:
-    """The one place that gives versions. Methods block and belong in worker threads."""
+    """Assigns all version numbers. Methods block; call them in worker threads."""
 
     def __init__(self, fleet: Publishes, store: WeightStore, tracker: UpdateTracker, events: EventRing) -> None:
         self.store, self.tracker = store, tracker
         self._fleet, self._events = fleet, events
         self._publishing = threading.Lock()
-        """Held from the check of a version until the fleet has it."""
+        """Held from the version check until the fleet has the weights."""
 
     # -- looking -----------------------------------------------------------------------------------------------
 
     @property
     def version(self) -> int:
-        """The newest published version, whatever the model."""
+        """The newest published version of any model."""
         return max(self.store.newest, self._fleet.version)
 
     def update(self, version: int) -> Update | None:
-        """What became of a publish; of an earlier head's, only that it was."""
+        """The update of a version; only its metadata if an earlier head published it."""
         found = self.tracker.find(version)
         if found is None and (stored := self.store.version(version)) is not None:
             found = _historic(stored)
@@ -133,11 +133,11 @@ class Publisher:
     # -- publishing --------------------------------------------------------------------------------------------
 
     def publish(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
-        """Verify, keep and hand over. Returns the update, and whether it is new.
+        """Verify, store and hand over. Returns the update, and whether it is new.
 
         Raises:
-            ApiError: it is refused; nothing was published.
-            CormorantError: the fleet cannot take it; nothing was published.
+            ApiError: refused; nothing was published.
+            CormorantError: the fleet refused it; nothing was published.
         """
         began = time.monotonic()
         parsed = self._verified(upload.blob, wanted.model)
@@ -154,10 +154,10 @@ class Publisher:
         return (self.update(number) or update) if self._synced(number) else update, True
 
     def patch(self, upload: Upload, wanted: Wanted) -> tuple[Update, bool]:
-        """Publish some tensors of a model over the others of the version that If-Match names.
+        """Publish some tensors of a model merged into the version named by If-Match.
 
         Raises:
-            ApiError, CormorantError: as `publish`; 409, the base does not fit or is not kept.
+            ApiError, CormorantError: as `publish`; 409, the base does not match or is not retained.
         """
         self._verified(upload.blob, wanted.model, is_partial=True)
         acting = self._fleet.version
@@ -165,7 +165,7 @@ class Publisher:
             raise ApiError(
                 409,
                 ProblemType.BASE_MISMATCH,
-                f"version {acting} acts, and its bytes are not kept here (a restored state brought it); publish all "
+                f"workers act with version {acting} from a restored state, which the head does not retain; publish all "
                 "tensors",
                 current_version=acting,
             )
@@ -175,15 +175,15 @@ class Publisher:
             check_preconditions(wanted.headers, self._current_etag(wanted.model))
             raise AssertionError("unreachable: a condition that no version fulfils does not hold")
         blob = merge(base, upload.blob)
-        # The digest is that of the whole: a repetition is known by it, as with `publish`.
+        # The digest covers all tensors, so that `publish` recognizes a retry.
         whole = replace(upload, blob=blob, digest=digest_of([blob.buffer]))
         return self.publish(whole, wanted)
 
     def rollback(self, model: str, version: int, *, author: str) -> Update:
-        """Publish an old version's bytes again, under a new number.
+        """Publish a retained version again under a new version number.
 
         Raises:
-            ApiError: 404, it is not retained.
+            ApiError: 404, the version is not retained.
         """
         stored = self.find(model, version)
         upload = Upload(blob=WeightsBlob.joined(stored.buffers), digest=stored.digest, received=time.monotonic())
@@ -193,8 +193,8 @@ class Publisher:
         return update
 
     def inherit(self, offers: Offers) -> bool:
-        """Publish the newest weights that workers kept from an earlier head, under their own version, where they are
-        newer than what this head knows. Returns whether there were any.
+        """Publish the newest weights that workers cached under an earlier head, with their version, if they are newer
+        than this head's. Returns whether there were any.
         """
         for worker, version in sorted(offers.versions().items(), key=lambda item: -item[1]):
             if version <= self.version:
@@ -204,9 +204,9 @@ class Publisher:
                 with self._publishing:
                     if version <= self.version:
                         break
-                    self._take_over(kept, author=f"kept by {worker}")
+                    self._take_over(kept, author=f"cached by {worker}")
             except (CormorantError, ApiError, StoreError) as error:
-                # Another worker may have the same.
+                # Try the next worker: it may have the same version.
                 log.warning("weights_not_inherited", version=version, worker=worker, reason=str(error))
                 continue
             self._synced(version)
@@ -215,7 +215,7 @@ class Publisher:
         return False
 
     def _take_over(self, kept: Sequence[CachedPublish], *, author: str) -> None:
-        """Put publishes of an earlier head into the store and publish the newest, or do neither."""
+        """Store the publishes of an earlier head and publish the newest, or neither."""
         verified = []
         for publish in kept:
             blob = WeightsBlob.joined((publish.data,))
@@ -223,7 +223,7 @@ class Publisher:
             check_specs(blob.tensors, self._fleet.specs, only=ALL_MODELS)
             upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
             verified.append(self._stored(upload, publish.version, ALL_MODELS, author))
-        # A number that this head gave anew belongs to newer bytes.
+        # A number that this head has assigned belongs to other, newer bytes.
         new = [stored for stored in verified if self.store.version(stored.version) is None]
         try:
             for stored in new:
@@ -235,13 +235,13 @@ class Publisher:
             raise
 
     def restore(self) -> None:
-        """Publish what an earlier head left, under its own version, to a fleet that has not collected with it yet."""
+        """Publish the weights of an earlier head's store, with their version, before the fleet collects."""
         stored = self.store.version(self.store.newest)
         if stored is None:
             return
         current = self.store.current()
         if len(current) == 1:
-            # The very bytes that were published: workers keep them, and their digest stays the publish's.
+            # Publish the original bytes, so that the digest stays the same.
             ((model, newest),) = current.items()
             blob = WeightsBlob.joined(newest.buffers)
         else:
@@ -252,7 +252,7 @@ class Publisher:
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
 
     def adopt(self, blob: WeightsBlob, version: int, *, author: str) -> None:
-        """Keep weights that the fleet got by another way: with a restored state."""
+        """Store weights that the fleet got from a restored state."""
         upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
         with self._publishing:
             if version > self.store.newest:
@@ -272,13 +272,15 @@ class Publisher:
         history = self.store.history(model)
         if version is None or not history:
             raise ApiError(
-                404, ProblemType.NO_WEIGHTS, f"nothing was published for {model} yet; it acts as it was built"
+                404,
+                ProblemType.NO_WEIGHTS,
+                f"nothing has been published for {model} yet; it still uses its initial weights",
             )
         oldest = history[-1].version
         raise ApiError(
             404,
             ProblemType.VERSION_EXPIRED,
-            f"version {version} of {model} is not retained; there are {', '.join(str(m.version) for m in history)}",
+            f"version {version} of {model} is not retained; retained are {', '.join(str(m.version) for m in history)}",
             oldest_retained=oldest,
             current_version=history[0].version,
         )
@@ -296,9 +298,7 @@ class Publisher:
         return parsed
 
     def _earlier(self, upload: Upload, wanted: Wanted) -> Update | None:
-        """The update that the very same request made before: a retry changes nothing, also when the bytes are not
-        retained any more.
-        """
+        """The update of an identical earlier request, so that a retry changes nothing even if its bytes expired."""
         if wanted.version is None:
             return None
         known = self.store.version(wanted.version) or self.tracker.published_as(wanted.version)
@@ -307,12 +307,12 @@ class Publisher:
         return self.update(wanted.version)
 
     def _synced(self, number: int) -> bool:
-        """Wait until the disk has a version. True when it refused, which the update tells: the version acts."""
+        """Flush a version to disk. True on failure, which becomes a warning of the update: the version is valid."""
         try:
             self.store.sync(number)
         except StoreError as error:
             log.exception("weights_not_durable", version=number)
-            warning = f"{error}; the weights act, and a head that starts after a power failure may not have them"
+            warning = f"{error}; the weights are in use, but may be lost in a power failure"
             self.tracker.warn(number, warning)
             self._events.add("weights_not_durable", version=number, reason=warning)
             return True
@@ -330,9 +330,9 @@ class Publisher:
         most = VERSION_MAX if wanted is None else HIGHEST_CHOSEN
         if not current < number <= most:
             remedy = (
-                f"is not newer than {current}; publish a higher version or leave it out"
+                f"is not newer than {current}; publish a higher version or omit it"
                 if number <= current
-                else f"is past {most}, the highest that may be chosen; publish a lower version or leave it out"
+                else f"is above the limit {most}; publish a lower version or omit it"
             )
             raise ApiError(
                 409,
@@ -401,7 +401,7 @@ class Publisher:
         now = datetime.now(UTC)
         models = {}
         for name, tensors in upload.blob.tensors.items():
-            # One model is stored as it came: who reads it gets what was sent, and its digest is the body's.
+            # A single model is stored as received, so its digest is the body's.
             is_body = len(upload.blob.tensors) == 1
             buffers = (upload.blob.buffer,) if is_body else _file_of(upload.blob, tensors)
             models[name] = StoredModel(
@@ -417,12 +417,12 @@ class Publisher:
 
 
 def _default_of(specs: WeightSpecs) -> str:
-    """The model that plain names belong to in a publish that may name several."""
+    """The model of unprefixed tensor names in a publish of several models."""
     return next(iter(specs)) if len(specs) == 1 else "policy"
 
 
 def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[memoryview, ...]:
-    """One model's tensors as a file of their own, under plain names."""
+    """One model's tensors as a separate file with unprefixed names."""
     parsed = parse_header(blob.buffer)
     ordered = sorted(tensors.items(), key=lambda item: item[1].begin)
     header, _ = make_header([(name, entry.dtype, entry.shape) for name, entry in ordered])
@@ -431,7 +431,7 @@ def _file_of(blob: WeightsBlob, tensors: Mapping[str, TensorEntry]) -> tuple[mem
 
 
 def _joined(models: Mapping[str, StoredModel]) -> WeightsBlob:
-    """Several models in one file, their names as prefixes."""
+    """Several models in one file, with the model as name prefix."""
     named: list[tuple[str, str, tuple[int, ...]]] = []
     pieces: list[memoryview] = []
     for name, stored in sorted(models.items()):

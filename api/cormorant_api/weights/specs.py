@@ -1,6 +1,4 @@
-"""What published tensors must look like: the policy's specs in the words of safetensors, and the differences; and that
-their values are numbers.
-"""
+"""Checks published tensors: names, shapes and dtypes against the policy's specs, and that values are finite."""
 
 import math
 from collections.abc import Mapping
@@ -26,12 +24,12 @@ def dtype_of(spec: TensorSpec) -> str:
 
 
 def shapes_of(tensors: Mapping[str, TensorSpec]) -> tuple[TensorShape, ...]:
-    """A model's specs, as they are sent."""
+    """A model's specs for the REST API."""
     return tuple(TensorShape(name=n, dtype=dtype_of(spec), shape=spec.shape) for n, spec in tensors.items())
 
 
 def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
-    """How long a body may be: twice what fits, so that a policy of another size is told what differs."""
+    """Upload limit: twice the expected size, so that weights of another policy get a report of the differences."""
     tensors = [spec for model in specs.values() for spec in model.values()]
     size = 0
     for spec in tensors:
@@ -43,10 +41,10 @@ def limit_bytes(specs: WeightSpecs, *, most: int) -> int:
 
 
 def check_finite(blob: WeightsBlob) -> None:
-    """Refuse weights with NaN or infinities: every action would be as bad. One pass over the memory.
+    """Refuse weights with NaN or infinite values. One pass over the memory.
 
     Raises:
-        ApiError: 422, naming the first tensor and how many others are like it.
+        ApiError: 422, with the first tensor and the number of others.
     """
     bad = [
         f"{model}/{name}"
@@ -59,8 +57,8 @@ def check_finite(blob: WeightsBlob) -> None:
         raise ApiError(
             422,
             ProblemType.NOT_FINITE,
-            f"{bad[0][:200]}{others}: NaN or infinite values; nothing was applied. Look at the learner's last update, "
-            "or publish with allow_nonfinite=true if they are meant",
+            f"{bad[0][:200]}{others}: NaN or infinite values; nothing was published. Check the learner's last update, "
+            "or publish with allow_nonfinite=true to accept them",
         )
 
 
@@ -75,16 +73,16 @@ def _is_finite(tensor: torch.Tensor) -> bool:
 def check_specs(
     found: Mapping[str, Mapping[str, TensorEntry]], specs: WeightSpecs, *, only: str, is_partial: bool = False
 ) -> None:
-    """Compare every tensor with what the policy needs.
+    """Compare every tensor with the policy's specs.
 
     Args:
         found: entries by model and name.
         specs: the policy's.
-        only: the one model that may be there; empty for any of the policy's.
-        is_partial: not every tensor has to be there.
+        only: the only model allowed; empty: any model of the policy.
+        is_partial: tensors may be missing.
 
     Raises:
-        ApiError: 422 with everything that differs.
+        ApiError: 422 with all differences.
     """
     wanted = {only: specs[only]} if only else {name: specs[name] for name in found if name in specs}
     missing, unexpected, shape, dtype = [], [], [], []
@@ -107,14 +105,14 @@ def check_specs(
         if any(found.get(model) or not needed for model, needed in wanted.items()):
             return
         raise ApiError(
-            422, ProblemType.TENSOR_MISMATCH, f"the body holds no tensors; publish one of {', '.join(sorted(specs))}"
+            422, ProblemType.TENSOR_MISMATCH, f"the body contains no tensors; publish one of {', '.join(sorted(specs))}"
         )
     first = next(name for names in lists.values() for name in names)
     counts = ", ".join(f"{len(names)} {what}" for what, names in lists.items() if names)
     raise ApiError(
         422,
         ProblemType.TENSOR_MISMATCH,
-        f"the tensors do not fit the policy ({counts}; first: {first[:200]}); nothing was applied",
+        f"the tensors do not match the policy ({counts}; first: {first[:200]}); nothing was published",
         **{
             what: Differences(count=len(names), names=tuple(name[:200] for name in names[:_NAMED]))
             for what, names in lists.items()

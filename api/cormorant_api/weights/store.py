@@ -1,12 +1,12 @@
-"""Published weights, kept: the last K versions in a directory, or in memory where there is no directory.
+"""The last K published versions, in a directory or in memory.
 
     DIR/weights/
       12.part/           being written; removed at start
       12/meta.json       version, author, time; of each model: name, file, digest, size
       12/0.safetensors   one model's tensors, under their plain names
 
-A version is there with its rename, or not at all. Names of files are numbers: nothing of what a client sent becomes a
-path. A version whose bytes differ from their digest (a machine that lost power) is left out at start.
+The rename makes a version visible atomically. File names are numbers: nothing that a client sends becomes a path. A
+version whose bytes do not match their digest (after a power failure) is skipped at start.
 """
 
 import mmap
@@ -41,7 +41,7 @@ class StoredModel:
     name: str
     digest: str
     buffers: tuple[memoryview, ...]
-    """A safetensors file, in pieces."""
+    """Pieces of a safetensors file."""
     num_tensors: int
     published_at: datetime
     author: str
@@ -58,11 +58,11 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVersion:
-    """Everything that one publish held."""
+    """All models of one publish."""
 
     version: int
     digest: str
-    """Of the request's body."""
+    """Digest of the request body."""
     published_at: datetime
     author: str
     models: Mapping[str, StoredModel]
@@ -87,14 +87,14 @@ class _Meta(BaseModel):
 
 
 class WeightStore:
-    """The last K versions, and the newest one of every model. Thread-safe; one thread at a time may put."""
+    """The last K versions of every model. Thread-safe; one thread at a time may put."""
 
     def __init__(self, folder: Path | None, *, keeps: int) -> None:
         """Open the store, reading what an earlier head left.
 
         Args:
-            folder: where `weights/` is; None keeps versions in memory alone.
-            keeps: versions of each model to retain, at least one.
+            folder: parent of `weights/`; None: memory only.
+            keeps: versions to retain per model, at least one.
 
         Raises:
             StoreError: the folder cannot be used.
@@ -108,7 +108,7 @@ class WeightStore:
             try:
                 self._open(self._folder)
             except OSError as error:
-                raise StoreError(f"cannot use {self._folder} for weights: {error}") from error
+                raise StoreError(f"cannot use {self._folder} to store weights: {error}") from error
 
     # -- reading -----------------------------------------------------------------------------------------------
 
@@ -118,11 +118,11 @@ class WeightStore:
         return max(self._versions, default=0)
 
     def version(self, number: int) -> StoredVersion | None:
-        """A whole version, as far as it is retained."""
+        """All retained models of a version."""
         return self._versions.get(number)
 
     def model(self, name: str, version: int | None = None) -> StoredModel | None:
-        """A model's bytes of that version, or of the newest one that holds it."""
+        """A model at that version (default: the newest)."""
         return next((m for m in self.history(name) if version in (None, m.version)), None)
 
     def history(self, name: str) -> list[StoredModel]:
@@ -131,7 +131,7 @@ class WeightStore:
         return [stored.models[name] for _, stored in found if name in stored.models]
 
     def current(self) -> dict[str, StoredModel]:
-        """The newest bytes of every model that was published."""
+        """The newest version of every published model."""
         found: dict[str, StoredModel] = {}
         for _, stored in sorted(self._versions.items()):
             found.update(stored.models)
@@ -140,22 +140,22 @@ class WeightStore:
     # -- writing -----------------------------------------------------------------------------------------------
 
     def put(self, stored: StoredVersion) -> StoredVersion:
-        """Keep a version. A reader sees all of it, or none.
+        """Store a version atomically.
 
-        The bytes are with the operating system when this returns, and outlive this process; `sync` makes them outlive
-        the machine. That comes second, so that no worker waits for a disk.
+        On return the bytes are in the page cache and outlive this process; `sync` makes them survive a power failure.
+        It is separate so that no worker waits for a disk.
 
         Returns:
-            The same version, over the bytes that are kept.
+            The same version, backed by the stored bytes.
 
         Raises:
-            StoreError: it could not be written; nothing of it is left.
+            StoreError: it could not be written; nothing is left of it.
         """
         if self._folder is not None:
             try:
                 stored = self._write(self._folder, stored)
             except OSError as error:
-                raise StoreError(f"cannot keep weights version {stored.version}: {error}") from error
+                raise StoreError(f"cannot store weights version {stored.version}: {error}") from error
         with self._lock:
             kept = {**self._versions, stored.version: stored}
             dropped = _past(kept, self.keeps)
@@ -164,13 +164,13 @@ class WeightStore:
         return stored
 
     def forget(self, number: int) -> None:
-        """The fleet refused this version: it never was."""
+        """Remove a version that the fleet refused."""
         with self._lock:
             self._versions = {n: found for n, found in self._versions.items() if n != number}
         self._remove([number])
 
     def sync(self, number: int) -> None:
-        """Wait until the disk has a version.
+        """Flush a version to the disk.
 
         Raises:
             StoreError: the disk failed.
@@ -182,9 +182,9 @@ class WeightStore:
             for path in (*folder.iterdir(), folder, self._folder):
                 sync_path(path)
         except FileNotFoundError:
-            return  # a newer one has taken its place
+            return  # it was replaced by a newer version
         except OSError as error:
-            raise StoreError(f"the disk did not take weights version {number}: {error}") from error
+            raise StoreError(f"could not flush weights version {number} to disk: {error}") from error
 
     # -- files -------------------------------------------------------------------------------------------------
 
@@ -217,7 +217,7 @@ class WeightStore:
                 ],
             )
             (part / _META).write_text(meta.model_dump_json(indent=1), "utf-8")
-            # What an earlier head found broken and left out.
+            # A broken version that the start skipped.
             shutil.rmtree(whole, ignore_errors=True)
             part.rename(whole)
         except OSError:
@@ -228,7 +228,7 @@ class WeightStore:
     def _remove(self, numbers: Sequence[int]) -> None:
         for number in numbers:
             if self._folder is not None:
-                # What is being read keeps its bytes until it is closed.
+                # Open readers keep their mapping.
                 shutil.rmtree(self._folder / str(number), ignore_errors=True)
 
 
@@ -261,7 +261,7 @@ def _read(folder: Path) -> StoredVersion | None:
         return None
     for model in stored.models.values():
         if digest_of(model.buffers) != model.digest:
-            log.warning("weights_left_out", folder=str(folder), reason=f"{model.name} differs from its digest")
+            log.warning("weights_left_out", folder=str(folder), reason=f"{model.name} does not match its digest")
             return None
     return stored
 

@@ -1,7 +1,6 @@
-"""What became of each publish: receipts by worker, fed by the fleet's events. See `rest/updates.py` for the states.
+"""Tracks each publish by the receipts of the workers. See `rest/updates.py` for the states.
 
-A worker's word costs the same whatever the number of workers and of updates: records count their receipts, and only
-those that may still change are looked at.
+A receipt costs O(1) in workers and updates: records count their receipts, and only open records are visited.
 """
 
 import threading
@@ -28,23 +27,23 @@ from cormorant_contract.rest.updates import (
 
 MOST_UPDATES = 1000
 MOST_WITH_RECEIPTS = 20
-"""Updates that still say what each worker answered; of older ones, which have ended, the counts are left."""
+"""Updates that keep their receipts; older finished ones keep only the counts."""
 _OVER = frozenset({"superseded", "applied"})
-"""Failed ones are looked at again: a late worker may bring them round."""
+"""Failed updates stay open: a late worker may still apply them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishRecord:
-    """What is known of a publish before the fleet has it."""
+    """A publish before it is handed to the fleet."""
 
     version: int
     model: str
     digest: str
-    """Of the request's body."""
+    """Digest of the request body."""
     size_bytes: int
     models: Mapping[str, ModelUpdate]
     received: float
-    """When the last byte had come, by the tracker's clock."""
+    """When the last byte arrived, by the tracker's clock."""
     receive_ms: float = 0.0
     verify_ms: float = 0.0
 
@@ -65,7 +64,7 @@ class _Record:
     counts: dict[ReceiptState, int] = field(
         default_factory=lambda: {"waiting": 0, "applied": 0, "refused": 0, "lost": 0}
     )
-    """Of the receipts, by state."""
+    """Number of receipts by state."""
     slowest_ms: float | None = None
     warning: str = ""
     staged_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -76,15 +75,15 @@ class _Record:
     apply_ms: float | None = None
     handed_over: float = 0.0
     waited_s: float = 0.0
-    """Time in which workers could have acknowledged."""
+    """Unpaused time since the publish."""
 
     @property
     def total(self) -> int:
-        """Receipts of workers that are not gone."""
+        """Receipts without those of lost workers."""
         return sum(self.counts.values()) - self.counts["lost"]
 
     def mark(self, worker: str, state: ReceiptState) -> _Receipt:
-        """A worker's receipt is in this state from now on."""
+        """Set the state of a worker's receipt."""
         receipt = self.receipts.get(worker)
         if receipt is None:
             receipt = self.receipts[worker] = _Receipt()
@@ -96,7 +95,7 @@ class _Record:
 
 
 class UpdateTracker:
-    """Every update of this head, newest 1000. Thread-safe."""
+    """The last 1000 updates of this head. Thread-safe."""
 
     def __init__(
         self,
@@ -109,11 +108,10 @@ class UpdateTracker:
         """Make a tracker.
 
         Args:
-            apply_within_s: a worker that has not acknowledged after so long of running time is late.
+            apply_within_s: unpaused seconds after which a worker is late.
             notifier: notified at every change.
-            clock: seconds, never going back.
-            on_result: called whenever an update has come to a result: applied, late, failed, superseded; without its
-                receipts.
+            clock: monotonic seconds.
+            on_result: called when an update is applied, late, failed or superseded; without receipts.
         """
         self._on_result = on_result or _ignore
         self.apply_within_s = apply_within_s
@@ -123,13 +121,13 @@ class UpdateTracker:
         """Guards everything below."""
         self._records: OrderedDict[int, _Record] = OrderedDict()
         self._open: dict[int, _Record] = {}
-        """Those of them that may still change without being named."""
+        """Records that may still change."""
         self._last_tick = clock()
 
     # -- what happens ------------------------------------------------------------------------------------------
 
     def stage(self, published: PublishRecord) -> None:
-        """A publish was verified and kept, and will be handed to the fleet now."""
+        """Record a verified publish that is about to be handed to the fleet."""
         with self._lock:
             self._records[published.version] = self._open[published.version] = _Record(published=published)
             while len(self._records) > MOST_UPDATES:
@@ -141,13 +139,13 @@ class UpdateTracker:
                     self._open.pop(record.published.version, None)
 
     def withdraw(self, version: int) -> None:
-        """The fleet refused it: it never was."""
+        """Remove a publish that the fleet refused."""
         with self._lock:
             self._records.pop(version, None)
             self._open.pop(version, None)
 
     def warn(self, version: int, warning: str) -> None:
-        """Something beside the workers went wrong with a publish that stands."""
+        """Attach a warning to a publish that remains valid."""
         with self._lock:
             if (record := self._records.get(version)) is not None:
                 record.warning = warning
@@ -161,7 +159,7 @@ class UpdateTracker:
         refused: Mapping[str, str] | None = None,
         distribute_ms: float,
     ) -> None:
-        """The fleet has it: these workers act with it already, these have it staged, these refused it."""
+        """The fleet took it: workers that applied it already, have it staged, or refused it."""
         ended: list[Update] = []
         with self._lock:
             record = self._records[version]
@@ -187,17 +185,17 @@ class UpdateTracker:
         self._tell(ended)
 
     def acknowledged(self, worker: str, version: int) -> list[Update]:
-        """A worker acts with a version from now on. Returns the updates that this ended."""
+        """A worker acts with this version. Returns the updates that this ended."""
 
         def note(record: _Record) -> None:
             if record.published.version <= version:
                 self._acknowledge(record, worker, version)
 
-        # What was applied everywhere counts those that join with it, and not what came after it.
+        # An update that is already applied still counts workers that join with its version.
         return self._change(note, version)
 
     def refused(self, worker: str, version: int, reason: str) -> list[Update]:
-        """A worker could not take a version. Returns the updates that this ended."""
+        """A worker refused a version. Returns the updates that this ended."""
 
         def note(record: _Record) -> None:
             if record.published.version == version:
@@ -206,7 +204,7 @@ class UpdateTracker:
         return self._change(note, version)
 
     def lost(self, worker: str) -> list[Update]:
-        """A worker is gone: nobody waits for it. Its replacement acknowledges in its stead."""
+        """Stop waiting for a lost worker; its replacement acknowledges instead."""
 
         def note(record: _Record) -> None:
             receipt = record.receipts.get(worker)
@@ -216,13 +214,13 @@ class UpdateTracker:
         return self._change(note)
 
     def tick(self, *, can_apply: bool) -> list[Update]:
-        """Time passes. Call it about every second.
+        """Advance time. Call it about every second.
 
         Args:
-            can_apply: whether workers reach batch boundaries now; a paused fleet's do not, and are not late.
+            can_apply: False while paused: workers reach no batch boundary and are not late.
 
         Returns:
-            Updates that time has ended.
+            Updates that ended by timeout.
         """
         now = self.clock()
         elapsed, self._last_tick = now - self._last_tick, now
@@ -236,36 +234,36 @@ class UpdateTracker:
     # -- looking -----------------------------------------------------------------------------------------------
 
     def find(self, version: int) -> Update | None:
-        """An update, as it is now."""
+        """An update with its receipts."""
         with self._lock:
             record = self._records.get(version)
             return None if record is None else _describe(record)
 
     def glance(self, version: int) -> UpdateSummary | None:
-        """The same without receipts, which costs the same for any number of workers."""
+        """An update without receipts; O(1) in workers."""
         with self._lock:
             record = self._records.get(version)
             return None if record is None else _summarize(record)
 
     def is_over(self, version: int) -> bool:
-        """Whether a wait for an update has an end. Costs nothing: every long poll asks at every ring."""
+        """Whether an update is final. Lock-free: every long poll asks at every notification."""
         record = self._records.get(version)
         return record is not None and record.state in FINAL_STATES
 
     def published_as(self, version: int) -> PublishRecord | None:
-        """What a request published under a version; None when it is not known any more."""
+        """The publish of a version; None if it is not tracked any more."""
         record = self._records.get(version)
         return None if record is None else record.published
 
     def newest(self, most: int) -> tuple[UpdateSummary, ...]:
-        """The newest updates at a glance, newest first."""
+        """Summaries of the newest updates, newest first."""
         with self._lock:
             return tuple(_summarize(record) for record in islice(reversed(self._records.values()), most))
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
     def _change(self, note: Callable[[_Record], None], version: int = 0) -> list[Update]:
-        """Look at every open record, and at that of a version though it is over."""
+        """Apply `note` to every open record, and to the applied record of `version`."""
         ended: list[Update] = []
         with self._lock:
             records = [*self._open.values()]
@@ -317,7 +315,7 @@ class UpdateTracker:
             reasons = sorted({r.error for r in record.receipts.values() if r.error})
             record.error = "; ".join(reasons) or (
                 f"no worker acknowledged version {record.published.version} within {self.apply_within_s:.0f} s; "
-                "GET /v1/workers says what they do"
+                "see GET /v1/workers"
             )
 
 
@@ -335,7 +333,7 @@ def update_id(version: int) -> str:
 
 
 def version_of(text: str) -> int | None:
-    """The version that an update id stands for; None for any other text."""
+    """The version of an update id; None for other text."""
     digits = text[1:]
     is_id = text.startswith("u") and digits.isascii() and digits.isdigit() and len(digits) <= 19
     return int(digits) if is_id and str(int(digits)) == digits else None

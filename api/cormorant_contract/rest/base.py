@@ -1,4 +1,4 @@
-"""What the JSON bodies of the REST API share."""
+"""Types shared by the JSON bodies of the REST API."""
 
 from typing import Annotated
 
@@ -12,7 +12,7 @@ VERSION_MAX = 2**63 - 1
 
 def _no_boolean(value: object) -> object:
     if isinstance(value, bool):
-        raise ValueError(f"{str(value).lower()} is a boolean; send a number")  # noqa: TRY004  # pydantic takes it as its own
+        raise ValueError(f"{str(value).lower()} is a boolean; send a number")  # noqa: TRY004  # pydantic reports a ValueError as a field error
     return value
 
 
@@ -23,18 +23,18 @@ Version = Annotated[int, Number, Field(ge=0, le=VERSION_MAX)]
 Count = Annotated[int, Number, Field(ge=0, le=COUNT_MAX)]
 Millis = Annotated[float, Field(ge=0)]
 Name = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@/-]*$")]
-"""Who somebody says to be: an owner of a lease, a consumer."""
+"""A name that a client gives itself: a lease owner or a consumer."""
 
 __all__ = ["Answer", "Count", "Millis", "Name", "Number", "Request", "Time", "Version"]
 
 
 class Request(BaseModel):
-    """A body that a client sends. Unknown keys are refused: a misspelt one must not be ignored."""
+    """A body that a client sends. Unknown keys are an error, so that a misspelt one is not ignored."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
 class Answer(BaseModel):
-    """A body that the head sends. A client ignores keys that it does not know: heads may be newer."""
+    """A body that the head sends. Clients ignore unknown keys: the head may be newer."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", use_attribute_docstrings=True)

@@ -4,30 +4,30 @@ from cormorant_contract.rest.base import Answer, Count, Millis
 
 
 class MemoryTensor(Answer):
-    """One tensor in a memory."""
+    """Location of one tensor in a shared-memory file."""
 
     dtype: str
     """The safetensors name, e.g. "F32"."""
     shape: tuple[int, ...]
     offset: Count
-    """First byte in the memory; C order from there."""
+    """First byte in the file; the tensor follows in C order."""
 
 
 class MemoryPart(Answer):
     """One worker's share of a batch."""
 
     path: str
-    """What to open and map, read-only."""
+    """File to open and map read-only."""
     size_bytes: Count
     tensors: dict[str, MemoryTensor]
-    """By the names that the safetensors file would have, e.g. `0/observation`."""
+    """Keyed by the tensor's name in the safetensors file, e.g. `0/observation`."""
 
 
 class MemoryBatch(Answer):
-    """Where a batch lies. Valid until it is acknowledged, released, or its time to acknowledge is over.
+    """Location of a batch in shared memory. Valid until it is acknowledged or released, or `ack_within_s` has passed.
 
-    A reader that holds a shared lock (flock) on a part's open file before that time is over may read it for as long as
-    it holds the lock: nobody writes there before.
+    A reader that takes a shared lock (flock) on a part's open file within that time may read the part for as long as
+    it holds the lock: no worker writes there meanwhile.
     """
 
     id: str
@@ -37,7 +37,7 @@ class MemoryBatch(Answer):
     delivery: Count
     ack_within_s: Millis
     lent_at: float | None = None
-    """When the time to acknowledge began, by CLOCK_MONOTONIC of the machine. None: an older head does not say."""
+    """When `ack_within_s` began, on the machine's CLOCK_MONOTONIC. None: sent by an older head."""
     metadata: dict[str, str]
     """The `__metadata__` that the safetensors file would have."""
     parts: tuple[MemoryPart, ...]

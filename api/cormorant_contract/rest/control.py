@@ -1,4 +1,4 @@
-"""What the operator asks for: sizes, drain, retirement."""
+"""Requests of the operator: group sizes, drain, retirement."""
 
 from typing import Annotated, Self
 
@@ -11,14 +11,15 @@ Index = Annotated[int, Number, Field(ge=0, le=65535)]
 
 
 class Desired(Request):
-    """How many workers each group is to have, and whether they are to stand still. What is not named stays as it is."""
+    """Desired number of workers per group, and whether the job is paused. Omitted fields keep their value."""
 
     groups: Annotated[dict[str, Replicas], Field(default={}, max_length=8)]
     paused: bool | None = None
-    """The job's `spec.paused`, as it is now; leases hold the fleet besides."""
+    """Current value of the job's `spec.paused`. Pause leases apply in addition."""
     empty_slots: Annotated[dict[str, tuple[Index, ...]], Field(default={}, max_length=8)]
-    """Slots by group that no worker is expected in: the group's workers have the lowest other indices. A group that is
-    not named here has none, and its workers have the lowest indices. Heads whose report lacks it refuse it."""
+    """Indices by group that stay without a worker; the group's workers take the lowest other indices. Groups that are
+    not named skip none. Older heads, whose report lacks this field, refuse it.
+    """
 
     @model_validator(mode="after")
     def _is_about_something(self) -> Self:
@@ -30,21 +31,21 @@ class Desired(Request):
 
 
 class DesiredReport(Answer):
-    """What is wanted by now."""
+    """Desired sizes and pause, as the head has them."""
 
     groups: dict[str, Count]
     paused: bool
-    """`spec.paused`, as the head knows it."""
+    """`spec.paused`, as last sent to the head."""
     pending: bool
-    """Workers are being started or retired."""
+    """True while workers are being started or retired."""
     error: str = ""
-    """Why the last change failed, if it did."""
+    """Why the last change failed; empty if it succeeded."""
     empty_slots: dict[str, tuple[Count, ...]] | None = None
-    """As they were asked for; groups without any are left out. None: an older head, which knows sizes alone."""
+    """Skipped indices by group, as requested; groups without any are omitted. None from an older head."""
 
 
 class DrainReport(Answer):
-    """How far the drain is."""
+    """Progress of the drain."""
 
     draining: bool
     waiting_batches: Count
@@ -53,7 +54,7 @@ class DrainReport(Answer):
 
 
 class Retirement(Answer):
-    """A worker that goes."""
+    """A worker that is being retired."""
 
     worker: str
     detail: str

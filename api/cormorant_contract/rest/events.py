@@ -22,10 +22,10 @@ EventKind = Literal[
 
 
 class Event(Answer):
-    """Something that happened. Fields that say nothing are empty or 0."""
+    """One event. Fields that do not apply are empty or 0."""
 
     id: str
-    """Send the last one seen as `Last-Event-ID` to go on after it."""
+    """Send the last id you saw as `Last-Event-ID` to resume after it."""
     kind: EventKind | str
     time: Time
     worker: str = ""
@@ -33,5 +33,5 @@ class Event(Answer):
     frames: int = 0
     update_id: str = ""
     state: str = ""
-    """Of an update: its state."""
+    """State of the update, for `update` events."""
     reason: str = ""

@@ -1,9 +1,9 @@
-"""Names of headers and media types that both sides use."""
+"""Header names and media types that head and clients share."""
 
 SAFETENSORS = "application/vnd.safetensors"
 PROBLEM_JSON = "application/problem+json"
 MEMORY_JSON = "application/vnd.cormorant.memory+json"
-"""Asked for by a consumer on the head's own machine: where the batch lies in shared memory, instead of its bytes."""
+"""For consumers on the head's machine: the location of the batch in shared memory instead of its bytes."""
 BATCH_STREAM = "application/vnd.cormorant.batches"
 """`GET /v1/batches`: 8 bytes (little-endian length of what follows), one safetensors file; repeated."""
 
@@ -12,11 +12,11 @@ FRAMES = "Cormorant-Frames"
 MIN_VERSION = "Cormorant-Min-Version"
 MAX_VERSION = "Cormorant-Max-Version"
 DELIVERY = "Cormorant-Delivery"
-"""1 for the first time that a batch is handed out."""
+"""How often the batch has been delivered, from 1."""
 ACK_WITHIN = "Cormorant-Ack-Within"
-"""Seconds after which a batch that was not acknowledged goes to the next consumer."""
+"""Seconds after which an unacknowledged batch goes to the next consumer."""
 POLICY_VERSION = "Cormorant-Policy-Version"
-"""On weights: the version of the bytes."""
+"""Version of the weights in the body."""
 
 DIGEST_PREFIX = "xxh3:"
 

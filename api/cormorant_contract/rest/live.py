@@ -1,9 +1,9 @@
 """`/v1/live`: server-sent events for pages that watch a job. Each kind carries one JSON object as data:
 
-hello      -> Hello     once: what this listener may do
-opening    -> Opening   once, and again after a listener fell behind: what was
-moment     -> Moment    every second: what is, the same bytes for all listeners
-bye        -> Bye       the head ends
+hello      -> Hello     once: the listener's role
+opening    -> Opening   once, and again after a listener fell behind: history and current state
+moment     -> Moment    every second: current state, the same bytes for all listeners
+bye        -> Bye       the head shuts down
 """
 
 from typing import Literal
@@ -17,10 +17,10 @@ from cormorant_contract.rest.updates import UpdateSummary
 
 
 class Hello(Answer):
-    """What this listener may do."""
+    """Permissions of this listener."""
 
     role: Literal["read", "write", "operator"]
-    """What its token proves; "operator" where the head has no tokens."""
+    """Role of its token; "operator" if the head runs without tokens."""
 
 
 class Sample(Answer):
@@ -31,53 +31,53 @@ class Sample(Answer):
     per_second: float
     """Frames stepped per second."""
     mean_return: float | None = None
-    """Of the last episodes, 100 at most; None before the first one ended."""
+    """Mean return of the last episodes (at most 100); None before the first one ended."""
     return_low: float | None = None
     """First decile of those returns; None while there are fewer than five."""
     return_high: float | None = None
     """Ninth decile of those returns."""
     mean_length: float | None = None
-    """Frames, of the same episodes."""
+    """Mean length of the same episodes, in frames."""
     staleness: float = 0
-    """Published policy versions that the slowest worker is behind."""
+    """Versions by which the slowest worker lags behind the newest published one."""
     time_shares: dict[str, float] = Field(default_factory=dict)
-    """How the workers spent the time since the last sample, by activity; the values sum to 1, or it is empty."""
+    """Share of the workers' time since the last sample by activity; sums to 1, or empty."""
 
 
 class LogLine(Answer):
     """One line of the head's log."""
 
     number: Count
-    """Counts up from 0 in each head."""
+    """Line number, from 0 in each head."""
     time: Time
     level: str
     text: str
 
 
 class Moment(Answer):
-    """The whole job at one moment."""
+    """State of the whole job at one moment."""
 
     time: Time
     status: Status
     spec_paused: bool
-    """The manifest pauses the job, whatever the leases say."""
+    """True while `spec.paused` pauses the job, regardless of leases."""
     workers: tuple[Worker, ...] | None = None
-    """Every worker; None: as they were told last. More than a hundred are not told every second."""
+    """Every worker; None: unchanged since the last list. Lists of more than 100 workers are not sent every second."""
     updates: tuple[UpdateSummary, ...] = ()
-    """The newest publishes of this head, newest first; receipts are at `/v1/updates/{id}`."""
+    """The latest publishes of this head, newest first; receipts are at `/v1/updates/{id}`."""
     events: tuple[Event, ...] = ()
-    """What happened since the last moment, oldest first, without what comes with every batch (`accepted`, `applied`,
-    `dropped`). An event may come twice; its id says so.
+    """Events since the last moment, oldest first, without those of every batch (`accepted`, `applied`, `dropped`).
+    An event may be sent twice; deduplicate by id.
     """
     sample: Sample | None = None
     """The newest point of the plots."""
     logs: tuple[LogLine, ...] = ()
-    """Lines of the head's log since the last moment, oldest first. A line may come twice; its number says so."""
+    """Lines of the head's log since the last moment, oldest first. A line may be sent twice; deduplicate by number."""
 
 
 class History(Answer):
-    """The whole run in at most 2,100 samples, the last quarter of an hour with one a second: arrays of one length, the
-    oldest first. Fields as in Sample.
+    """The whole run in at most 2,100 samples, with one per second for the last 15 minutes. Arrays of equal length,
+    oldest first; fields as in Sample.
     """
 
     at: tuple[float, ...] = ()
@@ -91,27 +91,27 @@ class History(Answer):
 
 
 class PictureSize(Answer):
-    """What `/v1/workers/{worker}/picture` shows, in pixels."""
+    """Size of the PNG at `/v1/workers/{worker}/picture`, in pixels."""
 
     height: Count
     width: Count
 
 
 class Opening(Answer):
-    """What a listener has missed."""
+    """History of the run and its current state."""
 
     num_envs: Count
-    """Environments of each worker."""
+    """Environments per worker."""
     picture: PictureSize | None
-    """None: observations are not pictures."""
+    """None: observations are not images."""
     history: History
     moment: Moment
     manifest: str = ""
-    """The CollectorJob that this head runs, in YAML."""
+    """The CollectorJob that this head runs, as YAML."""
 
 
 class Bye(Answer):
-    """The head ends, or is replaced."""
+    """The head shuts down or is replaced."""
 
     reason: str = ""
-    """Why the fleet cannot go on, if that is it."""
+    """The failure that ended the fleet; empty if it did not fail."""

@@ -1,10 +1,10 @@
-"""`/v1/models`: what can be published, and what was."""
+"""`/v1/models`: the models that can be published, and their versions."""
 
 from cormorant_contract.rest.base import Answer, Count, Request, Time, Version
 
 
 class TensorShape(Answer):
-    """One tensor that weights must have."""
+    """Name, dtype and shape that one published tensor must have."""
 
     name: str
     dtype: str
@@ -17,9 +17,9 @@ class ModelSummary(Answer):
 
     name: str
     version: Version
-    """Newest published version that holds this model; 0: it acts as it was built."""
+    """Newest published version of this model; 0: it still uses its initial weights."""
     digest: str = ""
-    """`xxh3:` and 32 hex digits of the published file; empty while nothing was published."""
+    """`xxh3:` and 32 hex digits of the published file; empty before the first publish."""
     etag: str = ""
     bytes: Count = 0
     """Size of the published file."""
@@ -27,11 +27,11 @@ class ModelSummary(Answer):
 
 
 class Model(ModelSummary):
-    """One named model, in full."""
+    """One named model with its tensor specs."""
 
     tensors: tuple[TensorShape, ...]
     workers_by_version: dict[str, Count]
-    """How many workers act with each policy version; keys are decimal numbers."""
+    """Number of workers acting with each policy version; keys are decimal numbers."""
 
 
 class Models(Answer):
@@ -39,7 +39,7 @@ class Models(Answer):
 
     models: tuple[ModelSummary, ...]
     version: Version
-    """The job's newest published version, whatever the model."""
+    """Newest published version of any model."""
 
 
 class VersionEntry(Answer):
@@ -51,7 +51,7 @@ class VersionEntry(Answer):
     bytes: Count
     published_at: Time
     author: str
-    """The role that published it, and from where."""
+    """Role and address of the publisher."""
 
 
 class Versions(Answer):
@@ -60,10 +60,10 @@ class Versions(Answer):
     model: str
     versions: tuple[VersionEntry, ...]
     keeps: Count
-    """How many versions are retained at most."""
+    """Maximum number of retained versions."""
 
 
 class Rollback(Request):
-    """Publish an old version's bytes again, under a new number."""
+    """Publish the weights of a retained version again, under a new version number."""
 
     version: Version

@@ -1,4 +1,4 @@
-"""`/v1/pauses`: who wants the fleet to stand still, and for how long."""
+"""`/v1/pauses`: who pauses the fleet, and for how long."""
 
 import unicodedata
 from typing import Annotated, Literal
@@ -11,34 +11,34 @@ LONGEST_TTL_S = 24 * 3600
 LONGEST_WAIT_S = 300
 
 PauseState = Literal["running", "draining", "paused"]
-"""draining: asked to stop, and not every worker has."""
+"""draining: pause requested, some workers still step."""
 TtlSeconds = Annotated[float, Number, Field(gt=0, le=LONGEST_TTL_S)]
 WaitSeconds = Annotated[float, Number, Field(ge=0, le=LONGEST_WAIT_S)]
 
 
 def _printable(text: str) -> str:
-    """Others read it on their terminals, which obey control characters."""
+    """The text is printed on terminals, which obey control characters."""
     if odd := next((c for c in text if unicodedata.category(c) == "Cc"), ""):
-        raise ValueError(f"the control character {odd!r} is in it; write it without")
+        raise ValueError(f"contains the control character {odd!r}; remove it")
     return text
 
 
 class PauseRequest(Request):
-    """Ask for a lease. The same owner asking again renews the one it holds."""
+    """Request a pause lease. A second request of the same owner renews its lease."""
 
     owner: Name = "default"
-    """Who pauses; one lease each."""
+    """Owner of the lease. Each owner holds at most one."""
     reason: Annotated[str, Field(max_length=1024), AfterValidator(_printable)] = ""
     mode: Literal["now"] = "now"
-    """now: stop at the next vector step; batches under way are kept and go on at resume."""
+    """now: stop at the next vector step. Open batches are kept and continue after the resume."""
     ttl_seconds: TtlSeconds = 300
-    """The lease ends by itself after so long: an owner that died does not hold up the job for ever."""
+    """Seconds after which the lease expires, so that an owner that died does not block the job."""
     wait_seconds: WaitSeconds = 30
-    """Answer when every worker stands still, or after so long."""
+    """Seconds to wait for every worker to stop before the response is sent."""
 
 
 class PauseLease(Answer):
-    """One owner's pause."""
+    """One owner's pause lease."""
 
     id: str
     owner: str
@@ -47,20 +47,20 @@ class PauseLease(Answer):
     created_at: Time
     expires_at: Time
     state: PauseState
-    """Of the whole fleet, when this was written."""
+    """State of the whole fleet when the response was written."""
 
 
 class Pauses(Answer):
-    """All leases. The fleet is paused while there is one, or while the job's `spec.paused` is true."""
+    """All leases. The fleet is paused while a lease is held or the job's `spec.paused` is true."""
 
     state: PauseState
     spec_paused: bool
     leases: tuple[PauseLease, ...]
     error: str = ""
-    """Why the fleet is not where it should be, if so."""
+    """Why the fleet could not be paused or resumed; empty if it was."""
 
 
 class ResumeRequest(Request):
-    """End the lease of an owner."""
+    """End the pause lease of one owner."""
 
     owner: Name = "default"

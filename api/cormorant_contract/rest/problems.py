@@ -11,7 +11,7 @@ TYPE_PREFIX = "https://cormorant.dev/problems/"
 
 
 class ProblemType(StrEnum):
-    """What went wrong, as the last part of the `type` URI. Clients tell errors apart by this, never by the text."""
+    """Last part of the `type` URI. Clients tell errors apart by it, never by the text."""
 
     MALFORMED_REQUEST = "malformed-request"
     MALFORMED_SAFETENSORS = "malformed-safetensors"
@@ -62,22 +62,22 @@ class ProblemType(StrEnum):
 
 
 class Differences(Answer):
-    """Tensors that do not fit; at most 20 are named, all are counted."""
+    """Tensors that do not match the policy: the count of all and the names of at most 20."""
 
     count: Count
     names: tuple[str, ...]
 
 
 class FieldError(Answer):
-    """One thing wrong in a request."""
+    """One invalid field of a request."""
 
     field: str
-    """Where, e.g. `query.version` or `body.ttl_seconds`."""
+    """Path of the field, e.g. `query.version` or `body.ttl_seconds`."""
     message: str
 
 
 class Problem(Answer):
-    """The body of every error. Members past `instance` are there where they mean something."""
+    """Body of every error response. Members after `instance` are present only where they apply."""
 
     model_config = ConfigDict(
         extra="allow",
@@ -86,7 +86,7 @@ class Problem(Answer):
                 "type": TYPE_PREFIX + ProblemType.VERSION_CONFLICT,
                 "title": "Version conflict",
                 "status": 409,
-                "detail": "version 6 is not newer than 7; publish a higher version or leave it out",
+                "detail": "version 6 is not newer than 7; publish a higher version or omit it",
                 "current_version": 7,
             }
         },
@@ -107,12 +107,12 @@ class Problem(Answer):
     oldest_retained: Version | None = None
     update_id: str | None = None
     offset: Count | None = None
-    """Of malformed bytes: where the fault lies."""
+    """Byte offset of the first malformed byte."""
     limit_bytes: Count | None = None
     accepted: tuple[str, ...] | None = None
-    """Media types or encodings that would do."""
+    """Accepted media types or encodings."""
     known: tuple[str, ...] | None = None
-    """Names that exist."""
+    """Known names."""
     retry_after_s: float | None = None
     expected: str | None = None
     got: str | None = None
@@ -122,13 +122,13 @@ class Problem(Answer):
     dtype: Differences | None = None
     errors: tuple[FieldError, ...] | None = None
     role: str | None = None
-    """Of a 403: the role that is needed."""
+    """Role that the request needs, with a 403."""
 
     @property
     def kind(self) -> str:
-        """The last part of `type`, to compare with ProblemType; anything else for a problem of a newer head."""
+        """Last part of `type`, to compare with ProblemType; a newer head may send other values."""
         return self.type.removeprefix(TYPE_PREFIX)
 
     def document(self) -> dict[str, Any]:
-        """As it is sent: members that mean nothing here are left out."""
+        """The JSON document, without members that are None."""
         return self.model_dump(mode="json", exclude_none=True)

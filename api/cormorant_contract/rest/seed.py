@@ -1,18 +1,18 @@
-"""`/v1/seed`: every worker begins anew."""
+"""`/v1/seed`: restart every worker's environments and random streams."""
 
 from cormorant_contract.rest.base import Answer, Count, Request
 
 
 class Reseed(Request):
-    """Ask for other streams."""
+    """Reseed the fleet."""
 
     seed: Count
-    """Takes the place of `spec.collection.seed` for as long as this head runs."""
+    """Replaces `spec.collection.seed` until this head ends."""
 
 
 class Seeded(Answer):
-    """Who has begun anew."""
+    """The workers that were reseeded."""
 
     seed: Count
     workers: tuple[str, ...]
-    """`<group>-<index>`. Workers that are replaced later begin with this seed, too."""
+    """`<group>-<index>`. Later replacements of workers also use this seed."""

@@ -1,4 +1,4 @@
-"""`/v1/status` and `/v1/workers`: what goes on."""
+"""`/v1/status` and `/v1/workers`."""
 
 from typing import Annotated, Literal
 
@@ -12,7 +12,7 @@ Phase = Literal["Starting", "Running", "Paused", "Draining", "Completing", "Comp
 
 
 class Condition(Answer):
-    """One fact, in the shape of Kubernetes' conditions."""
+    """A condition, in the form that Kubernetes uses."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
@@ -21,56 +21,56 @@ class Condition(Answer):
 
 
 class FrameCounts(Answer):
-    """Progress of the job."""
+    """Progress in frames."""
 
     collected: Count
-    """Accepted by the output: what totalFrames counts."""
+    """Frames accepted by the output; `totalFrames` counts these."""
     settled: Count = 0
-    """Those that no later head collects again: acknowledged, dropped as the oldest, or in a dataset. 0 where an older
-    head does not say."""
+    """Frames that a later head will not collect again: acknowledged, dropped as the oldest, or in a dataset. 0 from an
+    older head."""
     target: Count | None
     per_second: float
-    """Stepped in the last seconds, per second."""
+    """Frames stepped per second, over the last 10 s."""
     stepped: Count
     delivered: Count
-    """In batches that consumers acknowledged."""
+    """Frames in acknowledged batches."""
     dropped: dict[str, Count]
-    """Stepped and never delivered, by reason."""
+    """Frames stepped but never delivered, by reason."""
 
 
 class WeightsReport(Answer):
-    """Policy versions of the fleet."""
+    """Published and applied policy versions."""
 
     version: Version
     min_applied_version: Version
-    """Oldest version that a worker acts with; equal to `version` when there is no worker."""
+    """Oldest version that any worker acts with; `version` if there is no worker."""
     update_id: str = ""
-    """Of the newest publish."""
+    """Id of the newest publish."""
     update_state: str = ""
 
 
 class QueueReport(Answer):
-    """Batches between the workers and consumers."""
+    """Batches between workers and consumers."""
 
     capacity: Count
     waiting: Count
-    """Complete and not asked for yet."""
+    """Complete, not requested by a consumer yet."""
     ready: Count
-    """Given back by a consumer, or not taken by the one that asked."""
+    """Ready for the next request: released by a consumer, or not picked up by the one that asked."""
     lent: Count
-    """With consumers, not acknowledged."""
+    """Delivered to consumers, not acknowledged yet."""
     oldest_lent_seconds: Annotated[float, Field(ge=0)] | None = None
-    """Since the oldest of those was handed out."""
+    """Seconds since the oldest of these was delivered."""
     acked: Count
     redelivered: Count
     held: Count = 0
-    """Acknowledged by one consumer while another still reads their shared memory; no worker may write there."""
+    """Acknowledged batches whose shared memory another consumer still reads; workers cannot reuse it."""
     ended: bool
-    """All is delivered and acknowledged."""
+    """True once every batch is delivered and acknowledged."""
 
 
 class Consumer(Answer):
-    """One that takes batches."""
+    """A consumer of batches."""
 
     name: str
     taken: Count
@@ -80,7 +80,7 @@ class Consumer(Answer):
 
 
 class Worker(Answer):
-    """One worker."""
+    """One worker of the fleet."""
 
     id: str
     """`<group>-<index>`."""
@@ -89,24 +89,24 @@ class Worker(Answer):
     phase: str
     attempt: Count
     version: int
-    """The policy version that acts."""
+    """Policy version that the worker acts with."""
     lag: Count
-    """Published versions that it is behind."""
+    """Versions by which the worker lags behind the newest published one."""
     frames: Count
-    """Stepped by this attempt."""
+    """Frames stepped by this attempt."""
     per_second: float
     env_restarts: Count
     pid: Count
 
 
 class Workers(Answer):
-    """Every worker that exists."""
+    """All workers of the fleet."""
 
     workers: tuple[Worker, ...]
 
 
 class GroupReport(Answer):
-    """Workers of one group."""
+    """Desired and ready workers of one group."""
 
     name: str
     desired: Count
@@ -114,21 +114,21 @@ class GroupReport(Answer):
 
 
 class EpisodeReport(Answer):
-    """Episodes that ended."""
+    """Completed episodes."""
 
     count: Count
     mean_return: float | None
-    """Of the last ones, 100 at most."""
+    """Mean over the last episodes (at most 100)."""
     mean_length: float | None
 
 
 class Status(Answer):
-    """The whole job at one moment."""
+    """State of the whole job."""
 
     job: str
     namespace: str
     epoch: str
-    """Differs between two runs of a head: batches of another epoch are unknown."""
+    """Id of this run of the head. Batch ids of another epoch are unknown to it."""
     phase: Phase
     conditions: tuple[Condition, ...]
     frames: FrameCounts
@@ -141,25 +141,25 @@ class Status(Answer):
     queue: QueueReport
     consumers: tuple[Consumer, ...]
     data_port: Count
-    """Bulk bytes (batches, weights, state) are best asked for there; 0: this port serves all."""
+    """Port for batches, weights and state; 0: use the control port."""
     listeners: Count
-    """Streams of events that are open."""
+    """Open event streams."""
     listeners_dropped: Count
-    """Streams that were closed because they read too slowly."""
+    """Event streams that were closed because the client read too slowly."""
     started_at: Time
     desired: DesiredReport | None = None
-    """As `GET /v1/desired`: one request tells the operator everything. None: an older head does not say."""
+    """Same as `GET /v1/desired`, so that the operator needs one request. None from an older head."""
 
 
 class Build(Answer):
-    """What runs."""
+    """Version of the head and its API."""
 
     version: str
     api: Literal["v1"] = "v1"
 
 
 class Check(Answer):
-    """One condition of readiness."""
+    """One readiness check."""
 
     name: str
     ok: bool
@@ -167,7 +167,7 @@ class Check(Answer):
 
 
 class Readiness(Answer):
-    """Whether requests should be sent here."""
+    """Whether the head accepts requests."""
 
     ready: bool
     checks: tuple[Check, ...]

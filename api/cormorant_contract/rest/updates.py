@@ -1,9 +1,9 @@
-"""`/v1/updates`: what became of a publish.
+"""`/v1/updates`: progress of a publish.
 
 staged -> applying -> applied
                    -> partially_applied (some workers are late) -> applied
-                   -> failed (nobody acknowledged in time, or all refused)
-                   -> superseded (a newer version of the same models came first)
+                   -> failed (no worker acknowledged in time, or all refused)
+                   -> superseded (replaced by a newer version of the same models)
 """
 
 from typing import Literal
@@ -13,11 +13,11 @@ from cormorant_contract.rest.base import Answer, Count, Millis, Time, Version
 UpdateState = Literal["staged", "applying", "applied", "partially_applied", "failed", "superseded"]
 ReceiptState = Literal["waiting", "applied", "refused", "lost"]
 FINAL_STATES = frozenset({"applied", "failed", "superseded"})
-"""A wait for an update ends with these."""
+"""States that end a wait for an update."""
 
 
 class WorkerCounts(Answer):
-    """How far an update is."""
+    """Workers that acknowledged or refused an update."""
 
     total: Count
     acked: Count
@@ -25,25 +25,25 @@ class WorkerCounts(Answer):
 
 
 class UpdateReceipt(Answer):
-    """One worker's answer."""
+    """One worker's receipt."""
 
     worker: str
     version: Version
-    """The version that the worker acts with: this one, or a newer one."""
+    """Version that the worker acts with: this one or a newer one."""
     state: ReceiptState
     latency_ms: Millis | None = None
-    """From the last byte of the request to the worker's word."""
+    """From the last byte of the request to the worker's receipt."""
     error: str = ""
 
 
 class UpdateTimings(Answer):
-    """Where the time went."""
+    """Duration of each stage."""
 
     receive_ms: Millis = 0
     verify_ms: Millis = 0
     distribute_ms: Millis = 0
     apply_ms: Millis | None = None
-    """From handing over to the last worker's word."""
+    """From handing the weights to the fleet to the last worker's receipt."""
 
 
 class ModelUpdate(Answer):
@@ -56,7 +56,7 @@ class ModelUpdate(Answer):
 
 
 class UpdateSummary(Answer):
-    """A publish at a glance."""
+    """Summary of a publish."""
 
     update_id: str
     version: Version
@@ -66,32 +66,32 @@ class UpdateSummary(Answer):
     workers: WorkerCounts
     staged_at: Time
     slowest_ms: Millis | None = None
-    """From the last byte of the request to the word of the last worker that acknowledged so far."""
+    """From the last byte of the request to the latest receipt so far."""
     superseded_by: Version | None = None
     error: str = ""
 
 
 class Update(Answer):
-    """A publish, as far as it has come."""
+    """A publish and its receipts."""
 
     update_id: str
     model: str
-    """The model; with several, the first by name."""
+    """Published model; the first by name if there are several."""
     models: dict[str, ModelUpdate]
     version: Version
     digest: str
-    """Of the request's body: `xxh3:` and 32 hex digits."""
+    """Digest of the request body: `xxh3:` and 32 hex digits."""
     etag: str
     bytes: Count
     tensors: Count
     state: UpdateState
     workers: WorkerCounts
     receipts: tuple[UpdateReceipt, ...]
-    """Of the last 20 publishes; of older ones, which have ended, only `workers` is known."""
+    """Receipts by worker. Kept for the last 20 publishes; older ones have only `workers`."""
     superseded_by: Version | None = None
     error: str = ""
     warning: str = ""
-    """What did not work though the publish stands."""
+    """A problem that did not prevent the publish, e.g. that it could not be written to disk."""
     staged_at: Time
     applied_at: Time | None = None
     timings: UpdateTimings

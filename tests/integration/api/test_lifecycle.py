@@ -290,7 +290,7 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
     assert (wrong.status, wrong.kind, wrong.headers["allow"]) == (405, "method-not-allowed", "GET")
     wrong = endless.reader.call("DELETE", "/v1/models/policy/weights")
     assert wrong.headers["allow"] == "GET, HEAD, PATCH, PUT"
-    assert wrong.json["detail"].endswith("; it takes GET, HEAD, PATCH, PUT")
+    assert wrong.json["detail"].endswith("; use GET, HEAD, PATCH, PUT")
     for path, body in (("/v1/pause", {"ttl_seconds": True}), ("/v1/seed", {"seed": True})):
         boolean = endless.writer.post(path, body)
         assert (boolean.status, boolean.kind) == (422, "invalid-request")
@@ -329,7 +329,7 @@ def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monke
     answer = connection.getresponse()
     document = json.loads(answer.read())
     assert (answer.status, document["type"].rpartition("/")[2]) == (408, "upload-stalled")
-    assert "10 bytes were" in document["detail"]
+    assert "10 bytes came" in document["detail"]
     connection.close()
 
 
@@ -522,7 +522,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         weights = safetensors.numpy.save({"weight": np.ones(1, np.float32)})
         published = served.writer.put("/v1/models/policy/weights", weights, Prefer="wait=60")
         assert (published.status // 100, published.json["version"]) == (2, 1)
-        assert published.json["warning"].startswith("the head drains: no worker begins a batch with these weights")
+        assert published.json["warning"].startswith("the head is draining: no worker starts a batch with these weights")
         refused = served.writer.post("/v1/seed", {"seed": 1})
         assert (refused.status, refused.kind) == (503, "draining")
         # A Service that left it out would cut learners off from what is left to take.
@@ -547,7 +547,7 @@ def test_livez_fails_when_the_fleets_thread_hangs(endless: Served) -> None:
     with endless.fleet._changed:  # as long as it is held here, the fleet's thread does not turn
         endless.fleet._turned_at -= 130
         reply = endless.nobody.get("/livez")
-    assert (reply.status, reply.body.split(b" for ")[0]) == (503, b"the fleet's thread has not turned")
+    assert (reply.status, reply.body.split(b" for ")[0]) == (503, b"the fleet's thread has been stuck")
     until(lambda: endless.nobody.get("/livez").status == 200)
 
 

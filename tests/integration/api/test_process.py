@@ -158,11 +158,11 @@ def test_what_cannot_be_used_is_refused_with_a_sentence(manifest: Path, tmp_path
     for arguments, sentence, code in (
         (
             ("--job", str(manifest), "--no-tokens", "--host", "0.0.0.0"),
-            "without tokens a head listens on loopback only",
+            "a head without tokens may listen on loopback only",
             2,
         ),
-        (("--job", str(manifest), "--token-file", str(open_tokens)), "others can read the tokens", 3),
-        (("--job", str(manifest), "--tls-cert", "x"), "--tls-cert and --tls-key belong together", 2),
+        (("--job", str(manifest), "--token-file", str(open_tokens)), "other users can read the tokens", 3),
+        (("--job", str(manifest), "--tls-cert", "x"), "--tls-cert and --tls-key must be given together", 2),
         (("--job", str(tmp_path / "nope.yaml")), "nope.yaml", 2),
     ):
         ended = run_head(*arguments)

@@ -273,7 +273,7 @@ def test_what_is_no_weights_for_this_policy_is_refused_and_changes_nothing(
 def test_values_that_are_no_numbers_are_taken_from_who_means_them(endless: Served) -> None:
     before = current(endless)
     refused = endless.writer.put(PATH, weights_file(1, bias=np.array([0, -np.inf, np.nan], np.float32)))
-    assert refused.json["detail"].startswith("policy/bias: NaN or infinite values; nothing was applied")
+    assert refused.json["detail"].startswith("policy/bias: NaN or infinite values; nothing was published")
     meant = endless.writer.put(
         PATH + "?allow_nonfinite=true", weights_file(before + 1, bias=np.array([0, -np.inf, 0], np.float32))
     )
@@ -286,7 +286,7 @@ def test_a_version_leaves_room_for_those_after_it(endless: Served) -> None:
     for version in (2**52 + 1, 2**63 - 1):
         refused = endless.writer.put(f"{PATH}?version={version}", weights_file(1))
         assert (refused.status, refused.kind) == (409, "version-conflict")
-        assert refused.json["detail"].startswith(f"version {version} is past {2**52}, the highest that may be chosen")
+        assert refused.json["detail"].startswith(f"version {version} is above the limit {2**52}")
     assert current(endless) == before
 
 
@@ -319,7 +319,9 @@ def test_a_publish_is_known_again_after_its_bytes_are_gone(endless: Served) -> N
 def test_bodies_take_no_more_memory_together_than_the_longest_one_may() -> None:
     room = UploadRoom(most_bytes=100, most=2)
     with room.of(90):
-        with pytest.raises(ApiError, match="1 uploads of 90 bytes are under way, at most 2 of 100 may be") as refused:
+        with pytest.raises(
+            ApiError, match="1 uploads with 90 bytes in progress, limit 2 uploads with 100 bytes"
+        ) as refused:
             room.of(11).__enter__()
         assert refused.value.status == 429
         with room.of(10), pytest.raises(ApiError):

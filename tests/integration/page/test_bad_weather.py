@@ -36,7 +36,7 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
             watched.page.wait_for_function(f"() => {line}.split('L').length > 4")
             head.kill()
             watched.wait_for_text("#phase", "Disconnected")
-            watched.wait_for_text("#link-text", "Trying again")
+            watched.wait_for_text("#link-text", "Retrying")
             assert watched.text("#said") == "Disconnected."
             assert watched.text("#frames").replace(",", "").isdigit(), "the last numbers stay"
             watched.page.get_by_role("button", name="Pause", exact=True).click()
@@ -50,7 +50,7 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
                 watched.wait_for_text("#link-text", "Live")
                 watched.wait_for_text("#phase", "Running")
                 assert watched.text("#epoch") != epoch
-                watched.wait_for_text("#events", "another head answers")
+                watched.wait_for_text("#events", "the head was restarted")
                 assert watched.text("#trouble") == ""
                 assert watched.evaluate(line).count("M") >= 2, "what was before stays in view, with a gap"
                 moments = watched.text("#frames")
@@ -60,7 +60,7 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
                 second.end()
                 watched.wait_for_text("#phase", "Disconnected")
                 watched.wait_for_text("#link-text", "he head")
-            assert watched.page.locator("#door").is_hidden()
+            assert watched.page.locator("#sign-in").is_hidden()
             watched.assert_clean(may_fail=("401", "503", "ERR_"))
 
 
@@ -74,8 +74,8 @@ def test_a_token_that_is_not_valid_any_more_gets_a_sentence_and_the_form(tmp_pat
             (tmp_path / "head" / "tokens.json").unlink()
             with start(tmp_path, port) as second:
                 api = second.api("read")
-                watched.page.locator("#door").wait_for()
-                watched.wait_for_text("#door-error", "does not know this token any more")
+                watched.page.locator("#sign-in").wait_for()
+                watched.wait_for_text("#sign-in-error", "no longer accepts this token")
                 assert watched.page.locator("#board").is_hidden()
                 assert watched.evaluate("sessionStorage.length") == 0
                 assert watched.evaluate("document.activeElement.id") == "token"
@@ -99,9 +99,7 @@ def test_a_head_that_falls_silent_is_noticed(tmp_path: Path, browser: Browser) -
             watched.wait_for_text("#phase", "Running")
 
 
-def test_eyes_show_changing_pictures_while_they_are_open_and_ask_for_none_otherwise(
-    tmp_path: Path, browser: Browser
-) -> None:
+def test_preview_polls_only_while_open(tmp_path: Path, browser: Browser) -> None:
     with start(tmp_path, unused_port(), task="Pong-v5") as head:
         api = head.api("read")
         with watching(browser, api.port, api.token) as watched:
@@ -110,9 +108,9 @@ def test_eyes_show_changing_pictures_while_they_are_open_and_ask_for_none_otherw
             assert watched.asked("/picture") == 0, "closed: nobody looks"
             watched.page.get_by_text("Look", exact=True).click()
             watched.page.wait_for_function(
-                "() => document.querySelector('#eyes-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
+                "() => document.querySelector('#preview-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
             )
-            canvas = "document.querySelector('#eyes-canvas')"
+            canvas = "document.querySelector('#preview-canvas')"
             assert watched.evaluate(f"[{canvas}.width, {canvas}.height]") == [84, 84]
             seen = set()
             deadline = time.monotonic() + 30
@@ -122,14 +120,14 @@ def test_eyes_show_changing_pictures_while_they_are_open_and_ask_for_none_otherw
             assert len(seen) >= 5, "Pong moves"
             pixels = watched.evaluate(f"[...{canvas}.getContext('2d').getImageData(0, 0, 84, 84).data]")
             assert len(set(pixels[0::4])) > 3, "a picture of something"
-            watched.page.fill("#eyes-env", "3")
+            watched.page.fill("#preview-env", "3")
             watched.page.keyboard.press("Enter")
             watched.page.wait_for_function(
-                "() => document.querySelector('#eyes-canvas').ariaLabel.includes('environment 3')"
+                "() => document.querySelector('#preview-canvas').ariaLabel.includes('environment 3')"
             )
-            watched.page.fill("#eyes-env", "99")
+            watched.page.fill("#preview-env", "99")
             watched.page.keyboard.press("Enter")
-            watched.wait_for_text("#eyes-note", "there is no environment 99")
+            watched.wait_for_text("#preview-note", "there is no environment 99")
             watched.page.get_by_text("Look", exact=True).click()
             time.sleep(0.5)
             asked = watched.asked("/picture")

@@ -51,7 +51,7 @@ def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser:
             watched.wait_for_text("#frames", f"{status['frames']['collected']:,}")
             watched.wait_for_text("#episodes", f"{status['episodes']['count']:,} episodes")
             assert watched.text("#job") == "team-a/cartpole"
-            assert watched.text("#crew") == "2 of 2"
+            assert watched.text("#worker-count") == "2 of 2"
             assert watched.text("#epoch") == status["epoch"]
             assert float(watched.text("#return")) == pytest.approx(status["episodes"]["mean_return"], rel=0.005)
             assert watched.text("#queue") == f"{min(status['queue']['waiting'], 4)} of 4"
@@ -146,9 +146,9 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
     api = cartpole.api("read")
     with watching(browser, api.port) as watched:
         watched.enter("x" * 43)
-        watched.wait_for_text("#door-error", "this token is none of the job's")
+        watched.wait_for_text("#sign-in-error", "invalid token for this job")
         watched.enter('{"read": "two words"}')
-        watched.wait_for_text("#door-error", "paste one token, without its JSON")
+        watched.wait_for_text("#sign-in-error", "paste one token, without its JSON")
         assert watched.evaluate("sessionStorage.length") == 0, "refused tokens are not kept"
         watched.enter(f"  {api.token}\n".strip("\n"))
         watched.page.locator("#board").wait_for()
@@ -157,7 +157,7 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
         watched.page.reload()
         watched.page.locator("#board").wait_for()
         watched.page.get_by_role("button", name="Forget the token").click()
-        watched.page.locator("#door").wait_for()
+        watched.page.locator("#sign-in").wait_for()
         assert watched.page.locator("#board").is_hidden()
         assert watched.evaluate("sessionStorage.length") == 0
         watched.assert_clean()
@@ -226,7 +226,7 @@ def test_the_keyboard_is_enough(cartpole: HeadProcess, browser: Browser) -> None
     api = cartpole.api("write")
     with watching(browser, api.port) as watched:
         press = watched.page.keyboard.press
-        watched.page.locator("#door").wait_for()
+        watched.page.locator("#sign-in").wait_for()
         assert watched.evaluate("document.activeElement.id") == "token", "one can type at once"
         watched.page.keyboard.type(api.token)
         press("Enter")
@@ -269,16 +269,16 @@ AUDIT = (Path(browser_module.__file__).parent / "audit.js").read_text()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("place", ["door", "board"])
+@pytest.mark.parametrize("place", ["sign-in", "board"])
 def test_everybody_can_read_it(cartpole: HeadProcess, browser: Browser, scheme: Any, place: str) -> None:
     api = cartpole.api("write")
     if api.get("/v1/models/policy").json["version"] == 0:
         api.put("/v1/models/policy/weights", weights_of(api))
     token = api.token if place == "board" else ""
     with watching(browser, api.port, token, color_scheme=scheme) as watched:
-        if place == "door":
+        if place == "sign-in":
             watched.enter("x" * 40)
-            watched.wait_for_text("#door-error", "none of the job's")
+            watched.wait_for_text("#sign-in-error", "invalid token")
         else:
             watched.wait_for_text("#updates", "applied")
             watched.page.locator("#updates button").first.click()

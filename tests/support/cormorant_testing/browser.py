@@ -46,7 +46,7 @@ class Watching:
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
 
     def open(self, token: str = "") -> "Watching":
-        """Go there, and through the door if there is a token."""
+        """Go there, and sign in if there is a token."""
         self.page.goto(f"{self.origin}/")
         if token:
             self.enter(token)
@@ -55,7 +55,7 @@ class Watching:
 
     def enter(self, token: str) -> None:
         """Give a token."""
-        self.page.locator("#door").wait_for()
+        self.page.locator("#sign-in").wait_for()
         self.page.fill("#token", token)
         self.page.keyboard.press("Enter")
 

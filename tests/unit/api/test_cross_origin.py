@@ -38,8 +38,8 @@ def test_pages_of_others_are_refused_with_a_sentence(headers: dict[str, str], wh
         refuse_cross_origin(HOST | headers, what="POST /v1/pause")
     assert refused.value.status == 403
     assert refused.value.detail == (
-        f"POST /v1/pause comes from a page of another site ({whose}), and this head asks for no token; use the head's "
-        "own page or a program, or start the head with tokens"
+        f"POST /v1/pause comes from a page of another site ({whose}), and this head runs without tokens; use the "
+        "head's own page or a program, or start the head with tokens"
     )
 
 

@@ -110,7 +110,7 @@ def test_leases_are_bounded() -> None:
     book = LeaseBook(clock=Clock())
     for number in range(1000):
         book.grant(f"owner-{number}", reason="", ttl_s=10)
-    with pytest.raises(OverflowError, match="1000 leases are held"):
+    with pytest.raises(OverflowError, match="1000 pause leases are held"):
         book.grant("one too many", reason="", ttl_s=10)
     _, is_new = book.grant("owner-5", reason="", ttl_s=10)
     assert not is_new
@@ -184,6 +184,6 @@ def test_a_fleet_that_drains_stands_still_for_nobody(keepers: list[PauseKeeper])
 
 def test_a_reason_has_nothing_that_a_terminal_would_obey() -> None:
     assert PauseRequest(reason="évaluation, 10 min").reason == "évaluation, 10 min"
-    with pytest.raises(ValueError, match=r"the control character '\\x1b' is in it"):
+    with pytest.raises(ValueError, match=r"contains the control character '\\x1b'"):
         PauseRequest(reason="\x1b]0;owned\x07")
     assert printable("by ops: \x1b[2J\x07 done") == r"by ops: \x1b[2J\x07 done"

@@ -38,7 +38,7 @@ def test_anything_else_proves_nothing(header: str | None) -> None:
 def test_a_role_may_do_what_those_below_it_may() -> None:
     bearer = "Bearer " + "w" * 20
     assert TOKENS.demand(Role.READ, bearer, what="GET /x") is Role.WRITE
-    with pytest.raises(ApiError, match="PUT /x needs the operator token; this one is for write") as refused:
+    with pytest.raises(ApiError, match="PUT /x needs the operator token; you sent the write token") as refused:
         TOKENS.demand(Role.OPERATOR, bearer, what="PUT /x")
     assert (refused.value.status, refused.value.members) == (403, {"role": "operator"})
 
@@ -59,10 +59,10 @@ def test_a_token_file_is_private_and_read_back(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("", "cannot read"),
-        ("[]", "must hold a JSON object"),
-        (json.dumps({"read": "x" * 20}), "must hold a JSON object"),
-        (json.dumps({"read": "x" * 20, "write": 5, "operator": "z" * 20}), "ASCII strings"),
-        (json.dumps({"read": "x" * 20, "write": "short", "operator": "z" * 20}), "ASCII strings"),
+        ("[]", "must contain a JSON object"),
+        (json.dumps({"read": "x" * 20}), "must contain a JSON object"),
+        (json.dumps({"read": "x" * 20, "write": 5, "operator": "z" * 20}), "an ASCII string of at least 16"),
+        (json.dumps({"read": "x" * 20, "write": "short", "operator": "z" * 20}), "an ASCII string of at least 16"),
         (json.dumps({"read": "x" * 20, "write": "x" * 20, "operator": "z" * 20}), "same token"),
     ],
 )

@@ -118,5 +118,5 @@ def test_a_reader_keeps_its_bytes_when_the_version_is_dropped(tmp_path: Path) ->
 
 def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("")
-    with pytest.raises(StoreError, match=r"cannot use .*weights for weights"):
+    with pytest.raises(StoreError, match=r"cannot use .*weights to store weights"):
         WeightStore(tmp_path, keeps=1)

@@ -1,7 +1,7 @@
 // Puts the page together: the stream's news go to the parts that show them.
 
 import { Problem, call, token } from "./api.js";
-import { Eyes } from "./eyes.js";
+import { Preview } from "./preview.js";
 import { Events } from "./events.js";
 import { clock, count, duration, number } from "./format.js";
 import { Learners } from "./learners.js";
@@ -22,7 +22,7 @@ const plots = {
   fps: new Plot($("plot-fps"), { name: "Frames per second", format: (value) => `${count(value)} frames per second` }),
   return: new Plot($("plot-return"), { name: "Mean episode return", format: (value) => `return ${number(value)}` }),
   length: new Plot($("plot-length"), { name: "Mean episode length", format: (value) => `${number(value)} frames` }),
-  staleness: new Plot($("plot-staleness"), { name: "Versions behind", format: (value) => `${number(value)} versions behind` }),
+  staleness: new Plot($("plot-staleness"), { name: "Version lag", format: (value) => `${number(value)} versions behind` }),
 };
 const shares = new Shares($("plot-shares"), [
   { key: "env", name: "environment" },
@@ -48,8 +48,8 @@ const weights = new Weights($("updates"), $("no-updates"));
 const events = new Events($("events"));
 const log = new Log($("log"), $("log-loud"), $("no-log"));
 const learners = new Learners($("learners"), $("no-learners"), $("learners-note"));
-const eyes = new Eyes({
-  details: $("eyes"), worker: $("eyes-worker"), env: $("eyes-env"), canvas: $("eyes-canvas"), note: $("eyes-note"), none: $("no-eyes"),
+const preview = new Preview({
+  details: $("preview"), worker: $("preview-worker"), env: $("preview-env"), canvas: $("preview-canvas"), note: $("preview-note"), none: $("no-preview"),
 });
 
 let role = "read";
@@ -67,7 +67,7 @@ const stream = new Stream({
   },
   connected() {
     clearInterval(countdown);
-    showDoor(false);
+    showSignIn(false);
     $("retry").hidden = true;
     setText($("link-text"), "Live");
     setText($("trouble"), "");
@@ -76,13 +76,13 @@ const stream = new Stream({
     byeReason = "";
   },
   opening(data) {
-    eyes.offer(data.picture, data.num_envs);
+    preview.offer(data.picture, data.num_envs);
     const history = samplesOf(data.history);
     const first = history.length ? history[0].at : Infinity;
     // What was seen of an earlier head stays in view.
     points = points.filter(({ at }) => at < first).concat(history);
     if (moment && moment.status.epoch !== data.moment.status.epoch) {
-      events.tell(Date.now(), "another head answers: it was restarted");
+      events.tell(Date.now(), "the head was restarted");
       log.restart();
     }
     setText($("manifest"), data.manifest);
@@ -113,8 +113,8 @@ function show(news) {
   const shown = moment.workers.slice(0, MOST_WORKERS);
   workers.show(shown);
   const left = moment.workers.length - shown.length;
-  setText($("more-workers"), left > 0 ? `And ${count(left)} more: GET /v1/workers lists them.` : "");
-  eyes.workers(moment.workers.map((worker) => worker.id));
+  setText($("more-workers"), left > 0 ? `${count(left)} more: see GET /v1/workers.` : "");
+  preview.workers(moment.workers.map((worker) => worker.id));
   weights.show(moment.updates);
   events.add(moment.events);
   log.add(moment.logs);
@@ -124,7 +124,7 @@ function show(news) {
   showPlots();
 }
 
-/** Why a job that runs collects nothing, in a sentence; empty when it collects. */
+/** Why a running job collects nothing; empty while it collects. */
 function waitOf(status) {
   const progress = status.conditions.find((condition) => condition.type === "Progressing");
   return status.phase === "Running" && progress?.reason.startsWith("WaitingFor") ? progress.message : "";
@@ -153,8 +153,8 @@ function showTiles(status) {
     return: number(episodes.mean_return),
     episodes: `${count(episodes.count)} episodes` + (episodes.mean_length === null ? "" : `, ${number(episodes.mean_length)} frames long`),
     version: `${fresh.version}`,
-    lag: lag ? `the slowest worker is ${lag} behind` : "acts everywhere",
-    crew: `${ready} of ${desired}`,
+    lag: lag ? `the slowest worker is ${lag} behind` : "applied by all workers",
+    "worker-count": `${ready} of ${desired}`,
     restarts: status.restarts ? `${count(status.restarts)} restarted` : "",
     queue: queue.capacity ? `${Math.min(queue.waiting, queue.capacity)} of ${queue.capacity}` : "none",
     lent: queue.capacity ? aroundQueue(queue) : "frames go to the dataset",
@@ -162,9 +162,9 @@ function showTiles(status) {
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
 }
 
-/** Batches that are not in the queue: complete and without room in it, given back, with learners. */
+/** Batches outside the queue: finished but without room, returned, with learners. */
 function aroundQueue({ waiting, capacity, ready, lent }) {
-  const behind = waiting > capacity ? `${waiting - capacity} finished behind it, ` : "";
+  const behind = waiting > capacity ? `${waiting - capacity} waiting for room, ` : "";
   return `${behind}${ready ? `${ready} returned, ` : ""}${lent} with learners`;
 }
 
@@ -194,7 +194,7 @@ function showPause(status, isSpecPaused) {
   setText($("pause"), holdsPause() ? "Resume" : "Pause");
   $("pause").setAttribute("aria-disabled", String(!mayWrite));
   const states = { running: "", draining: "Pausing: some workers are still stepping.", paused: "All workers are paused." };
-  const why = isSpecPaused ? " The manifest pauses it: set spec.paused to false to go on." : "";
+  const why = isSpecPaused ? " spec.paused is true: set it to false to resume." : "";
   const may = mayWrite ? "" : " This is the read token; pausing needs the write token.";
   setText($("pause-help"), `${states[status.pause_state]}${why}${may}`.trim());
   const known = status.pauses.map((lease) => `${lease.id} ${lease.expires_at} ${mayWrite}`).join();
@@ -227,12 +227,12 @@ async function ask(what, path, options) {
 
 $("pause").addEventListener("click", () => {
   if (!moment) return;
-  if (role === "read") setText($("trouble"), "Could not do that: this is the read token; pausing needs the write token.");
+  if (role === "read") setText($("trouble"), "This is the read token; pausing needs the write token.");
   else if (holdsPause()) ask("resume", "v1/resume", { method: "POST", body: { owner: OWNER } });
   else ask("pause", "v1/pause", { method: "POST", body: { owner: OWNER, reason: "from the live page", ttl_seconds: PAUSE_S, wait_seconds: 0 } });
 });
 
-/** `#token=...` in the address, as `cormorant run --serve` prints it: taken once, and gone from the address bar. */
+/** `#token=...` in the address, as `cormorant run --serve` prints it: read once and removed from the address bar. */
 function takeTokenFromAddress() {
   const given = new URLSearchParams(location.hash.slice(1)).get("token");
   if (!given) return false;
@@ -241,7 +241,7 @@ function takeTokenFromAddress() {
   return true;
 }
 
-// -- the way to the head ---------------------------------------------------------------------------------------
+// -- connection ---------------------------------------------------------------------------------------
 
 function away(problem, until) {
   clearInterval(countdown);
@@ -255,7 +255,7 @@ function away(problem, until) {
   const what = byeReason || problem.message;
   const tick = () => {
     const left = Math.max(0, Math.ceil((until - Date.now()) / 1000));
-    setText($("link-text"), `${what[0].toUpperCase()}${what.slice(1)}. Trying again ${left ? `in ${left} s` : "now"}.${isStarting ? "" : hint}`);
+    setText($("link-text"), `${what[0].toUpperCase()}${what.slice(1)}. Retrying ${left ? `in ${left} s` : "now"}.${isStarting ? "" : hint}`);
   };
   tick();
   countdown = setInterval(tick, 1000);
@@ -263,24 +263,24 @@ function away(problem, until) {
 
 function refused(problem) {
   clearInterval(countdown);
-  eyes.stop();
+  preview.stop();
   const had = token.get();
   token.forget();
   let sentence = "";
-  if (had && hasWorked) sentence = "The head does not know this token any more: the job was restarted with other tokens, or is another one. Enter its present token.";
-  else if (had) sentence = `The head refuses this token: ${problem.message}. Check that it is one of this job's, whole and without its JSON.`;
+  if (had && hasWorked) sentence = "The head no longer accepts this token: the job was restarted with other tokens, or this is another job. Enter a current token.";
+  else if (had) sentence = `The head refused this token: ${problem.message}. Paste one complete token of this job, without the JSON around it.`;
   hasWorked = false;
   setText($("link-text"), "Waiting for a token");
   showPhase("", "Locked");
-  showDoor(true, sentence);
+  showSignIn(true, sentence);
 }
 
-function showDoor(isShown, sentence = "") {
-  $("door").hidden = !isShown;
+function showSignIn(isShown, sentence = "") {
+  $("sign-in").hidden = !isShown;
   $("board").hidden = isShown;
   $("retry").hidden = true;
   $("forget").hidden = isShown || !token.get();
-  setText($("door-error"), sentence);
+  setText($("sign-in-error"), sentence);
   setText($("trouble"), "");
   if (isShown) {
     $("token").value = "";
@@ -292,11 +292,11 @@ function showDoor(isShown, sentence = "") {
 
 const say = (text) => setText($("said"), text);
 
-$("door-form").addEventListener("submit", (event) => {
+$("sign-in-form").addEventListener("submit", (event) => {
   event.preventDefault();
   const given = $("token").value.trim();
   if (!/^[\x21-\x7e]+$/.test(given)) {
-    refusedHere("A token has no spaces and no special characters: paste one token, without its JSON.");
+    refusedHere("A token has no spaces or special characters: paste one token, without its JSON.");
     return;
   }
   token.set(given);
@@ -306,7 +306,7 @@ $("door-form").addEventListener("submit", (event) => {
 
 function refusedHere(sentence) {
   token.forget();
-  showDoor(true, sentence);
+  showSignIn(true, sentence);
 }
 
 $("forget").addEventListener("click", () => {

@@ -1,11 +1,11 @@
-// A look through the eyes of one environment: a few pictures a second while it is open, and none otherwise.
+// Preview of one environment: polls four images a second while open.
 
 import { open } from "./api.js";
 
 const EVERY_MS = 250;
 const AFTER_TROUBLE_MS = 1500;
 
-export class Eyes {
+export class Preview {
   constructor({ details, worker, env, canvas, note, none }) {
     Object.assign(this, { details, worker, env, canvas, note, none });
     this.run = null;
@@ -14,7 +14,7 @@ export class Eyes {
     document.addEventListener("visibilitychange", () => this.#start());
   }
 
-  /** What there is to look at; null: observations are no pictures. */
+  /** Size of the image; null: observations are not images. */
   offer(picture, numEnvs) {
     this.details.hidden = !picture;
     this.none.hidden = Boolean(picture);
@@ -53,12 +53,12 @@ export class Eyes {
         const picture = await createImageBitmap(await response.blob());
         if (this.run !== mine) return;
         this.canvas.getContext("2d").drawImage(picture, 0, 0);
-        this.canvas.setAttribute("aria-label", `What environment ${env} of ${worker} shows now`);
+        this.canvas.setAttribute("aria-label", `Current observation of environment ${env} of ${worker}`);
         this.note.textContent = "";
       } catch (error) {
         if (this.run !== mine) return;
         pause = AFTER_TROUBLE_MS;
-        if (error.status !== 429) this.note.textContent = `No picture: ${error.message}.`;
+        if (error.status !== 429) this.note.textContent = `No image: ${error.message}.`;
       }
       await new Promise((resolve) => setTimeout(resolve, Math.max(50, pause - (performance.now() - began))));
     }
