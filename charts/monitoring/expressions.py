@@ -5,7 +5,7 @@ from typing import Literal
 
 Severity = Literal["info", "warning", "critical"]
 JOB = "namespace, collectorjob"
-"""What tells one job from another: names are unique in a namespace only."""
+"""Labels that identify a job: names are unique only within a namespace."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +19,7 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """A condition that somebody should know of."""
+    """A condition that needs attention."""
 
     alert: str
     expr: str
@@ -48,7 +48,7 @@ RECORDINGS = (
             f"sum by ({JOB}, group, phase) (rate(cormorant_phase_seconds_total[2m]))"
             f" / on ({JOB}, group) group_left () sum by ({JOB}, group) (rate(cormorant_phase_seconds_total[2m]))"
         ),
-        help="Share of the workers' time that goes to each phase.",
+        help="Share of worker time spent in each phase.",
     ),
     Recording(
         record="collectorjob:cormorant_weight_update_duration_seconds:p50_rate10m",
@@ -56,7 +56,7 @@ RECORDINGS = (
             f"histogram_quantile(0.5, sum by ({JOB}, le)"
             ' (rate(cormorant_weight_update_duration_seconds_bucket{stage="total"}[10m])))'
         ),
-        help="Half of the publishes were applied faster.",
+        help="Median latency of a publish.",
     ),
     Recording(
         record="collectorjob:cormorant_weight_update_duration_seconds:p99_rate10m",
@@ -64,27 +64,27 @@ RECORDINGS = (
             f"histogram_quantile(0.99, sum by ({JOB}, le)"
             ' (rate(cormorant_weight_update_duration_seconds_bucket{stage="total"}[10m])))'
         ),
-        help="One publish in a hundred took longer.",
+        help="99th percentile latency of a publish.",
     ),
     Recording(
         record="collectorjob:cormorant_batch_staleness_versions:p95_rate10m",
         expr=f"histogram_quantile(0.95, sum by ({JOB}, le) (rate(cormorant_batch_staleness_versions_bucket[10m])))",
-        help="One batch in twenty was older, in versions.",
+        help="95th percentile staleness of batches, in versions.",
     ),
     Recording(
         record="collectorjob:cormorant_queue_wait:ratio_rate10m",
         expr=f"sum by ({JOB}, side) (rate(cormorant_queue_wait_seconds_total[10m]))",
-        help="Share of the time in which a side of the queue waited for the other.",
+        help="Share of time that one side of the queue waited for the other.",
     ),
     Recording(
         record="collectorjob:cormorant_running:bool",
         expr=f'max by ({JOB}) (cormorant_head_state{{state="running"}})',
-        help="1 while a job collects: not starting, paused, draining or finished.",
+        help="1 while a job is collecting: not starting, paused, draining or finished.",
     ),
 )
 
 _RUNNING = f"and on ({JOB}) (collectorjob:cormorant_running:bool == 1)"
-# Waiting for whoever takes batches is no fault of the workers.
+# Workers that wait for a consumer are not at fault.
 _NOT_WAITING = (
     f'unless on ({JOB}) (sum by ({JOB}) (rate(cormorant_queue_wait_seconds_total{{side="producer"}}[2m])) > 0.5)'
 )
@@ -96,8 +96,8 @@ ALERTS = (
         expr=f"collectorjob:cormorant_stepped_frames:rate2m == 0 {_RUNNING} {_NOT_WAITING}",
         for_="3m",
         severity="critical",
-        summary=f"{_WHO} collects nothing",
-        description="The job runs, is not paused, has room in its queue, and no worker has stepped for minutes.",
+        summary=f"{_WHO} is not collecting any frames",
+        description="The job is running and its queue has room, but no worker has stepped for 3 minutes.",
     ),
     Alert(
         alert="CormorantFpsDropped",
@@ -108,16 +108,16 @@ ALERTS = (
         ),
         for_="10m",
         severity="warning",
-        summary=f"{_WHO} is less than half as fast as in the last hour",
-        description="{{ $value | humanize }} frames per second, with room in the queue.",
+        summary=f"{_WHO} collects less than half as fast as in the last hour",
+        description="It collects {{ $value | humanize }} frames per second although its queue has room.",
     ),
     Alert(
         alert="CormorantHeadFailed",
         expr=f'max by ({JOB}) (cormorant_head_state{{state="failed"}}) == 1',
         for_="1m",
         severity="critical",
-        summary=f"the fleet of {_WHO} cannot go on",
-        description="The head says why in its log (fleet_failed) and in GET /v1/status.",
+        summary=f"the fleet of {_WHO} has failed",
+        description="See the head's log (fleet_failed) or GET /v1/status for the reason.",
     ),
     Alert(
         alert="CormorantWorkersMissing",
@@ -128,14 +128,14 @@ ALERTS = (
         for_="15m",
         severity="warning",
         summary=f"group {{{{ $labels.group }}}} of {_WHO} has too few workers",
-        description="{{ $value }} workers are ready, fewer than the group should have.",
+        description="Only {{ $value }} workers are ready, fewer than desired.",
     ),
     Alert(
         alert="CormorantWorkerRestartLoop",
         expr=f"sum by ({JOB}, group) (increase(cormorant_worker_restarts_total[15m])) > 3",
         for_="0m",
         severity="warning",
-        summary=f"workers of {_WHO} do not live long",
+        summary=f"workers of {_WHO} are restarting in a loop",
         description="{{ $value | humanize }} workers of group {{ $labels.group }} were replaced in 15 minutes.",
     ),
     Alert(
@@ -146,8 +146,8 @@ ALERTS = (
         ),
         for_="10m",
         severity="warning",
-        summary=f"{_WHO} loses more than 5 % of its frames with its workers",
-        description="{{ $value | humanize }} frames were lost in half an hour and are collected again.",
+        summary=f"{_WHO} loses more than 5 % of its frames to worker crashes",
+        description="{{ $value | humanize }} frames were lost in 30 minutes and will be collected again.",
     ),
     Alert(
         alert="CormorantStaleWeights",
@@ -157,16 +157,16 @@ ALERTS = (
         ),
         for_="5m",
         severity="warning",
-        summary=f"nobody publishes weights to {_WHO}",
-        description="A learner takes batches, and the last weights were applied {{ $value | humanizeDuration }} ago.",
+        summary=f"no weights are published to {_WHO}",
+        description="A learner takes batches, but the last weights were applied {{ $value | humanizeDuration }} ago.",
     ),
     Alert(
         alert="CormorantHighStaleness",
         expr=f"collectorjob:cormorant_batch_staleness_versions:p95_rate10m > 8 {_RUNNING}",
         for_="10m",
         severity="warning",
-        summary=f"batches of {_WHO} come from old policies",
-        description="One batch in twenty is {{ $value | humanize }} versions old or more when it is handed over.",
+        summary=f"batches of {_WHO} come from outdated policies",
+        description="5 % of the batches are at least {{ $value | humanize }} versions old when they are delivered.",
     ),
     Alert(
         alert="CormorantUpdateHung",
@@ -176,24 +176,24 @@ ALERTS = (
         ),
         for_="5m",
         severity="warning",
-        summary=f"{_WHO} has weights that do not reach all workers",
-        description="A publish is under way for minutes, and no newer one has come.",
+        summary=f"a weight update of {_WHO} does not reach all workers",
+        description="A publish has been in progress for 5 minutes, and no newer one has arrived.",
     ),
     Alert(
         alert="CormorantUpdatesFailing",
         expr=f'sum by ({JOB}) (increase(cormorant_weight_updates_total{{result=~"failed|rejected"}}[10m])) > 2',
         for_="0m",
         severity="warning",
-        summary=f"{_WHO} refuses weights, or cannot apply them",
-        description="{{ $value | humanize }} publishes of the last ten minutes came to nothing.",
+        summary=f"weight updates of {_WHO} are failing",
+        description="{{ $value | humanize }} publishes in the last 10 minutes were rejected or failed.",
     ),
     Alert(
         alert="CormorantQueueFull",
         expr=f'collectorjob:cormorant_queue_wait:ratio_rate10m{{side="producer"}} > 0.8 {_RUNNING}',
         for_="10m",
         severity="info",
-        summary=f"workers of {_WHO} wait for the learner",
-        description="{{ $value | humanizePercentage }} of the time the queue is full: workers could do more.",
+        summary=f"workers of {_WHO} are waiting for the learner",
+        description="The queue is full {{ $value | humanizePercentage }} of the time; fewer workers would suffice.",
     ),
     Alert(
         alert="CormorantQueueStarved",
@@ -203,16 +203,16 @@ ALERTS = (
         ),
         for_="10m",
         severity="info",
-        summary=f"the learner of {_WHO} waits for batches",
-        description="{{ $value | humanizePercentage }} of the time the queue is empty: more workers would help.",
+        summary=f"the learner of {_WHO} is waiting for batches",
+        description="The queue is empty {{ $value | humanizePercentage }} of the time; more workers would help.",
     ),
     Alert(
         alert="CormorantPausedTooLong",
         expr=f"min by ({JOB}) (cormorant_paused) == 1",
         for_="4h",
         severity="info",
-        summary=f"{_WHO} is paused for hours",
-        description="Its pods hold their CPUs and devices; suspend gives them back.",
+        summary=f"{_WHO} has been paused for 4 hours",
+        description="Its pods still hold their CPUs and devices. Suspend the job to release them.",
     ),
     Alert(
         alert="CormorantSinkLagging",
@@ -222,16 +222,16 @@ ALERTS = (
         ),
         for_="10m",
         severity="warning",
-        summary=f"the dataset of {_WHO} is not durable",
-        description="{{ $value | humanize }} frames, more than ten minutes' worth, would be lost with their workers.",
+        summary=f"the dataset of {_WHO} lags behind",
+        description="{{ $value | humanize }} frames, more than 10 minutes of work, are not durable yet.",
     ),
     Alert(
         alert="CormorantReconcileErrors",
         expr="sum by (namespace, handler) (rate(cormorant_operator_reconcile_errors_total[10m])) > 0.05",
         for_="10m",
         severity="warning",
-        summary="the operator cannot do what it decides",
-        description="{{ $value | humanize }} errors a second in {{ $labels.handler }}; its log says which.",
+        summary="the operator's reconciles are failing",
+        description="{{ $value | humanize }} errors per second in {{ $labels.handler }}; see the operator's log.",
     ),
     Alert(
         alert="CormorantNoLeader",
@@ -239,8 +239,8 @@ ALERTS = (
         expr="max by (namespace) (cormorant_operator_leader) == 0 or absent(cormorant_operator_leader)",
         for_="5m",
         severity="warning",
-        summary="no operator leads, or none is scraped",
-        description="Jobs go on, and nobody replaces pods or answers changes of jobs.",
+        summary="no operator is leading, or none is scraped",
+        description="Running jobs continue, but pods are not replaced and changes to jobs are not applied.",
     ),
     Alert(
         alert="CormorantHeadsSilent",
@@ -250,7 +250,7 @@ ALERTS = (
         for_="5m",
         severity="warning",
         summary="most heads do not answer the operator",
-        description="{{ $value }} heads are silent together: rather the operator's network than they. Jobs go on.",
+        description="{{ $value }} heads do not respond: probably the operator's network. Jobs continue.",
     ),
     Alert(
         alert="CormorantJobFailed",
@@ -258,6 +258,6 @@ ALERTS = (
         for_="0m",
         severity="warning",
         summary="{{ $labels.job_namespace }}/{{ $labels.collectorjob }} has failed",
-        description="It does not go on by itself. kubectl describe collectorjob says why.",
+        description="The job will not restart by itself. Run kubectl describe collectorjob for the reason.",
     ),
 )

@@ -10,8 +10,8 @@ from cormorant_contract.chart.files import readme_text, schema_text, values_text
 def main() -> int:
     """Write or compare. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cormorant_contract.chart", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the chart")
-    parser.add_argument("--check", action="store_true", help="write nothing; 1 when a file is out of date")
+    parser.add_argument("folder", type=Path, help="folder of the chart")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
     given = parser.parse_args()
     texts = {
         given.folder / "values.yaml": values_text(),

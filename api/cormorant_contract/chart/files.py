@@ -9,7 +9,7 @@ from cormorant_contract.chart.schema import Schema, leaves, values_schema
 
 TABLE_BEGIN, TABLE_END = "<!-- values: generated -->", "<!-- end of values -->"
 _HEADER = """# Generated from cormorant_contract.chart (make docs): change the models there.
-# Set values of your own with --set or --values.
+# Override values with --set or --values.
 """
 _WIDTH = 110
 
@@ -28,7 +28,7 @@ def readme_text(readme: str) -> str:
     """A README whose table of values is the one of the schema.
 
     Raises:
-        ValueError: there is no place for it.
+        ValueError: the README lacks the table's markers.
     """
     before, begin, rest = readme.partition(TABLE_BEGIN)
     _, end, after = rest.partition(TABLE_END)

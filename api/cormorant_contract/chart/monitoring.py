@@ -10,27 +10,27 @@ Names = dict[str, Text]
 
 
 class PrometheusRule(Contract):
-    """Recording rules and alerts, for the Prometheus operator."""
+    """Recording rules and alerts (Prometheus operator)."""
 
     enabled: Flag = True
-    """Makes one where the cluster has the kind PrometheusRule; `files/rules/cormorant.yaml` is the same as a plain
+    """Creates one if the cluster has the kind PrometheusRule. `files/rules/cormorant.yaml` is the same as a plain rule
     file."""
 
     labels: Names = Field(default={})
-    """Labels that the Prometheus chooses its rules by."""
+    """Labels that your Prometheus selects rules by."""
 
 
 class Dashboards(Contract):
-    """Grafana dashboards, as ConfigMaps that Grafana's sidecar finds."""
+    """Grafana dashboards as ConfigMaps for Grafana's sidecar."""
 
     enabled: Flag = True
-    """Makes one ConfigMap for each dashboard: fleet, job, operator."""
+    """Creates one ConfigMap per dashboard: fleet, job, operator."""
 
     labels: Names = Field(default={"grafana_dashboard": "1"})
-    """Labels that the sidecar chooses ConfigMaps by."""
+    """Labels that the sidecar selects ConfigMaps by."""
 
     annotations: Names = Field(default={})
-    """Annotations of the ConfigMaps, such as the sidecar's folder."""
+    """Annotations of the ConfigMaps, such as the folder for the sidecar."""
 
     namespace: Annotated[str, Field(strict=True, max_length=63, pattern="^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$")] = ""
-    """Where the ConfigMaps are; empty: the release's namespace. A sidecar may look in its own namespace only."""
+    """Namespace of the ConfigMaps (default: the release's). Some sidecars search only their own namespace."""

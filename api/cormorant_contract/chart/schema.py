@@ -1,4 +1,4 @@
-"""values.schema.json: what Helm refuses values by. Closed at every level, so that a typo is an error and no silence."""
+"""values.schema.json, which Helm validates values with. Closed at every level, so that a typo is an error."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,8 +16,8 @@ def values_schema() -> Schema:
     """The JSON schema of the chart's values, as plain data."""
     raw = Values.model_json_schema(by_alias=True)
     root = _inline(raw, raw["$defs"])
-    # Helm hands a chart that is part of another one what the whole shares.
-    shared = {"type": "object", "description": "What charts share when this one is a part of another; not read."}
+    # Helm passes shared values to subcharts.
+    shared = {"type": "object", "description": "Values shared with a parent chart; ignored."}
     return {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart cormorant",
@@ -38,7 +38,7 @@ def leaves(schema: Schema, path: str = "") -> Iterator[tuple[str, Schema]]:
 
 
 def _inline(node: Schema, definitions: Schema) -> Schema:
-    """Resolve references and optional unions of one node and all below it."""
+    """Resolve references and optional unions of a node and its descendants."""
     node = _resolve(node, definitions)
     result: Schema = {}
     for key, value in node.items():

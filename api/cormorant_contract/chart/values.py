@@ -1,4 +1,4 @@
-"""What `helm install cormorant --set ...` may say. The chart's values.yaml, its schema and its table come from here."""
+"""Values of the Helm chart. The chart's values.yaml, its schema and the README's table are generated from here."""
 
 from typing import Annotated, Literal
 
@@ -32,7 +32,7 @@ Digest = Annotated[str, Field(strict=True, pattern=DIGEST_PATTERN)]
 Cidr = Annotated[str, Field(strict=True, max_length=64, pattern=CIDR_PATTERN)]
 Port = Annotated[Whole, Field(ge=1, le=65535)]
 Names = dict[str, Text]
-"""Keys that users choose, with a string each: labels, annotations, a node selector."""
+"""String maps with keys that users choose: labels, annotations, a node selector."""
 Quantity = Annotated[str, Field(strict=True, pattern=QUANTITY_PATTERN)] | Annotated[float, Field(strict=True, ge=0)]
 Quantities = dict[str, Quantity]
 """Amounts of resources as Kubernetes writes them: `"500m"`, `512Mi`, `2`."""
@@ -42,261 +42,262 @@ class OperatorImage(Contract):
     """Image of the operator itself."""
 
     repository: Repository = "ghcr.io/example/cormorant-operator"
-    """Where it is pulled from, without a tag."""
+    """Repository of the image, without a tag."""
 
     tag: Tag = ""
-    """Tag; empty: the chart's appVersion."""
+    """Tag (default: the chart's appVersion)."""
 
     digest: Digest = ""
-    """`sha256:...`; stronger than the tag, and never moves."""
+    """Digest `sha256:...`; overrides the tag."""
 
     pull_policy: PullPolicy = "IfNotPresent"
-    """When a node pulls it."""
+    """Image pull policy."""
 
 
 class JobImage(OperatorImage):
-    """Image of heads and workers of jobs that name none: with PyTorch, EnvPool and Ray."""
+    """Image of heads and workers for jobs that do not set spec.image; contains PyTorch, EnvPool and Ray."""
 
     repository: Repository = "ghcr.io/example/cormorant"
-    """Where it is pulled from, without a tag."""
+    """Repository of the image, without a tag."""
 
 
 class JobNetworkPolicy(Contract):
-    """A NetworkPolicy for each job: its pods hear each other, and others by the ports 8000 and 8001 alone."""
+    """One NetworkPolicy per job: its pods reach each other; others reach ports 8000 and 8001 only."""
 
     enabled: Flag = False
-    """Makes them. One that is there stays with its job when this is turned off."""
+    """Creates the policies. Turning it off leaves existing policies with their jobs."""
 
     from_cidrs: tuple[Cidr, ...] = ()
-    """Addresses outside the cluster that may reach the ports of the API and of metrics, like `10.0.0.0/8`; pods of the
+    """CIDRs outside the cluster that may reach the API and metrics ports, such as `10.0.0.0/8`. Pods in the
     cluster always may."""
 
 
 class Jobs(Contract):
-    """What the operator gives all its jobs."""
+    """Defaults for all jobs of this operator."""
 
     image: JobImage = JobImage()
-    """Image of heads and workers of jobs that name none: with PyTorch, EnvPool and Ray."""
+    """Image of heads and workers for jobs that do not set spec.image; contains PyTorch, EnvPool and Ray."""
 
     architectures: tuple[Label, ...] = ("amd64",)
-    """Architectures of this image, as nodes are labelled; none: jobs that name no image may run on any node."""
+    """CPU architectures of this image (label kubernetes.io/arch). Empty: jobs without spec.image run on any node."""
 
     image_pull_secrets: tuple[Name, ...] = ()
-    """Names of pull Secrets; they must exist in each job's namespace."""
+    """Names of image pull Secrets; they must exist in each job's namespace."""
 
     network_policy: JobNetworkPolicy = JobNetworkPolicy()
-    """A NetworkPolicy for each job: its pods hear each other, and others by the ports 8000 and 8001 alone."""
+    """One NetworkPolicy per job: its pods reach each other; others reach ports 8000 and 8001 only."""
 
     poll_seconds: Annotated[Whole, Field(ge=1, le=3600)] = 15
-    """Time between two looks at a head that runs."""
+    """Seconds between two polls of a running head."""
 
 
 class ApiRequests(Contract):
-    """The operator's budget of requests to the API server. Pods go first, then conditions, then counters: these are
-    written the more rarely, the more jobs there are.
+    """Rate limit of requests to the API server. Pods go first, then conditions, then counters, which are written less
+    often the more jobs there are.
     """
 
     per_second: Annotated[Whole, Field(ge=1, le=10000)] = 50
-    """Requests a second, on average."""
+    """Sustained requests per second."""
 
     burst: Annotated[Whole, Field(ge=1, le=10000)] = 100
-    """Requests at once after a pause."""
+    """Burst of requests after an idle period."""
 
 
 class Key(Contract):
-    """The key that all jobs' tokens are derived from."""
+    """The key that the tokens of all jobs are derived from."""
 
     existing_secret: OptionalName = ""
-    """Name of a Secret whose entry `key` has at least 32 characters; empty: the chart makes one, once, and keeps it.
-    Needed where charts are rendered without a cluster (`helm template`, Argo CD): there is nothing to look it up in."""
+    """Name of a Secret whose entry `key` has at least 32 characters. Empty: the chart creates one and
+    keeps it. Required where charts are rendered without a cluster (`helm template`, Argo CD), because the
+    chart cannot look up its own."""
 
 
 class Crd(Contract):
     """The CustomResourceDefinition of CollectorJob."""
 
     install: Flag = True
-    """Installs it, and upgrades it with the chart; off where somebody else does."""
+    """Installs the CRD and upgrades it with the chart. Turn it off if another tool manages the CRD."""
 
     keep: Flag = True
-    """Uninstalling the chart leaves it, and with it every job. Off: both are deleted."""
+    """Keeps the CRD, and with it every job, when the chart is uninstalled. Off: both are deleted."""
 
 
 class Rbac(Contract):
-    """Who may do what."""
+    """RBAC roles."""
 
     create: Flag = True
-    """Gives the operator its rights: in all namespaces, or in watchNamespaces only."""
+    """Grants the operator its permissions: in all namespaces, or in watchNamespaces only."""
 
     user_roles: Flag = True
-    """Adds collectorjobs to the cluster's own roles `view` and `edit`."""
+    """Adds collectorjobs to the cluster roles `view` and `edit`."""
 
 
 class ServiceAccount(Contract):
-    """The operator's identity."""
+    """ServiceAccount of the operator."""
 
     create: Flag = True
-    """Makes it."""
+    """Creates the ServiceAccount."""
 
     name: OptionalName = ""
-    """Its name; empty: the release's, or `default` when it is not made."""
+    """Name of the ServiceAccount. Empty: the release's name, or `default` if it is not created."""
 
     annotations: Names = Field(default={})
-    """Its annotations."""
+    """Annotations of the ServiceAccount."""
 
 
 class Resources(Contract):
-    """What the operator's container asks for and may use."""
+    """Resources of the operator's container."""
 
     requests: Quantities = Field(default={"cpu": "100m", "memory": "128Mi"})
-    """What its node must have free."""
+    """Resource requests."""
 
     limits: Quantities = Field(default={"memory": "512Mi"})
-    """What it may not exceed."""
+    """Resource limits."""
 
 
 class Toleration(Contract):
-    """A taint that the operator's pods may live with."""
+    """A toleration of the operator's pods."""
 
     key: Text = ""
-    """Key of the taint; empty: every one."""
+    """Key of the taint; empty: all keys."""
 
     operator: Literal["Exists", "Equal"] = "Equal"
-    """How the value is compared."""
+    """Whether the value must be equal or any value matches."""
 
     value: Text = ""
     """Value of the taint."""
 
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """Effect of the taint; empty: every one."""
+    """Effect of the taint; empty: all effects."""
 
     toleration_seconds: Annotated[Whole, Field(ge=0)] | None = None
-    """How long, for NoExecute; unset: for ever."""
+    """Seconds that the pods stay under NoExecute; unset: indefinitely."""
 
 
 class TopologySpread(Contract):
-    """How replicas are spread over nodes or zones."""
+    """Topology spread constraints of the replicas."""
 
     topology_key: Text
-    """Label of nodes that divides them."""
+    """Node label that defines the topology domains."""
 
     max_skew: Annotated[Whole, Field(ge=1)] = 1
-    """Most by which two parts may differ."""
+    """Largest difference in replicas between two domains."""
 
     when_unsatisfiable: Literal["ScheduleAnyway", "DoNotSchedule"] = "ScheduleAnyway"
-    """What to do when it cannot be."""
+    """What to do if the constraint cannot be met."""
 
 
 class PodDisruptionBudget(Contract):
-    """Protection against drains of several nodes at once."""
+    """PodDisruptionBudget of the operator."""
 
     enabled: Flag = True
-    """Makes one, when there is more than one replica."""
+    """Creates one if there is more than one replica."""
 
     max_unavailable: Annotated[Whole, Field(ge=1)] = 1
-    """Replicas that a drain may take at one time."""
+    """Replicas that may be evicted at the same time."""
 
 
 class NetworkPolicy(Contract):
-    """What the operator's pods may talk to: DNS, the API server and heads, and nobody but scrapers to them."""
+    """NetworkPolicy of the operator: egress to DNS, the API server and heads; ingress from scrapers only."""
 
     enabled: Flag = False
-    """Makes one. Off by default, since the API server's port differs between clusters."""
+    """Creates one. Off by default, because the API server's port differs between clusters."""
 
     api_server_ports: Annotated[tuple[Port, ...], Field(min_length=1)] = (443, 6443)
     """Ports of the API server, before and behind its Service."""
 
 
 class PodMonitor(Contract):
-    """Scraping of the operator and of its jobs by the Prometheus operator."""
+    """PodMonitor for the operator and its jobs (Prometheus operator)."""
 
     enabled: Flag = True
-    """Makes one where the cluster has the kind PodMonitor."""
+    """Creates one if the cluster has the kind PodMonitor."""
 
     jobs: Flag = True
-    """Makes another one of heads and workers, in every namespace that is looked after."""
+    """Creates another one for heads and workers, in every watched namespace."""
 
     interval: Annotated[str, Field(strict=True, pattern=DURATION_PATTERN)] = "30s"
-    """Time between two scrapes."""
+    """Scrape interval."""
 
     labels: Names = Field(default={})
-    """Labels that the Prometheus chooses its PodMonitors by."""
+    """Labels that your Prometheus selects PodMonitors by."""
 
 
 class Values(Contract):
-    """Every value of the chart."""
+    """Values of the chart."""
 
     image: OperatorImage = OperatorImage()
     """Image of the operator itself."""
 
     image_pull_secrets: tuple[Name, ...] = ()
-    """Names of pull Secrets of the operator's image, in the release's namespace."""
+    """Names of image pull Secrets of the operator, in the release's namespace."""
 
     replicas: Annotated[Whole, Field(ge=0, le=10)] = 1
-    """Operators. One works, chosen by a Lease; the others take over within seconds when it is lost."""
+    """Number of operators. One leads, elected by a Lease; another takes over within seconds if it is lost."""
 
     watch_namespaces: tuple[Label, ...] = ()
-    """Namespaces that are looked after, which must exist; none: all. With names the operator has no cluster-wide
-    right."""
+    """Namespaces to watch; they must exist. Empty: all namespaces. With names the operator gets no cluster-wide
+    permissions."""
 
     job_selector: Annotated[str, Field(strict=True, max_length=1024, pattern=SELECTOR_PATTERN)] = ""
-    """Label selector of the jobs that are looked after, like `team=a` or `team notin (a, b)`; empty: all. Several
-    releases with selectors that exclude each other share the work: docs/explanation/scale.md."""
+    """Label selector of the jobs to manage, such as `team=a` or `team notin (a, b)`. Empty: all jobs. Several
+    releases with disjoint selectors share the work: docs/explanation/scale.md."""
 
     jobs: Jobs = Jobs()
-    """What the operator gives all its jobs."""
+    """Defaults for all jobs of this operator."""
 
     api_requests: ApiRequests = ApiRequests()
-    """The operator's budget of requests to the API server. Pods go first, then conditions, then counters: these are
-    written the more rarely, the more jobs there are."""
+    """Rate limit of requests to the API server. Pods go first, then conditions, then counters, which are written less
+    often the more jobs there are."""
 
     key: Key = Key()
-    """The key that all jobs' tokens are derived from."""
+    """The key that the tokens of all jobs are derived from."""
 
     crd: Crd = Crd()
     """The CustomResourceDefinition of CollectorJob."""
 
     rbac: Rbac = Rbac()
-    """Who may do what."""
+    """RBAC roles."""
 
     service_account: ServiceAccount = ServiceAccount()
-    """The operator's identity."""
+    """ServiceAccount of the operator."""
 
     resources: Resources = Resources()
-    """What the operator's container asks for and may use."""
+    """Resources of the operator's container."""
 
     node_selector: Names = Field(default={"kubernetes.io/os": "linux"})
-    """Labels of nodes that the operator may run on."""
+    """Node selector of the operator's pods."""
 
     fixed_user: Literal["auto", "always", "never"] = "auto"
-    """Whether pods of the operator and of jobs run as user 65532. `auto`: but on OpenShift, which gives each namespace
-    users of its own and refuses others."""
+    """Whether pods of the operator and of jobs run as user 65532. `auto`: yes, except on OpenShift, which assigns
+    user IDs per namespace and rejects others."""
 
     tolerations: tuple[Toleration, ...] = ()
-    """Taints that the operator's pods may live with."""
+    """Tolerations of the operator's pods."""
 
     topology_spread: tuple[TopologySpread, ...] = (TopologySpread(topology_key="kubernetes.io/hostname"),)
-    """How replicas are spread over nodes or zones."""
+    """Topology spread constraints of the replicas."""
 
     priority_class_name: OptionalName = ""
     """PriorityClass of the operator's pods."""
 
     pod_labels: Names = Field(default={})
-    """More labels of the operator's pods."""
+    """Additional labels of the operator's pods."""
 
     pod_annotations: Names = Field(default={})
-    """More annotations of the operator's pods."""
+    """Additional annotations of the operator's pods."""
 
     pod_disruption_budget: PodDisruptionBudget = PodDisruptionBudget()
-    """Protection against drains of several nodes at once."""
+    """PodDisruptionBudget of the operator."""
 
     network_policy: NetworkPolicy = NetworkPolicy()
-    """What the operator's pods may talk to: DNS, the API server and heads, and nobody but scrapers to them."""
+    """NetworkPolicy of the operator: egress to DNS, the API server and heads; ingress from scrapers only."""
 
     pod_monitor: PodMonitor = PodMonitor()
-    """Scraping of the operator and of its jobs by the Prometheus operator."""
+    """PodMonitor for the operator and its jobs (Prometheus operator)."""
 
     prometheus_rule: PrometheusRule = PrometheusRule()
-    """Recording rules and alerts, for the Prometheus operator."""
+    """Recording rules and alerts (Prometheus operator)."""
 
     dashboards: Dashboards = Dashboards()
-    """Grafana dashboards, as ConfigMaps that Grafana's sidecar finds."""
+    """Grafana dashboards as ConfigMaps for Grafana's sidecar."""

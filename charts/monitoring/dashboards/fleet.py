@@ -1,4 +1,4 @@
-"""All jobs at a glance: who collects, how fast, who is in trouble."""
+"""All jobs at a glance: which collect, how fast, which have problems."""
 
 from charts.monitoring.dashboards.sheet import Panel, Section, choice, sheet
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -12,7 +12,7 @@ def build() -> Dashboard:
     return sheet(
         uid="cormorant-fleet",
         title="Cormorant / Fleet",
-        description="Every CollectorJob that is scraped: frames, workers, weights, failures.",
+        description="All scraped CollectorJobs: frames, workers, weights, failures.",
         variables=(
             choice("namespace", "Namespace", "label_values(cormorant_frames_total, namespace)"),
             choice(
@@ -25,7 +25,7 @@ def build() -> Dashboard:
                 panels=(
                     Panel(
                         title="Jobs",
-                        description="Heads that are scraped, by what they do.",
+                        description="Scraped heads by state.",
                         unit="none",
                         queries={"{{state}}": f"sum by (state) (cormorant_head_state{{{_JOBS}}})"},
                         width=8,
@@ -33,14 +33,14 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Frames per second",
-                        description="Of all jobs together.",
+                        description="Total of all jobs.",
                         unit="suffix: frames/s",
                         queries={"all": f"sum(cormorant_frames_per_second{{{_JOBS}}})"},
                         is_stat=True,
                     ),
                     Panel(
                         title="Workers",
-                        description="Ready, of all jobs together.",
+                        description="Ready workers of all jobs.",
                         unit="none",
                         queries={"ready": f'sum(cormorant_workers{{{_JOBS}, state="ready"}})'},
                         is_stat=True,
@@ -63,7 +63,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Progress",
-                        description="Share of totalFrames that is collected, of jobs that have one.",
+                        description="Collected share of totalFrames, for jobs that set it.",
                         unit="percentunit",
                         leads_to_job=True,
                         queries={
@@ -82,7 +82,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Share of worker time spent stepping",
-                        description="Share of the workers' time that goes to environments and the policy.",
+                        description="Share of worker time spent in environments and the policy.",
                         unit="percentunit",
                         leads_to_job=True,
                         queries={
@@ -94,7 +94,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Policy lag",
-                        description="Published version less the oldest that a worker acts with.",
+                        description="Published version minus the oldest version in use by a worker.",
                         unit="none",
                         leads_to_job=True,
                         queries={
@@ -105,11 +105,11 @@ def build() -> Dashboard:
                 ),
             ),
             Section(
-                title="Trouble",
+                title="Problems",
                 panels=(
                     Panel(
                         title="Workers missing",
-                        description="Wanted and not ready.",
+                        description="Desired workers that are not ready.",
                         unit="none",
                         leads_to_job=True,
                         queries={
@@ -119,7 +119,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Workers replaced",
-                        description="In the interval.",
+                        description="Workers replaced in the interval.",
                         unit="none",
                         leads_to_job=True,
                         queries={
@@ -129,7 +129,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Frames dropped",
-                        description="Stepped and not delivered, per second.",
+                        description="Frames per second that were stepped but not delivered.",
                         unit="suffix: frames/s",
                         leads_to_job=True,
                         queries={

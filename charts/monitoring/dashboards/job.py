@@ -1,4 +1,4 @@
-"""One job: how fast, where the time goes, how fresh, who waits, what breaks."""
+"""One job: speed, time by phase, staleness, queue waits, failures."""
 
 from charts.monitoring.dashboards.sheet import Panel, Section, choice, sheet
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -39,7 +39,7 @@ _NOW = Section(
     panels=(
         Panel(
             title="State",
-            description="What the head does.",
+            description="State of the head.",
             unit="none",
             queries={"{{state}}": f"max by (state) (cormorant_head_state{{{_JOB}}}) == 1"},
             width=4,
@@ -48,7 +48,7 @@ _NOW = Section(
         ),
         Panel(
             title="Frames",
-            description="Accepted by the output, over all heads of the job; and how many are wanted.",
+            description="Frames accepted by the output, over all heads of the job, and the target.",
             unit="short",
             queries={
                 "collected": f"max(cormorant_frames_total{{{_JOB}}})",
@@ -59,7 +59,7 @@ _NOW = Section(
         ),
         Panel(
             title="Frames per second",
-            description="Over the last seconds, as the head counts them.",
+            description="Current rate, as counted by the head.",
             unit="suffix: frames/s",
             queries={"now": f"sum(cormorant_frames_per_second{{{_JOB}}})"},
             width=4,
@@ -67,7 +67,7 @@ _NOW = Section(
         ),
         Panel(
             title="Workers",
-            description="Ready, and wanted.",
+            description="Ready and desired workers.",
             unit="none",
             queries={
                 "ready": f'sum(cormorant_workers{{{_JOB}, state="ready"}})',
@@ -86,7 +86,7 @@ _NOW = Section(
         ),
         Panel(
             title="Age of the head",
-            description="When this head began; a new one takes over when it is lost.",
+            description="Time since this head started; a replacement starts over.",
             unit="dateTimeFromNow",
             queries={"began": f"max(cormorant_head_start_timestamp_seconds{{{_JOB}}}) * 1000"},
             width=4,
@@ -99,7 +99,7 @@ _FRAMES = Section(
     panels=(
         Panel(
             title="Frames per second: accepted and stepped",
-            description="Accepted: what totalFrames counts. Stepped: also what is in no finished batch, or was lost.",
+            description="Accepted: counted towards totalFrames. Stepped: includes unfinished batches and lost frames.",
             unit="suffix: frames/s",
             queries={
                 "accepted": f"sum(rate(cormorant_frames_total{{{_JOB}}}[$__rate_interval]))",
@@ -127,8 +127,8 @@ _TIME = Section(
     panels=(
         Panel(
             title="Workers' time by phase",
-            description="env: waiting for environments. inference: the policy. transfer: writing rows. idle: no room "
-            "in the queue, or nothing to do. In worker-seconds per second: the stack is as high as there are workers.",
+            description="env: waiting for environments. inference: the policy. transfer: writing rows. idle: the queue "
+            "is full or there is no work. In worker-seconds per second; adds up to the worker count.",
             unit="none",
             queries={"{{phase}}": _rate("cormorant_phase_seconds_total", "phase", _GROUP)},
             width=12,
@@ -150,7 +150,7 @@ _TIME = Section(
         ),
         Panel(
             title="Duration of one batch",
-            description="How long a worker collects one batch: half of them and one in a hundred.",
+            description="Time in which a worker collects one batch: median and 99th percentile.",
             unit="s",
             queries={
                 "p50, {{group}}": _quantile("0.5", "cormorant_batch_duration_seconds", "le, group", _GROUP),
@@ -165,7 +165,7 @@ _EPISODES = Section(
     panels=(
         Panel(
             title="Episode return",
-            description="Mean of the last 100 episodes, and quantiles of those that ended in the interval.",
+            description="Mean of the last 100 episodes, and quantiles of the episodes that ended in the interval.",
             unit="none",
             queries={
                 "mean": f"avg(cormorant_recent_episode_return{{{_JOB}}})",
@@ -175,7 +175,7 @@ _EPISODES = Section(
         ),
         Panel(
             title="Episode length",
-            description="In frames: mean of the last 100 episodes, and of those that ended in the interval.",
+            description="In frames: mean of the last 100 episodes, and of the episodes that ended in the interval.",
             unit="none",
             queries={
                 "last 100": f"avg(cormorant_recent_episode_length_steps{{{_JOB}}})",
@@ -197,7 +197,7 @@ _WEIGHTS = Section(
     panels=(
         Panel(
             title="Policy lag",
-            description="Published version less the oldest that acts in each group: how far workers are behind.",
+            description="Published version minus the oldest version in use, by group.",
             unit="none",
             queries={
                 "{{group}}": f"max(cormorant_policy_version_published{{{_JOB}}}) - on () group_right ()"
@@ -206,7 +206,7 @@ _WEIGHTS = Section(
         ),
         Panel(
             title="Staleness of batches",
-            description="Versions between a batch's oldest policy and the published one, when it is handed over.",
+            description="Versions between the oldest policy in a batch and the published one, on delivery.",
             unit="none",
             queries={
                 "p50": _quantile("0.5", "cormorant_batch_staleness_versions"),
@@ -215,7 +215,7 @@ _WEIGHTS = Section(
         ),
         Panel(
             title="Update latency by stage",
-            description="Mean seconds of a publish in each stage, from its first byte to the last worker's word.",
+            description="Mean duration of each stage of a publish, up to the last worker's acknowledgement.",
             unit="s",
             queries={
                 "{{stage}}": f"sum by (stage) (rate(cormorant_weight_update_duration_seconds_sum{{{_JOB}, "
@@ -226,7 +226,7 @@ _WEIGHTS = Section(
         ),
         Panel(
             title="Update latency",
-            description="Of whole publishes: half of them and one in a hundred.",
+            description="Whole publishes: median and 99th percentile.",
             unit="s",
             queries={
                 "p50": _quantile("0.5", "cormorant_weight_update_duration_seconds", "le", f'{_JOB}, stage="total"'),
@@ -235,14 +235,14 @@ _WEIGHTS = Section(
         ),
         Panel(
             title="Updates by result",
-            description="Publishes per second, by what became of them; superseded ones were overtaken.",
+            description="Publishes per second by result; superseded: a newer one came first.",
             unit="suffix: updates/s",
             queries={"{{result}}": _rate("cormorant_weight_updates_total", "result")},
             is_stacked=True,
         ),
         Panel(
             title="Weights published, bytes per second",
-            description="Published per second.",
+            description="Bytes of weights published per second.",
             unit="Bps",
             queries={"bytes/s": f"sum(rate(cormorant_weight_update_bytes_total{{{_JOB}}}[$__rate_interval]))"},
         ),
@@ -253,7 +253,7 @@ _QUEUE = Section(
     panels=(
         Panel(
             title="Batches waiting and lent",
-            description="Complete and not taken; with consumers and not acknowledged; and the queue's capacity.",
+            description="waiting: complete, not taken. lent: taken, not acknowledged. capacity: size of the queue.",
             unit="none",
             queries={
                 "waiting": f"sum(cormorant_queue_batches{{{_JOB}}})",
@@ -263,44 +263,44 @@ _QUEUE = Section(
         ),
         Panel(
             title="Share of time waiting for the queue",
-            description="Share of the time. producer: workers, for room: the learner is the bottleneck. consumer: the "
-            "learner, for batches: the workers are.",
+            description="producer: workers wait for room; the learner is the bottleneck. consumer: the learner waits "
+            "for batches; the workers are the bottleneck.",
             unit="percentunit",
             queries={"{{side}}": _rate("cormorant_queue_wait_seconds_total", "side")},
             most=1.0,
         ),
         Panel(
             title="Batches per second",
-            description="Accepted by the queue, and handed over: over HTTP, in a stream, in shared memory.",
+            description="Batches accepted by the queue, and delivered: HTTP, stream, shared memory.",
             unit="suffix: batches/s",
             queries={"{{path}}": _rate("cormorant_batches_total", "path")},
         ),
         Panel(
-            title="Batches handed over, bytes per second",
-            description="Of batches, per second, by the way they took.",
+            title="Batches delivered, bytes per second",
+            description="Bytes of batches per second, by path.",
             unit="Bps",
             queries={"{{path}}": _rate("cormorant_batch_bytes_total", "path")},
         ),
         Panel(
             title="Consumers",
-            description="Who asked for batches in the last minute.",
+            description="Consumers that asked for batches in the last minute.",
             unit="none",
             queries={"consumers": f"sum(cormorant_consumers{{{_JOB}}})"},
         ),
         Panel(
-            title="Batches delivered again",
-            description="Per second, since they were not acknowledged in time.",
+            title="Batches redelivered",
+            description="Batches per second that were not acknowledged in time.",
             unit="suffix: batches/s",
             queries={"again": f"sum(rate(cormorant_batches_redelivered_total{{{_JOB}}}[$__rate_interval]))"},
         ),
     ),
 )
 _TROUBLE = Section(
-    title="Trouble",
+    title="Problems",
     panels=(
         Panel(
             title="Workers replaced",
-            description="In the interval, by why. hang: no progress within the limit, killed.",
+            description="Workers replaced in the interval, by reason. hang: killed for lack of progress.",
             unit="none",
             queries={
                 "{{group}}, {{reason}}": "sum by (group, reason) "
@@ -309,25 +309,25 @@ _TROUBLE = Section(
         ),
         Panel(
             title="Environments restarted",
-            description="Subprocess environments that crashed or hung, in the interval; their workers live on.",
+            description="Subprocess environments that crashed or hung in the interval; their workers keep running.",
             unit="none",
             queries={"{{group}}": _rate("cormorant_env_restarts_total", "group", _GROUP, of="increase")},
         ),
         Panel(
             title="Frames dropped",
-            description="Stepped and not delivered, per second, by why.",
+            description="Frames per second that were stepped but not delivered, by reason.",
             unit="suffix: frames/s",
             queries={"{{reason}}": _rate("cormorant_frames_dropped_total", "reason")},
         ),
         Panel(
             title="Workers by state",
-            description="Ready, starting, and how many are wanted.",
+            description="Ready, starting and desired workers.",
             unit="none",
             queries={"{{group}}, {{state}}": f"sum by (group, state) (cormorant_workers{{{_GROUP}}})"},
         ),
         Panel(
             title="Paused",
-            description="Share of the time in which the fleet was to stand still.",
+            description="Share of the time that the fleet was paused.",
             unit="percentunit",
             queries={"paused": f"max(rate(cormorant_pause_seconds_total{{{_JOB}}}[$__rate_interval]))"},
             most=1.0,
@@ -345,7 +345,7 @@ _REST = Section(
     panels=(
         Panel(
             title="Requests",
-            description="To the head's API, per second, by the first digit of the answer's status.",
+            description="Requests per second to the head's API, by status class.",
             unit="reqps",
             queries={
                 "{{status_class}}": "sum by (status_class) "
@@ -354,7 +354,7 @@ _REST = Section(
         ),
         Panel(
             title="Request duration",
-            description="Mean by route; waiting that was asked for is in it.",
+            description="Mean by route; includes long polling.",
             unit="s",
             queries={
                 "{{route}}": "sum by (route) "
@@ -364,7 +364,7 @@ _REST = Section(
         ),
         Panel(
             title="GPU utilization",
-            description="Share of time in which a kernel ran, by pod and device; empty without NVIDIA devices.",
+            description="Share of time in which a kernel ran, by pod and device; NVIDIA devices only.",
             unit="percentunit",
             queries={
                 "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_utilization_ratio{{{_GROUP}}})"
@@ -374,7 +374,7 @@ _REST = Section(
         ),
         Panel(
             title="GPU memory",
-            description="In use, by pod and device; empty without NVIDIA devices.",
+            description="Memory in use, by pod and device; NVIDIA devices only.",
             unit="bytes",
             queries={
                 "{{pod}} gpu {{gpu}}": f"max by (pod, gpu) (cormorant_worker_gpu_memory_used_bytes{{{_GROUP}}})"
@@ -383,13 +383,13 @@ _REST = Section(
         ),
         Panel(
             title="CPU of worker pods",
-            description="Cores in use, by pod; empty where workers are processes of the head's machine.",
+            description="Cores in use, by pod; empty if workers run as processes on the head's machine.",
             unit="none",
             queries={"{{pod}}": _rate("cormorant_worker_cpu_seconds_total", "pod", _GROUP)},
         ),
         Panel(
             title="Memory of worker pods",
-            description="In use, by pod; empty where workers are processes of the head's machine.",
+            description="Memory in use, by pod; empty if workers run as processes on the head's machine.",
             unit="bytes",
             queries={"{{pod}}": f"sum by (pod) (cormorant_worker_memory_used_bytes{{{_GROUP}}})"},
         ),

@@ -1,4 +1,4 @@
-"""The operator: whether it keeps up, and what it says of jobs."""
+"""The operator dashboard: does it keep up, and in what phase are its jobs?"""
 
 from charts.monitoring.dashboards.sheet import Panel, Section, choice, sheet
 from grafana_foundation_sdk.builders.dashboard import Dashboard
@@ -12,7 +12,7 @@ def build() -> Dashboard:
     return sheet(
         uid="cormorant-operator",
         title="Cormorant / Operator",
-        description="The operator: jobs by phase, reconciles, its queue, the API server's answers.",
+        description="The operator: jobs by phase, reconciles, work queues, API server responses.",
         variables=(
             choice("namespace", "Namespace of the operator", "label_values(cormorant_operator_leader, namespace)"),
             choice("job_namespace", "Namespace of jobs", "label_values(cormorant_operator_job_phase, job_namespace)"),
@@ -28,7 +28,7 @@ def build() -> Dashboard:
                 panels=(
                     Panel(
                         title="Leaders",
-                        description="Operators that lead: one.",
+                        description="Operators that hold the lease; should be 1.",
                         unit="none",
                         queries={"leaders": f"sum(cormorant_operator_leader{{{_HERE}}})"},
                         width=6,
@@ -36,7 +36,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Jobs",
-                        description="CollectorJobs that exist.",
+                        description="Existing CollectorJobs.",
                         unit="none",
                         queries={"jobs": f"max(cormorant_operator_jobs{{{_HERE}}})"},
                         width=6,
@@ -44,7 +44,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Jobs by phase",
-                        description="As status.phase says.",
+                        description="Jobs by status.phase.",
                         unit="none",
                         queries={"{{phase}}": f"sum by (phase) (cormorant_operator_job_phase{{{_JOBS}}})"},
                         width=12,
@@ -52,7 +52,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Heads replaced",
-                        description="So far, as the status says.",
+                        description="Heads replaced so far, from the job's status.",
                         unit="none",
                         queries={
                             _WHO: "max by (job_namespace, collectorjob) "
@@ -62,7 +62,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Worker pods replaced",
-                        description="So far, as the status says.",
+                        description="Worker pods replaced so far, from the job's status.",
                         unit="none",
                         queries={
                             _WHO: "max by (job_namespace, collectorjob) "
@@ -77,7 +77,7 @@ def build() -> Dashboard:
                 panels=(
                     Panel(
                         title="Reconciles per second",
-                        description="Per second. reconcile: a decision and what follows. poll: a question to a head.",
+                        description="By handler. reconcile: a full reconcile. poll: a request to a head.",
                         unit="suffix: reconciles/s",
                         queries={
                             "{{handler}}": "sum by (handler) "
@@ -85,8 +85,8 @@ def build() -> Dashboard:
                         },
                     ),
                     Panel(
-                        title="How long they take",
-                        description="One in a hundred takes longer.",
+                        title="Reconcile duration (p99)",
+                        description="99th percentile, by handler.",
                         unit="s",
                         queries={
                             "{{handler}}": "histogram_quantile(0.99, sum by (le, handler) "
@@ -95,7 +95,7 @@ def build() -> Dashboard:
                     ),
                     Panel(
                         title="Errors per second",
-                        description="Looks per second that ended with an error, and are repeated.",
+                        description="Reconcile attempts per second that failed and will be retried.",
                         unit="suffix: errors/s",
                         queries={
                             "{{handler}}": "sum by (handler) "
@@ -103,20 +103,20 @@ def build() -> Dashboard:
                         },
                     ),
                     Panel(
-                        title="Waiting jobs",
-                        description="Due and not looked at yet.",
+                        title="Queue depth",
+                        description="Jobs that are due and waiting, by queue.",
                         unit="none",
                         queries={"{{queue}}": f"sum by (queue) (cormorant_operator_workqueue_depth{{{_HERE}}})"},
                     ),
                     Panel(
                         title="Longest wait",
-                        description="How late a job was looked at, at most, since the operator began.",
+                        description="Longest time that a due job waited for its reconcile within the last minute.",
                         unit="s",
                         queries={"at most": f"max(cormorant_operator_workqueue_longest_wait_seconds{{{_HERE}}})"},
                     ),
                     Panel(
-                        title="Answers of the API server",
-                        description="Per second, by status; 0: it did not answer.",
+                        title="API server responses",
+                        description="Responses per second by status code; 0: no response.",
                         unit="reqps",
                         queries={
                             "{{method}} {{code}}": "sum by (method, code) "

@@ -196,8 +196,8 @@ def test_an_alert_says_which_job_and_where_to_read_on(tmp_path: Path) -> None:
     expected = {
         "exp_labels": {"severity": "critical", "namespace": "team-a", "collectorjob": "pong"},
         "exp_annotations": {
-            "summary": "team-a/pong collects nothing",
-            "description": "The job runs, is not paused, has room in its queue, and no worker has stepped for minutes.",
+            "summary": "team-a/pong is not collecting any frames",
+            "description": "The job is running and its queue has room, but no worker has stepped for 3 minutes.",
             "runbook_url": "https://github.com/example/cormorant/blob/main/docs/how-to/runbooks.md#cormorantstalled",
         },
     }
