@@ -6,6 +6,8 @@ Their tests are theirs to run, unchanged: the names are exchanged where they are
 import os
 from importlib import import_module
 
+import pytest
+
 OURS = {
     "tianshou.data": ("cormorant_worker.tianshou", ("AsyncCollector", "Collector")),
     "torchrl.collectors": (
@@ -24,3 +26,21 @@ for theirs, (ours, names) in OURS.items():
     if theirs.partition(".")[0] == os.environ.get("SWAPPED_PEER"):
         for name in names:
             setattr(import_module(theirs), name, getattr(import_module(ours), name))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `SWAPPED_VARIANTS=one`, run one variant of each test: the shortest name, of collectors in this process where
+    there is one.
+    """
+    if os.environ.get("SWAPPED_VARIANTS") != "one":
+        return
+    variants: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        variants.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    chosen = [min(found, key=_rank) for found in variants.values()]
+    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    items[:] = chosen
+
+
+def _rank(item: pytest.Item) -> tuple[bool, int, str]:
+    return "Multi" in item.name or "Async" in item.name, len(item.name), item.name

@@ -158,6 +158,42 @@ def test_steps_are_counted_where_trajectories_are_cut() -> None:
     assert torch.equal(torch.cat(batches, 1)["next", "step_count"].squeeze(-1), counts + 1)
 
 
+def test_versions_and_ids_are_where_they_are_asked_for() -> None:
+    with Collector(envs(), frames_per_batch=6, track_traj_ids=False) as collector:
+        assert "collector" not in next(iter(collector)).keys()  # noqa: SIM118  # a TensorDict, not a dict
+    options: dict[str, Any] = {"frames_per_batch": 6, "track_policy_version": True, "track_traj_ids": False}
+    with Collector(envs(action="box"), Versioned(), **options) as collector:
+        assert next(iter(collector))["next", "policy_version"].tolist() == [[0] * 3] * 2
+        collector.update_policy_weights_(weights=numbered(1))
+        batch = next(iter(collector))
+        assert collector.policy_version == 1
+    assert batch["policy_version"].tolist() == batch["next", "policy_version"].tolist() == [[1] * 3] * 2
+    assert set(batch["collector"].keys()) == {"policy_version"}
+
+
+def test_hooks_are_exchanged_and_called_once_a_batch() -> None:
+    calls: list[str] = []
+    first = {"pre_collect_hook": lambda: calls.append("first"), "total_frames": 12}
+    with Collector(envs(), frames_per_batch=6, **first) as collector:  # type: ignore[arg-type]  # by name
+        batches = iter(collector)
+        next(batches)
+        collector.pre_collect_hook = lambda: calls.append("second")
+        collector.post_collect_hook = lambda batch: calls.append(f"after {batch.numel()}")
+        assert len(list(batches)) == 1
+    assert calls == ["first", "second", "after 6"]
+
+
+def test_a_policy_beside_a_factory_is_where_weights_come_from() -> None:
+    policy = Versioned()
+    with Collector(envs(action="box"), policy, policy_factory=Versioned, frames_per_batch=6) as collector:
+        batches = iter(collector)
+        with torch.no_grad():
+            policy.number.fill_(3)
+        assert next(batches)["action"][..., 0].unique().tolist() == [0], "the factory's own acts"
+        collector.update_policy_weights_()
+        assert next(batches)["action"][..., 0].unique().tolist() == [3]
+
+
 def test_new_episodes_begin_with_reset() -> None:
     collector = Collector(envs(lengths=9), frames_per_batch=6)
     next(iter(collector))
@@ -194,6 +230,8 @@ def test_a_collector_in_this_process_is_one() -> None:
         Collector(envs(), frames_per_batch=10, compile_policy=True)
     with pytest.raises(ValueError, match=r"frames_per_batch \[10, 20\] for 2 collectors"):
         MultiSyncCollector(envs(), frames_per_batch=[10, 20])
+    with pytest.raises(ValueError, match=r"frames_per_batch \[10\] for 2 collectors"):
+        MultiAsyncCollector(envs(), frames_per_batch=[10])
     with pytest.raises(ValueError, match="create_env_fn has 2 entries and num_workers is 3"):
         MultiSyncCollector(envs(), frames_per_batch=10, num_workers=3)
 

@@ -222,11 +222,6 @@ def test_weights_are_read_from_modules_tensordicts_and_state_dicts() -> None:
         read_weights({"a": "b"}, policy=policy)
 
 
-def test_a_policy_and_a_factory_of_one_exclude_each_other() -> None:
-    with pytest.raises(TypeError, match="policy and policy_factory exclude each other"):
-        sync_sync_collector(CountingEnv, None, 1, 1, policy=nn.Linear(4, 5), policy_factory=lambda: nn.Linear(4, 5))
-
-
 @pytest.mark.parametrize("given", [{}, {"policy_factory": lambda: nn.Linear(4, 5)}, {"policy": lambda td: td}])
 def test_weights_that_are_not_there_are_not_published_before_each_batch(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="update_at_each_batch publishes the policy's weights, and "):

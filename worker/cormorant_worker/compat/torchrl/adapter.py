@@ -57,9 +57,10 @@ def _read_part(space: Space, value: Any) -> Any:
 
 def _ends(following: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """Terminated and truncated, whichever flags the environment has."""
-    done = following["done"]
-    truncated = following.get("truncated", None)
-    terminated = following.get("terminated", None)
+    done = following["done"].bool()
+    truncated, terminated = (
+        None if (flag := following.get(name, None)) is None else flag.bool() for name in ("truncated", "terminated")
+    )
     if truncated is None:
         truncated = torch.zeros_like(done) if terminated is None else done & ~terminated
     return (done & ~truncated if terminated is None else terminated), truncated

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from cormorant_postproc import split_trajectories
 
 _IDS = ("collector", "traj_ids")
+_VERSION = ("collector", "policy_version")
 _MASK = ("collector", "mask")
 _FLAGS = ("done", "terminated", "truncated")
 
@@ -28,6 +29,20 @@ def mark_padding(batch: TensorDictBase) -> None:
     """Padding has trajectory id -1, as TorchRL's has; in place."""
     if _MASK in batch.keys(True):
         batch[_IDS].masked_fill_(~batch[_MASK], -1)
+
+
+def add_versions(batch: TensorDictBase) -> None:
+    """The version that acted, where TorchRL has it: `policy_version` and `("next", "policy_version")`."""
+    batch["policy_version"] = batch["next", "policy_version"] = batch[_VERSION]
+
+
+def drop_ids(batch: TensorDictBase, *, keep_versions: bool) -> None:
+    """Leave out trajectory ids, and versions unless they are wanted; the mask of padding stays. In place."""
+    del batch[_IDS]
+    if not keep_versions:
+        del batch[_VERSION]
+    if not batch["collector"].keys():
+        del batch["collector"]
 
 
 class StepCounts:

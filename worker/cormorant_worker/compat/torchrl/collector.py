@@ -15,7 +15,15 @@ from tensordict import TensorDictBase
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.compat.torchrl.batches import StepCounts, add_root_flags, mark_padding, split, truncate_last
+from cormorant_worker.compat.torchrl.batches import (
+    StepCounts,
+    add_root_flags,
+    add_versions,
+    drop_ids,
+    mark_padding,
+    split,
+    truncate_last,
+)
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.compat.torchrl.free_running import FreeRunning
 from cormorant_worker.compat.torchrl.makers import Calls, Maker
@@ -75,11 +83,12 @@ class FleetCollector:
         """
         self._plan = plan
         self._settings = plan.settings
-        if plan.policy is not None and plan.settings.policy_factory is not None:
-            raise TypeError("policy and policy_factory exclude each other; give one of them")
         if plan.settings.update_at_each_batch:
             check_has_weights(plan.policy, "update_at_each_batch")
         self._given_policy = plan.policy
+        self.pre_collect_hook = plan.settings.pre_collect_hook
+        """Called without arguments before each batch is waited for; may be exchanged, and so may the other."""
+        self.post_collect_hook = plan.settings.post_collect_hook
         self._policy = as_policy(plan.policy, is_trusted=bool(plan.settings.trust_policy))
         self._storing = self._storing_devices(plan.num_collectors)
         if plan.mode == "sync" and len(set(self._storing)) > 1:
@@ -231,8 +240,8 @@ class FleetCollector:
         return self._hand_out(batch)
 
     def _begin(self) -> Loan | None:
-        if self._settings.pre_collect_hook is not None:
-            self._settings.pre_collect_hook()
+        if self.pre_collect_hook is not None and not 0 < limit(self._settings.total_frames) <= self._frames:
+            self.pre_collect_hook()
         self._update()
         if self._taken is not None:
             self._taken.release()
@@ -244,11 +253,15 @@ class FleetCollector:
 
     def _deliver(self, loan: Loan) -> TensorDictBase | None:
         batch = self._place(self._shape(loan), loan)
+        if self._settings.track_policy_version:
+            add_versions(batch)
+        if not self._settings.track_traj_ids:
+            drop_ids(batch, keep_versions=bool(self._settings.track_policy_version))
         return batch if self._settings.postproc is None else self._settings.postproc(batch)
 
     def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
-        if self._settings.post_collect_hook is not None:
-            self._settings.post_collect_hook(batch)
+        if self.post_collect_hook is not None:
+            self.post_collect_hook(batch)
         if self._settings.replay_buffer is None:
             return (batch,)
         self._settings.replay_buffer.extend(frames_of(batch))
@@ -453,6 +466,12 @@ class FleetCollector:
             for key in ("frames", "version", "phase")
         }
         return general | each
+
+    @property
+    def policy_version(self) -> int:
+        """The newest version of the policy's weights that was published."""
+        version: int = self.fleet.stats().version
+        return version
 
     # -- running free, the end ---------------------------------------------------------------------------------
 

@@ -45,6 +45,8 @@ class Collector(FleetCollector):
         create_env_kwargs: Any = None,
         num_collectors: int | None = None,
         sync: bool | None = None,
+        backend: str | None = None,
+        backend_options: Any = None,
         **kwargs: Any,
     ) -> None:
         """Build the environments, and try the policy.
@@ -56,6 +58,8 @@ class Collector(FleetCollector):
             create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each.
             num_collectors: 1; for more there are `MultiSyncCollector` and `MultiAsyncCollector`.
             sync: means nothing to one collector.
+            backend: "direct".
+            backend_options: none.
             **kwargs: see `Settings`.
 
         Raises:
@@ -70,6 +74,7 @@ class Collector(FleetCollector):
             )
         fns = list(create_env_fn) if isinstance(create_env_fn, list | tuple) else [create_env_fn]
         given = {"frames_per_batch": frames_per_batch, "total_frames": -1, "vectorization": "inline", **kwargs}
+        given |= {"backend": backend, "backend_options": backend_options}
         settings = read_settings(_without_schemes(given), num_collectors=1)
         makers = share_out(fns, create_env_kwargs, len(fns), 1)
         super().__init__(Plan(mode="async", makers=makers, policy=policy, settings=settings, seed=_drawn_seed()))
@@ -181,12 +186,12 @@ def _device_of(policy: Any) -> str:
 def _frames_of(given: Any, count: int, *, is_sync: bool) -> Any:
     if not isinstance(given, list | tuple):
         return given
-    if len(given) != count or len(set(given)) != 1:
+    if len(given) != count or (is_sync and len(set(given)) != 1):
         raise ValueError(
             f"frames_per_batch {list(given)} for {count} collectors: the batches of a fleet have one layout; give one "
             "number for all, or equal ones"
         )
-    return sum(given) if is_sync else given[0]
+    return sum(given)
 
 
 def _without_schemes(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -24,8 +24,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "extend_buffer": (True,),
     "init_fn": (None,),
     "interruptor": (None,),
-    "track_policy_version": (None, False, True),
-    "track_traj_ids": (True, False),
     "traj_format": (None,),
     "trajs_per_batch": (None,),
     "trajs_per_write": (None,),
@@ -82,10 +80,14 @@ class Settings:
     """Called without arguments before each batch is waited for."""
     post_collect_hook: Hook | None = None
     """Called with each batch before it is handed out."""
+    track_policy_version: bool | None = False
+    """Write the version that acted to `policy_version` and `("next", "policy_version")`, too."""
+    track_traj_ids: bool = True
+    """False leaves `("collector", "traj_ids")` out of batches, and versions unless `track_policy_version` is True."""
     trust_policy: bool | None = None
     """The policy takes TensorDicts, whatever its argument is called."""
     policy_factory: Any = None
-    """Makes the policy in each collector: a callable, or one for each; in place of the policy."""
+    """Makes the policy in each collector: a callable, or one for each. A policy beside it is the source of weights."""
     cat_results: str | int | None = None
     """None or "stack": batches of several collectors are stacked; a number: joined along that dimension (sync)."""
     pin_memory: bool = False
