@@ -125,7 +125,7 @@ def open_fleet(
     if engine not in ("local", "ray"):
         raise FleetError(f'engine "{engine}" is not known; use "local" or "ray"')
     if ray is not None and engine != "ray":
-        raise FleetError('options of Ray were given and the engine is "local"; add engine="ray"')
+        raise FleetError('Ray options were given but the engine is "local"; set engine="ray"')
     job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
         frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
@@ -213,16 +213,18 @@ def _described(
     """
     if env is not None:
         if manifest is not None:
-            raise ManifestError("a manifest and env were both given; give one: the manifest names its environment")
+            raise ManifestError("manifest and env exclude each other; the manifest names its own environment")
         scripted = Scripted(env=env, **given)
         return scripted.job(), scripted.overrides()
     if manifest is None:
-        raise ManifestError('give a manifest, such as open_fleet("job.yaml"), or env=what makes one environment')
+        raise ManifestError(
+            'pass a manifest, for example open_fleet("job.yaml"), or env= and a function that makes one environment'
+        )
     if not isinstance(manifest, str | os.PathLike | Mapping | CollectorJob):
-        raise ManifestError(f"a {type(manifest).__name__} is no manifest; an environment goes to env=")
+        raise ManifestError(f"a {type(manifest).__name__} is not a manifest; pass environments as env=")
     plain = Scripted(env="")
     if changed := [name for name, value in given.items() if name in _FOR_SCRIPTS and value != getattr(plain, name)]:
-        raise ManifestError(f"{', '.join(changed)} were given beside a manifest, which has fields for them; use those")
+        raise ManifestError(f"{', '.join(changed)} cannot be combined with a manifest; set them there")
     return load_job(manifest, name=name), NO_OVERRIDES
 
 

@@ -88,25 +88,27 @@ class Scripted:
 
     def _check(self) -> None:
         if self.policy is not None and self.policy_factory is not None:
-            raise ManifestError("policy and policy_factory were both given; give one: a policy, or what makes it")
+            raise ManifestError(
+                "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
+            )
         if isinstance(self.policy, type):
             raise ManifestError(
-                f"policy is the class {self.policy.__name__}; give an instance, or policy_factory=a function of "
+                f"policy is the class {self.policy.__name__}; pass an instance, or policy_factory= and a function of "
                 "(observation_space, action_space) that makes one in each worker"
             )
         if self.policy is not None and not (callable(self.policy) or isinstance(self.policy, str | Mapping)):
             raise ManifestError(
-                f"policy is a {type(self.policy).__name__}; give a torch module, a callable on observations, or "
+                f"policy is a {type(self.policy).__name__}; pass a torch module, a callable on observations, or "
                 '"package.module:factory"'
             )
         if not (callable(self.env) or isinstance(self.env, str | Mapping)):
             raise ManifestError(
-                f"env is a {type(self.env).__name__}; give what makes one environment, a class or a function without "
-                'arguments, or a gymnasium id such as "CartPole-v1"'
+                f"env is a {type(self.env).__name__}; pass a class or a function without arguments that makes one "
+                'environment, or a gymnasium id such as "CartPole-v1"'
             )
         if callable(self.env) and (needed := _needed_arguments(self.env)):
             raise ManifestError(
-                f"env needs arguments ({', '.join(needed)}), and each worker calls it without any; wrap it: "
+                f"env needs arguments ({', '.join(needed)}), but each worker calls it without any; wrap it: "
                 f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
             )
 

@@ -34,7 +34,7 @@ class SharedMemory:
             os.ftruncate(descriptor, size_bytes)
             return cls(descriptor, size_bytes)
         except OSError as error:
-            raise FleetError(f"cannot make {size_bytes:,} bytes of shared memory: {error}") from error
+            raise FleetError(f"cannot allocate {size_bytes:,} bytes of shared memory: {error}") from error
 
     @property
     def buffer(self) -> memoryview:

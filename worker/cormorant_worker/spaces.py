@@ -97,7 +97,7 @@ def leaves(space: Space, prefix: Key) -> tuple[Leaf, ...]:
 
 def _empty(space: Space, prefix: Key) -> EnvBuildError:
     return EnvBuildError(
-        f"the space {space} at {'.'.join(prefix) or 'its root'} holds no values; wrap the environment and leave it out"
+        f"the space {space} at {'.'.join(prefix) or 'its root'} has no values; wrap the environment to remove it"
     )
 
 

@@ -94,7 +94,7 @@ def locate(part: LoanPart) -> dict[str, Located]:
         FleetError: the part lies in no memory that another process could map.
     """
     if part.memory is None:
-        raise FleetError(f"the batch of {part.worker} lies in no shared memory; take its bytes")
+        raise FleetError(f"the batch of {part.worker} is not in shared memory; fetch its bytes")
     begin = np.frombuffer(part.memory.buffer, dtype=np.uint8).ctypes.data
     return {
         key: Located(dtype=_DTYPES[array.dtype], shape=array.shape, offset=array.ctypes.data - begin)

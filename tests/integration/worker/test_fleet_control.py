@@ -288,7 +288,7 @@ def test_a_hung_environment_is_killed_with_its_worker(tmp_path: Path) -> None:
     [
         ({"policy": "raising"}, "raised RuntimeError: no weights for this planet", "in raising"),
         pytest.param(
-            {"policy": "floats"}, "is float32, the environment wants whole numbers", "", marks=pytest.mark.slow
+            {"policy": "floats"}, "is float32, the environment expects whole numbers", "", marks=pytest.mark.slow
         ),
         ({"env": {"gymnasium": {"entrypoint": SEGFAULT, "vectorization": "inline", "numEnvs": 2}}},
          "was killed by SIGSEGV while building", ""),

@@ -302,7 +302,7 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
 
 
 def test_options_of_ray_without_ray_are_refused() -> None:
-    with pytest.raises(FleetError, match='add engine="ray"'):
+    with pytest.raises(FleetError, match='set engine="ray"'):
         open_fleet(make_job(num_envs=2), ray=RayOptions())
 
 

@@ -65,7 +65,7 @@ def test_ray_takes_no_device_from_the_worker_and_knows_where_the_order_to_leave_
             "CORMORANT_HEAD is 'pong-head:99999'; it must be a port, from 0 to 65535",
         ),
         ("CORMORANT_GROUP", "", "CORMORANT_GROUP is ''; it must be a worker group's name"),
-        ("CORMORANT_INDEX", "-1", "CORMORANT_INDEX is '-1'; it must be a whole number from 0"),
+        ("CORMORANT_INDEX", "-1", "CORMORANT_INDEX is '-1'; it must be a whole number, 0 or more"),
         ("CORMORANT_PROBE_PORT", "http", "CORMORANT_PROBE_PORT is 'http'; it must be a port"),
         ("CORMORANT_RAY_PORTS", "any", 'CORMORANT_RAY_PORTS is \'any\'; it must be "fixed" or "free"'),
     ],

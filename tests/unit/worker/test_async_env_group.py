@@ -70,7 +70,7 @@ class ArrivingEnv:
         )  # fmt: skip
 
     def restart(self, rows: Rows) -> Arrays:
-        raise AssertionError("environments that are under way cannot be restarted")
+        raise AssertionError("environments with steps in flight cannot be restarted")
 
     def state(self) -> bytes | None:
         return None

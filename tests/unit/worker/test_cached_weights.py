@@ -68,5 +68,5 @@ def test_what_is_not_as_it_was_kept_is_refused(tmp_path: Path, change: object) -
     kept = CachedWeights(tmp_path)
     keep(kept, 5, "policy")
     assert callable(change)
-    with pytest.raises(MalformedWeights, match="kept of an earlier head cannot be read"):
+    with pytest.raises(MalformedWeights, match="cannot read the weights cached from an earlier head"):
         read_cached(change(kept.read()))

@@ -263,7 +263,7 @@ def test_environments_of_other_spaces_do_not_mix() -> None:
     from cormorant_testing.collecting import env_groups_of
 
     envs = [*env_groups_of(2, 1, {}), *env_groups_of(2, 1, {"observation": "discrete"})]
-    with pytest.raises(EnvBuildError, match="differ in their spaces"):
+    with pytest.raises(EnvBuildError, match="have different spaces"):
         make_collector(envs=envs)
 
 

@@ -65,11 +65,11 @@ def test_further_outputs_are_stored_where_they_were_computed() -> None:
         (
             "wrong_shape",
             PolicyMismatch,
-            r"action has shape \(2, 5\), the environment wants \(2,\); return class indices",
+            r"action has shape \(2, 5\), the environment expects \(2,\); return class indices",
         ),
-        ("floats", PolicyMismatch, "is float32, the environment wants whole numbers"),
+        ("floats", PolicyMismatch, "is float32, the environment expects whole numbers"),
         ("in_place", PolicyMismatch, "changes its observations in place"),
-        ("cormorant_worker.policies:atari_cnn", PolicyLoadError, "wants one uint8 image"),
+        ("cormorant_worker.policies:atari_cnn", PolicyLoadError, "expects one uint8 image"),
     ],
 )
 def test_what_is_no_policy_for_these_spaces_is_refused_before_a_step(policy: str, error: type, words: str) -> None:
@@ -110,7 +110,7 @@ def test_bfloat16_outputs_are_stored_as_float32() -> None:
 
 
 def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
-    with pytest.raises(PolicyMismatch, match=r"the policy's extra is torch\.float8_e5m2, which numpy does not have"):
+    with pytest.raises(PolicyMismatch, match=r"the policy's extra is torch\.float8_e5m2, which numpy does not support"):
         box(lambda obs: {"action": obs.clone(), "extra": obs.to(torch.float8_e5m2)})
 
 
@@ -118,7 +118,7 @@ def test_whole_floats_are_actions_of_integer_spaces_and_others_are_not() -> None
     first = np.ones(1, np.bool_)
     actor = indices(lambda obs: obs[:, 0] * 2 if len(obs) == 1 else torch.ones(len(obs)))
     assert actor.act((np.ones((1, 2), np.float32),), (), first).actions[0].tolist() == [2]
-    with pytest.raises(PolicyMismatch, match=r"float32 with 0\.5, the environment wants whole numbers"):
+    with pytest.raises(PolicyMismatch, match=r"float32 with 0\.5, the environment expects whole numbers"):
         actor.act((np.full((1, 2), 0.25, np.float32),), (), first)
 
 
@@ -146,9 +146,11 @@ class BeginsElsewhere(Remembers):
 
 
 def test_a_recurrent_policy_without_initial_state_is_told_so() -> None:
-    with pytest.raises(PolicyError, match=r"carries h from step to step .* give it initial_state\(batch_size\)"):
+    with pytest.raises(
+        PolicyError, match=r"carries h from step to step .* give it a method initial_state\(batch_size\)"
+    ):
         box(Remembers())
-    with pytest.raises(PolicyMismatch, match=r"initial_state\(1\) of the policy returned \['hidden'\] and not h"):
+    with pytest.raises(PolicyMismatch, match=r"initial_state\(1\) of the policy returned \['hidden'\] but not h"):
         box(BeginsElsewhere())
 
 

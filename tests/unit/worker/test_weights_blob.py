@@ -72,7 +72,7 @@ def test_plain_names_belong_to_the_default_model_and_some_models_can_be_left_out
     blob = received(data, "critic")
     assert {model: set(names) for model, names in blob.tensors.items()} == {"critic": {"weight"}, "policy": {"weight"}}
     assert read_weights(memoryview(data), default_model="critic", models=["critic"])["critic"]["weight"].sum() == 2
-    with pytest.raises(MalformedWeights, match="the weights hold policy/weight twice"):
+    with pytest.raises(MalformedWeights, match="the weights contain policy/weight twice"):
         received(data)
 
 

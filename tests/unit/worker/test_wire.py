@@ -151,5 +151,5 @@ def test_where_tensors_lie_is_told_to_those_who_map_the_memory() -> None:
         where = found[key]
         assert where.shape == array.shape
         assert raw[where.offset : where.offset + array.nbytes] == array.tobytes(), key
-    with pytest.raises(FleetError, match="lies in no shared memory"):
+    with pytest.raises(FleetError, match="is not in shared memory"):
         locate(loan_of((block, None)).parts[0])

@@ -185,7 +185,7 @@ class AsyncEnvGroup:
 
     def restore(self, state: dict[str, Array]) -> None:
         """Never called: `state` is None."""
-        raise EnvCrashed("environments that are under way cannot be restored")
+        raise EnvCrashed("environments with steps in flight cannot be restored")
 
     def _hand_over_ends(self) -> None:
         later = []

@@ -167,7 +167,7 @@ def _build_envpool(
         if collection.reset_at_each_batch:
             raise ManifestError(
                 f"spec.collection.resetAtEachBatch needs batchSize = numEnvs, found {block.batch_size} and "
-                f"{block.num_envs}: environments that are under way cannot be reset; set batchSize: 0"
+                f"{block.num_envs}: environments with steps in flight cannot be reset; set batchSize: 0"
             )
     max_threads = place.max_threads or available_cpus()
     env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)

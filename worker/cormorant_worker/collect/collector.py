@@ -149,7 +149,7 @@ class Collector:
         before, now = ([env.num_envs for env in several] for several in (self._envs, envs))
         if now != before:
             raise EnvBuildError(
-                f"new environments come as {now} for each group, the old ones as {before}; use the same manifest"
+                f"the new environments form groups of {now}, the old ones groups of {before}; use the same manifest"
             )
         self._gone_restarts = self.env_restarts
         self._envs = tuple(envs)
@@ -267,7 +267,7 @@ class Collector:
             EnvError: an asynchronous EnvPool (`batchSize < numEnvs`) has environments under way.
         """
         if not all(env.lockstep for env in self._envs):
-            raise EnvError("environments that are under way cannot be restarted together; set batchSize: 0")
+            raise EnvError("environments with steps in flight cannot be restarted together; set batchSize: 0")
         for env_group in self.env_groups:
             env_group.restart()
 
@@ -411,5 +411,5 @@ def _truncate_last(block: Block) -> None:
 def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:
     spaces = {(describe(env.observation_space), describe(env.action_space)) for env in envs}
     if len(spaces) != 1:
-        raise EnvBuildError(f"the environments of one collector differ in their spaces: {sorted(spaces)}")
+        raise EnvBuildError(f"the environments of one collector have different spaces: {sorted(spaces)}")
     return envs[0].observation_space, envs[0].action_space

@@ -58,8 +58,8 @@ class WorkerOverrides:
             data: bytes = cloudpickle.dumps(self)
         except (pickle.PicklingError, TypeError, AttributeError, RuntimeError) as error:
             raise ManifestError(
-                f"environment makers and the policy are sent to worker processes, and this one cannot be: {error}; "
-                "make it in a function that the worker calls (policy_factory, or inside the environment's maker)"
+                f"cannot send the environment makers and the policy to worker processes: {error}; create that object "
+                "in a function that the worker calls (policy_factory, or the environment maker)"
             ) from error
         return data
 
@@ -79,7 +79,7 @@ def read_overrides(data: bytes) -> WorkerOverrides:
         overrides: WorkerOverrides = cloudpickle.loads(data)
     except Exception as error:  # whatever the user's own modules raise when they are imported
         raise ManifestError(
-            f"what the script made cannot be read in a worker: {type(error).__name__}: {error}; are its modules on "
-            "PYTHONPATH there?"
+            f"the worker cannot load the script's objects: {type(error).__name__}: {error}; put the script's modules "
+            "on the worker's PYTHONPATH"
         ) from error
     return overrides

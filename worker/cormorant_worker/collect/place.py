@@ -60,7 +60,7 @@ def find_device(name: str) -> torch.device:
     device = torch.device(name)
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceUnavailable(
-            f"device {name} is asked for and torch finds no CUDA device; give the worker group a GPU "
-            "(resources.limits of a node that has one) or write device: cpu in it"
+            f"device {name} was requested but torch finds no CUDA device; give the worker group a GPU "
+            "(resources.limits, on a node that has one) or set its device: cpu"
         )
     return device

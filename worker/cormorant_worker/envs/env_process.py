@@ -84,7 +84,7 @@ class EnvProcess:
         try:
             return receive_message(self.connection)
         except TimeoutError as error:
-            raise EOFError("half a message") from error
+            raise EOFError("an incomplete message") from error
 
     def ending(self) -> str:
         """How it ended: "exited with code 7", "was killed by SIGKILL". Called after `receive` raised EOFError."""

@@ -148,7 +148,8 @@ def check_pool(pool: object) -> None:
     """
     if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
         raise EnvBuildError(
-            f"{type(pool).__module__}.{type(pool).__name__} is no EnvPool environment; give what envpool.make returned"
+            f"{type(pool).__module__}.{type(pool).__name__} is not an EnvPool environment; "
+            "pass what envpool.make returned"
         )
     config: Mapping[str, Any] = pool.config  # type: ignore[attr-defined]  # looked for above
     if config["batch_size"] not in (0, config["num_envs"]):

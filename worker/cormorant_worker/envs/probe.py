@@ -30,7 +30,7 @@ def probe(task: EnvPoolTask) -> None:
         )
     except subprocess.TimeoutExpired as error:
         raise EnvBuildError(
-            f"{named} does not take {_STEPS} steps in {_TIMEOUT_S:.0f} s; check its arguments"
+            f"{named} did not complete {_STEPS} steps within {_TIMEOUT_S:.0f} s; check its arguments"
         ) from error
     if done.returncode:
         code = done.returncode

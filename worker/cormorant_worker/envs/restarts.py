@@ -117,4 +117,4 @@ class Restarts:
             if derived not in self._used:
                 self._used.add(derived)
                 return derived
-        raise AssertionError("65,535 draws from 2^31 numbers all hit used ones")
+        raise AssertionError("no unused seed in 65,535 draws from 2^31 numbers")

@@ -112,7 +112,7 @@ def unpack(state: bytes, *, num_envs: int) -> Vectors:
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"this is not a state of gymnasium environments: {error}") from error
     if len(vectors.envs) != num_envs:
-        raise StateError(f"the state is of {len(vectors.envs)} environments, here are {num_envs}")
+        raise StateError(f"the state has {len(vectors.envs)} environments, this collector has {num_envs}")
     return vectors
 
 

@@ -283,7 +283,7 @@ class SubprocessVectorEnv:
         theirs = f"observations {describe(built.observation_space)}, actions {describe(built.action_space)}"
         if ours != theirs:
             raise EnvBuildError(
-                f"the environments of {self._factory.name} differ in their spaces: environment {process.row} has "
+                f"the environments of {self._factory.name} have different spaces: environment {process.row} has "
                 f"{theirs}; the first has {ours}"
             )
         process.map()
@@ -367,9 +367,9 @@ class SubprocessVectorEnv:
         for row in self._pending_rows():
             began = self._replaced[row][0] if row in self._replaced else math.inf
             if row in self._replaced and now > began + self._reset_timeout_s:
-                limit = f"gave no first observation within {self._reset_timeout_s:g} s (reset_timeout_s)"
+                limit = f"returned no first observation within {self._reset_timeout_s:g} s (reset_timeout_s)"
             elif row not in self._replaced and now > deadline:
-                limit = f"gave no answer within {timeout_s:g} s"
+                limit = f"did not answer within {timeout_s:g} s"
             else:
                 continue
             self._handle(Crash(row=row, what=limit, steps=int(self._steps[row])))
@@ -473,7 +473,7 @@ class SubprocessVectorEnv:
 
     def _check_idle(self, what: str) -> None:
         if self._under_way is not None:
-            raise RuntimeError(f"{what} was called while rows are under way; recv first")
+            raise RuntimeError(f"{what} was called while rows are in flight; call recv first")
         self._replace_dead(EVERY_ROW)
         if self._replaced:
             self._settle(self._reset_timeout_s)

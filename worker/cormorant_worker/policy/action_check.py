@@ -52,17 +52,17 @@ def _fit_leaf(leaf: Leaf, action: Array, num_envs: int) -> None:
     name, wanted = ".".join(leaf.key), (num_envs, *leaf.shape)
     if action.shape != wanted:
         raise PolicyMismatch(
-            f"the policy's {name} has shape {action.shape}, the environment wants {wanted}; "
-            + ("return class indices, not one value a class" if not leaf.shape else "check the policy's last layer")
+            f"the policy's {name} has shape {action.shape}, the environment expects {wanted}; "
+            + ("return class indices, not one value per class" if not leaf.shape else "check the policy's last layer")
         )
     is_whole = action.dtype.kind in "iub" or (action.dtype.kind == "f" and bool((action == np.trunc(action)).all()))
     if leaf.dtype.kind in "iub" and not is_whole:
         raise PolicyMismatch(
-            f"the policy's {name} is {action.dtype.name}, the environment wants whole numbers ({leaf.dtype.name}); "
+            f"the policy's {name} is {action.dtype.name}, the environment expects whole numbers ({leaf.dtype.name}); "
             "return class indices"
         )
     if leaf.dtype.kind == "f" and action.dtype.kind not in "fiu":
-        raise PolicyMismatch(f"the policy's {name} is {action.dtype.name}, the environment wants {leaf.dtype.name}")
+        raise PolicyMismatch(f"the policy's {name} is {action.dtype.name}, the environment expects {leaf.dtype.name}")
 
 
 def _value_check(space: Space) -> _Check:

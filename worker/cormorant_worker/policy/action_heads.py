@@ -153,7 +153,7 @@ def make_head(space: Space) -> ActionHead:
             return BernoulliHead(space)
         case gymnasium.spaces.Box() if np.dtype(space.dtype).kind == "f":
             return NormalHead(space)
-    raise PolicyMismatch(f"the policies that ship cannot act in {space}; write a policy of your own for it")
+    raise PolicyMismatch(f"the built-in policies do not support the action space {space}; write your own policy")
 
 
 def _gumbel_argmax(logits: Tensor) -> Tensor:

@@ -133,7 +133,7 @@ class PolicyActor:
             tensors = [written[key] for key in self._written]
         except KeyError as missing:
             raise PolicyMismatch(
-                f"the policy did not write {missing} this time; it must write the same keys at every step"
+                f"the policy did not write {missing} in this step; it must write the same keys in every step"
             ) from missing
         arrays: Sequence[Any] = tensors if self._staging is None else self._staging.download(tensors)
         found = [_to_numpy(array, leaf) for array, leaf in zip(arrays, self._leaves, strict=True)]
@@ -173,12 +173,12 @@ class PolicyActor:
             written = self._try(obs, states, first)
         if any(not np.array_equal(ours, theirs) for ours, theirs in zip(obs, before, strict=True)):
             raise PolicyMismatch(
-                "the policy changes its observations in place, and with them what is stored; let it change a copy "
+                "the policy changes its observations in place, and thereby the stored batch; work on a copy "
                 "(observation.clone(), or mul instead of mul_)"
             )
         if missing := [".".join(leaf.key) for leaf in self._action if leaf.key not in written]:
             raise PolicyMismatch(
-                f"the policy wrote {sorted('.'.join(key) for key in written)} and not {', '.join(missing)}"
+                f"the policy wrote {sorted('.'.join(key) for key in written)} but not {', '.join(missing)}"
             )
         self._check.fit(tuple(as_numpy(written[leaf.key]) for leaf in self._action), n)
         known = {leaf.key for leaf in (*self._observation, *self._action, *self.states)}
@@ -202,7 +202,7 @@ class PolicyActor:
             given: Mapping[Key, torch.Tensor] = dict(_flat(initial(1)))
             if missing := [".".join(key) for key in carried if key not in given]:
                 raise PolicyMismatch(
-                    f"initial_state(1) of the policy returned {sorted('.'.join(key) for key in given)} and not "
+                    f"initial_state(1) of the policy returned {sorted('.'.join(key) for key in given)} but not "
                     f"{', '.join(missing)}, which it carries from step to step; return a tensor [batch_size, ...] for "
                     "each"
                 )
@@ -220,9 +220,9 @@ class PolicyActor:
         except PolicyError as error:
             names = ", ".join(".".join(key) for key in carried)
             raise PolicyError(
-                f"the policy carries {names} from step to step and could not act without: {error}; give it "
-                f"initial_state(batch_size), which returns what episodes begin with, a tensor [batch_size, ...] for "
-                "each of those keys"
+                f"the policy carries {names} from step to step and cannot act without an initial value: {error}; give "
+                "it a method initial_state(batch_size) that returns the state at the start of an episode, a tensor "
+                "[batch_size, ...] for each of those keys"
             ) from error
         return [(key, written["next", *key]) for key in carried]
 
@@ -240,7 +240,9 @@ def _to_numpy(tensor: Any, leaf: Leaf) -> Array:
     if array.dtype != leaf.dtype:
         array = cast_to(leaf, array)
     if array.shape[1:] != leaf.shape:
-        raise PolicyMismatch(f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, before it {leaf.shape}")
+        raise PolicyMismatch(
+            f"the policy's {'.'.join(leaf.key)} has shape {array.shape[1:]}, but {leaf.shape} in the first step"
+        )
     return array
 
 
@@ -254,7 +256,7 @@ def cast_to(leaf: Leaf, array: Array) -> Array:
     if leaf.dtype.kind in "iub" and not np.array_equal(cast, array):
         bad = array[cast != array]
         raise PolicyMismatch(
-            f"the policy's {'.'.join(leaf.key)} is {array.dtype.name} with {bad[0]}, the environment wants whole "
+            f"the policy's {'.'.join(leaf.key)} is {array.dtype.name} with {bad[0]}, the environment expects whole "
             f"numbers ({leaf.dtype.name}); return class indices"
         )
     return cast
@@ -266,11 +268,12 @@ def _output_leaf(key: Key, value: Any, n: int) -> Leaf:
     except TypeError as error:
         raise PolicyMismatch(
             f"the policy's {'.'.join(key)} is {getattr(value, 'dtype', type(value).__name__)}, which numpy does not "
-            f"have ({error}); return it as float32"
+            f"support ({error}); return it as float32"
         ) from error
     if array.shape[:1] != (n,):
         raise PolicyMismatch(
-            f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first must be {n}"
+            f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; "
+            f"the first dimension must be {n}"
         )
     return Leaf(key=key, shape=array.shape[1:], dtype=array.dtype)
 

@@ -97,8 +97,8 @@ def _import(entrypoint: str) -> Callable[..., Any]:
     found: Any = module
     for part in attribute.split("."):
         if not hasattr(found, part):
-            raise PolicyLoadError(f"{module_name} has no {attribute}; it is named in policy entrypoint {entrypoint}")
+            raise PolicyLoadError(f"{module_name} has no {attribute}, named in policy entrypoint {entrypoint}")
         found = getattr(found, part)
     if not callable(found):
-        raise PolicyLoadError(f"{entrypoint} is a {type(found).__name__}; a policy factory is called")
+        raise PolicyLoadError(f"{entrypoint} is a {type(found).__name__}; a policy factory must be callable")
     return found  # type: ignore[no-any-return]  # checked to be callable; what it returns is checked by wrap_policy

@@ -139,11 +139,11 @@ class ImageEncoder(nn.Module):
     def __init__(self, space: Space) -> None:
         super().__init__()
         if not isinstance(space, gymnasium.spaces.Box) or len(space.shape) != 3 or space.dtype != np.uint8:
-            raise PolicyMismatch(f"atari_cnn wants one uint8 image [channels, height, width], not {space}; try mlp")
+            raise PolicyMismatch(f"atari_cnn expects one uint8 image [channels, height, width], not {space}; try mlp")
         channels, *size = space.shape
         if min(size) < 36:
             raise PolicyMismatch(
-                f"atari_cnn wants images of 36 x 36 pixels or more, not {size[0]} x {size[1]}; try mlp"
+                f"atari_cnn expects images of 36 x 36 pixels or more, not {size[0]} x {size[1]}; try mlp"
             )
         self.convolutions = nn.Sequential(
             nn.Conv2d(channels, 32, 8, stride=4), nn.ReLU(inplace=True),

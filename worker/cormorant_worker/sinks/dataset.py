@@ -97,7 +97,7 @@ class Dataset:
         if found != holder:
             other = (found or b"").decode(errors="replace")
             raise DatasetError(
-                f"another run began to write to {self.uri} at the same moment ({other}); stop that run first, or give "
+                f"another run started writing to {self.uri} at the same moment ({other}); stop that run first, or give "
                 "this job another URI"
             )
 
@@ -179,7 +179,7 @@ def find_dataset(uri: str) -> Dataset | None:
         if data is None:
             return None
     except NotADirectoryError as error:
-        raise DatasetError(f"{uri} is not a folder; give a dataset a folder of its own") from error
+        raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
     except OSError as error:
         raise DatasetError(f"{uri} cannot be read: {error.strerror or error}") from error
     return Dataset(store, DatasetDescription.from_bytes(data, where=f"{uri}/{DESCRIPTION}"))
@@ -214,7 +214,7 @@ def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
         try:
             store.write_root_once(DESCRIPTION, description.to_bytes())
         except (FileExistsError, NotADirectoryError) as error:
-            raise DatasetError(f"{uri} is not a folder; give a dataset a folder of its own") from error
+            raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
         except OSError as error:
             raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
         # Somebody else may have come first: what is there counts.
@@ -229,8 +229,8 @@ def _refuse(uri: str, differences: tuple[str, ...]) -> None:
         more = len(differences) - _MOST_DIFFERENCES
         rest = f"; and {more} more" if more > 0 else ""
         raise DatasetMismatch(
-            f"the dataset at {uri} holds something else than this job would add: {shown}{rest}. "
-            "Give this job another URI, or run what began the dataset"
+            f"the dataset at {uri} does not match this job: {shown}{rest}. "
+            "Use another URI, or run the job that created the dataset"
         )
 
 

@@ -102,11 +102,11 @@ class ShardWriter:
             store.create_part(part)
         except FileExistsError as error:
             raise PartExists(
-                f"{store.uri}/{part} was written before; a part belongs to one attempt: "
-                "start with the attempt that Dataset.next_attempt gives"
+                f"{store.uri}/{part} was already written; each part belongs to one attempt: "
+                "start with the attempt that Dataset.next_attempt returns"
             ) from error
         except OSError as error:
-            raise DatasetError(f"{store.uri}/{part} cannot be made: {error.strerror or error}") from error
+            raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
     def append(self, block: Block) -> None:
         """Store a sealed block. When this returns, the block's memory may be written again.
@@ -239,7 +239,7 @@ class ShardWriter:
         kept = f"{self.durable_frames} frames in sealed shards are kept"
         return (
             f"{self._store.uri}/{self.part} cannot be written: {what}; {kept}, {lost_frames} frames of the open "
-            "shard are lost; make room or mend the folder, and start again with the same URI"
+            "shard are lost; free disk space or repair the folder, then restart with the same URI"
         )
 
     def _refuse_if_failed(self) -> None:

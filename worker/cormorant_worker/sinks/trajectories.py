@@ -111,7 +111,10 @@ def _pieces(frames: Frames) -> Iterator[Stretch]:
         last = int(rows[-1])
         at = int(np.searchsorted(frames.next_rows, last))
         if at == len(frames.next_rows) or frames.next_rows[at] != last:
-            raise DatasetCorrupt(f"{frames.part}: what followed frame {last} of a batch is missing; run verify")
+            raise DatasetCorrupt(
+                f"{frames.part}: the observation after frame {last} of a batch is missing; "
+                "run `cormorant dataset verify`"
+            )
         yield Stretch(
             part=frames.part,
             env=int(frames.env[last]),

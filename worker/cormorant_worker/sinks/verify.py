@@ -103,9 +103,9 @@ def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
     rows = int((np.minimum(last[again], reached[again - 1]) - first[again] + 1).sum())
     at = int(again[0])
     yield (
-        f"{rows} rows of {len(np.unique(traj[again]))} trajectories are there twice: step {first[at]} of trajectory "
+        f"{rows} rows of {len(np.unique(traj[again]))} trajectories appear twice: step {first[at]} of trajectory "
         f"{traj[at]}, for example, is in {parts[part[at - 1]]} and in {parts[part[at]]}; "
-        "keep one of each, or collect anew"
+        "keep one copy, or collect again"
     )
 
 
@@ -114,11 +114,11 @@ def _check_part(dataset: Dataset, part: Part, continuity: "_Continuity") -> Iter
     for number, record in enumerate(part.records):
         where = f"{part.name}/{record.shard}"
         if record.shard != f"frames-{number:06d}.arrow":
-            yield f"{where}: stands on line {number + 1} of the manifest, where shard {number} belongs"
+            yield f"{where}: is on line {number + 1} of the manifest, where shard {number} should be"
         if record.first_frame != next_frame or record.last_frame - record.first_frame + 1 != record.frames:
             yield (
-                f"{where}: has frames {record.first_frame} to {record.last_frame}, {record.frames} by the manifest; "
-                f"it should begin with {next_frame}"
+                f"{where}: has frames {record.first_frame} to {record.last_frame}, {record.frames} in the manifest; "
+                f"it should start at {next_frame}"
             )
         next_frame = record.last_frame + 1
         problem = _check_bytes(dataset, part, record)
@@ -224,7 +224,7 @@ class _Continuity:
         last = np.r_[~same_env, True]
         expected = np.sort(order[last | done])
         if not np.array_equal(expected, frames.next_rows):
-            yield f"what followed is stored for {len(frames.next_rows)} frames, {len(expected)} need it"
+            yield f"the next observation is stored for {len(frames.next_rows)} frames, {len(expected)} need it"
         first: Array = np.r_[True, ~same_env]
         for a, b in zip(np.flatnonzero(first), np.flatnonzero(last), strict=True):
             key = int(env[a])

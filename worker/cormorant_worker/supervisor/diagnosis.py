@@ -57,7 +57,8 @@ def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) 
         # A raylet that meets another head than its own calls that an authentication error, too.
         return Diagnosis(
             cause="ended",
-            sentence=f"Ray left the cluster of {head} (exit code {code}): its head is gone, or lost sight of this node",
+            sentence=f"Ray left the cluster of {head} (exit code {code}): its head is gone, "
+            "or lost contact with this node",
         )
     if _says(last_words, _AUTH):
         return Diagnosis(
@@ -90,4 +91,4 @@ def _told(text: str, signs: tuple[str, ...]) -> str:
 
 def _last_line(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:_LONGEST] if lines else "it said nothing"
+    return lines[-1][:_LONGEST] if lines else "no output"

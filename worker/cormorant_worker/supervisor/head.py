@@ -55,7 +55,7 @@ class HeadPod:
             return self._run_command()
         finally:
             if not processes.kill_all(self._known()):
-                log.error("processes_left", reason="processes of Ray cannot be killed; they wait for the kernel")
+                log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
 
     def _start_ray(self) -> bool:
         store = self._settings.store_bytes or store_bytes()
@@ -69,12 +69,14 @@ class HeadPod:
             if (code := ray.poll()) is not None or ray.lived_s() > _START_S:
                 why = f"it did not start within {_START_S:.0f} s" if code is None else f"it ended with code {code}"
                 log.critical(
-                    "ray_failed", reason=f"there is no Ray for this head: {why}", text=ray.output_tail()[-_LAST_WORDS:]
+                    "ray_failed",
+                    reason=f"Ray is not running for this head: {why}",
+                    text=ray.output_tail()[-_LAST_WORDS:],
                 )
                 return False
             self._look_around()
         if why := probe_head((self._settings.pod_ip, self._settings.gcs_port), limit_s=_LAST_WORDS_S):
-            log.critical("ray_failed", reason=f"Ray has started, and does not answer at its own address: {why}")
+            log.critical("ray_failed", reason=f"Ray has started but does not answer at its own address: {why}")
             return False
         log.info("ray_ready", seconds=round(ray.lived_s(), 1))
         return True

@@ -96,7 +96,7 @@ def _read(environment: Mapping[str, str], name: str, default: str, parse: Callab
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise ValueError("a whole number from 0")
+        raise ValueError("a whole number, 0 or more")
     return int(text)
 
 

@@ -107,8 +107,8 @@ class WorkerPod:
                 told = now
                 log.warning(
                     "head_unreachable",
-                    reason=f"nobody answers at the head's {self._head} since {now - began:.0f} s ({why}); this pod "
-                    "waits, and joins when a head is there",
+                    reason=f"the head at {self._head} has not answered for {now - began:.0f} s ({why}); this pod "
+                    "keeps waiting and joins when a head answers",
                 )
             self._rest(_BETWEEN_KNOCKS_S)
         return False
@@ -134,7 +134,7 @@ class WorkerPod:
             return
         self._refusals += 1
         if self._refusals >= _MOST_REFUSALS:
-            raise PodRefused(f"{found.sentence} (asked {self._refusals} times)")
+            raise PodRefused(f"{found.sentence} ({self._refusals} attempts)")
         log.error("join_refused", cause=found.cause, reason=found.sentence, tries_left=_MOST_REFUSALS - self._refusals)
 
     def _leave(self) -> None:
@@ -144,7 +144,7 @@ class WorkerPod:
         began = time.monotonic()
         limit_s = max(0.0, self._settings.grace_s - _KILL_MARGIN_S)
         if self._ray is None or self._ray.poll() is not None or not _has_actor():
-            log.info("left", slot=self._settings.slot, reason="no worker was here")
+            log.info("left", slot=self._settings.slot, reason="no worker was running")
             return
         log.info("leaving", slot=self._settings.slot, limit_s=limit_s)
         self._leave_file.touch()
@@ -181,7 +181,7 @@ class WorkerPod:
     def _clean_up(self) -> None:
         """End whatever Ray has left: its ports and sockets must be free for the next start."""
         if not processes.kill_all(self._known()):
-            log.error("processes_left", reason="processes of Ray cannot be killed; they wait for the kernel")
+            log.error("processes_left", reason="Ray processes survive SIGKILL: they are blocked in the kernel")
         if self._ray is not None:
             self._ray.poll()
             self._ray = None

@@ -172,7 +172,7 @@ def _by_model(file: TensorFile, default_model: str) -> dict[str, dict[str, Tenso
         if not slash:
             model, name = default_model, key
         if name in found.setdefault(model, {}):
-            raise MalformedWeights(f'the weights hold {model}/{name} twice: as "{name}" and as "{model}/{name}"')
+            raise MalformedWeights(f'the weights contain {model}/{name} twice: as "{name}" and as "{model}/{name}"')
         found[model][name] = entry
     return found
 

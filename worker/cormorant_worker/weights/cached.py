@@ -80,7 +80,11 @@ class CachedWeights:
         try:
             self._write(self._folder, int(version), json.dumps(header).encode(), data)
         except OSError as error:
-            log.warning("weights_not_kept", policy_version=int(version), reason=f"{error}; a new head may miss them")
+            log.warning(
+                "weights_not_kept",
+                policy_version=int(version),
+                reason=f"{error}; a new head may not find these weights",
+            )
             return
         self._models[version] = tuple(models)
         self._prune(self._folder)
@@ -126,7 +130,7 @@ def read_cached(data: bytes) -> tuple[CachedPublish, ...]:
     try:
         return tuple(_publishes(memoryview(data)))
     except (ValueError, KeyError, TypeError) as error:
-        raise MalformedWeights(f"what a worker kept of an earlier head cannot be read: {error}") from error
+        raise MalformedWeights(f"cannot read the weights cached from an earlier head: {error}") from error
 
 
 def _publishes(rest: memoryview) -> Iterator[CachedPublish]:

@@ -53,7 +53,7 @@ def in_models(weights: Mapping[str, torch.Tensor] | Weights) -> Weights:
     if all(isinstance(value, torch.Tensor) for value in weights.values()):
         return by_model(weights)
     if not all(isinstance(value, Mapping) for value in weights.values()):
-        raise WeightsError("weights are a state dict (tensors by name), or state dicts by model name")
+        raise WeightsError("weights must be a state dict (tensors by name) or state dicts by model name")
     return weights
 
 

@@ -205,7 +205,7 @@ def test_bad_input_is_refused_with_its_values(arguments: Any, kwargs: Any, error
 
 
 def test_what_is_no_pool_or_half_of_one_is_refused() -> None:
-    with pytest.raises(EnvBuildError, match=r"builtins\.int is no EnvPool environment"):
+    with pytest.raises(EnvBuildError, match=r"builtins\.int is not an EnvPool environment"):
         MultiThreadedEnvWrapper(3)
     with pytest.raises(EnvBuildError, match="batch_size 1 of num_envs 2"):
         MultiThreadedEnvWrapper(envpool.make("CartPole-v1", env_type="gymnasium", num_envs=2, batch_size=1))

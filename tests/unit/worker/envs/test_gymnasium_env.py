@@ -144,5 +144,5 @@ def test_a_space_without_values_is_refused_when_it_is_built(space: gymnasium.Spa
             super().__init__()
             self.observation_space = space
 
-    with pytest.raises(EnvBuildError, match=r"at observation(\.b)? holds no values; wrap the environment"):
+    with pytest.raises(EnvBuildError, match=r"at observation(\.b)? has no values; wrap the environment"):
         MadeEnvs([Empty]).build(0)

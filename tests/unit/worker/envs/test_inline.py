@@ -326,7 +326,7 @@ def test_envs_without_states_cannot_be_saved() -> None:
 
 
 def test_a_state_of_other_environments_is_refused() -> None:
-    with pytest.raises(StateError, match="of 3 environments, here are 2"):
+    with pytest.raises(StateError, match="has 3 environments, this collector has 2"):
         make(2).restore(make(3).state())
     with pytest.raises(StateError, match="not a state of gymnasium environments"):
         make().restore(b"{}")

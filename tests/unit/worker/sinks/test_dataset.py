@@ -60,7 +60,7 @@ def test_objects_hold_a_dataset_too(make_dice, stored, memory_uri):
     dice = make_dice()
     dataset = stored(dice, uri=memory_uri)
     assert (dataset.frames, dataset.next_attempt("cpu", 1)) == (72, 1)
-    with pytest.raises(DatasetError, match="was written before"):
+    with pytest.raises(DatasetError, match="was already written"):
         dataset.writer("cpu-0-0", dice.layout)
 
 
@@ -83,7 +83,7 @@ def test_two_jobs_at_one_place_of_an_object_store_have_parts_of_their_own(make_d
     dice = make_dice()
     ours, theirs = (open_dataset(memory_uri, dice.description()) for _ in range(2))
     with ours.writer("cpu-0-0", dice.layout) as writer:
-        with pytest.raises(PartExists, match="cpu-0-0 was written before"):
+        with pytest.raises(PartExists, match="cpu-0-0 was already written"):
             theirs.writer("cpu-0-0", dice.layout)  # nothing is sealed yet
         writer.append(dice.fill())
     assert verify(memory_uri).is_good
@@ -96,7 +96,7 @@ def test_each_run_has_an_epoch_of_its_own(make_dice, memory_uri, tmp_path):
         dataset.begin_run(3, b"one")
         dataset.begin_run(12, b"two")
         assert dataset.runs() == (3, 12)
-        with pytest.raises(DatasetError, match=r"another run began to write to .* at the same moment \(two\)"):
+        with pytest.raises(DatasetError, match=r"another run started writing to .* at the same moment \(two\)"):
             dataset.begin_run(12, b"three")
 
 

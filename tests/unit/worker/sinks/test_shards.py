@@ -64,7 +64,7 @@ def test_padding_is_not_counted(make_dice, tmp_path):
 def test_a_part_is_written_by_one_attempt_only(make_dice, stored):
     dice = make_dice()
     dataset = stored(dice)
-    with pytest.raises(DatasetError, match=r"cpu-0-0 was written before.*next_attempt"):
+    with pytest.raises(DatasetError, match=r"cpu-0-0 was already written.*next_attempt"):
         dataset.writer("cpu-0-0", dice.layout)
 
 

@@ -53,16 +53,16 @@ def test_a_shard_cut_short_is_found(make_dice, stored, tmp_path, keep):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda lines: [*lines, lines[-1]], "stands on line 4"),
-        (lambda lines: [lines[0], lines[2]], "stands on line 2"),
-        (lambda lines: [lines[1], lines[0], lines[2]], "should begin with 0"),
+        (lambda lines: [*lines, lines[-1]], "is on line 4"),
+        (lambda lines: [lines[0], lines[2]], "is on line 2"),
+        (lambda lines: [lines[1], lines[0], lines[2]], "should start at 0"),
         (lambda lines: [lines[0], "{}", lines[2]], "line 2 of the manifest is not a manifest line"),
         (lambda lines: [_with(lines[0], frames="12"), *lines[1:]], "frames is '12'"),
         (lambda lines: [_with(lines[0], ends=99), *lines[1:]], "ends of trajectories: "),
         (lambda lines: [_with(lines[0], max_policy_version=99), *lines[1:]], "highest policy version: "),
         (lambda lines: [_with(lines[0], batches=9), *lines[1:]], "batches: 1 in the shard, 9 in the manifest"),
         (lambda lines: [_with(lines[0], schema="0"), *lines[1:]], "schema: "),
-        (lambda lines: [_with(lines[0], frames=11, last_frame=10), *lines[1:]], "should begin with 11"),
+        (lambda lines: [_with(lines[0], frames=11, last_frame=10), *lines[1:]], "should start at 11"),
     ],
 )
 def test_a_manifest_that_lies_is_found(make_dice, stored, tmp_path, change, words):
@@ -91,8 +91,8 @@ def test_rows_of_the_same_step_of_a_trajectory_are_found(make_dice, stored, tmp_
     dataset = stored(make_dice(end_odds=0.0, seed=2), parts=("cpu-0-1",), shards=2)
     (problem,) = verify(dataset.uri).problems
     assert problem == (
-        "24 rows of 3 trajectories are there twice: step 0 of trajectory 0, for example, is in cpu-0-0 and in cpu-0-1; "
-        "keep one of each, or collect anew"
+        "24 rows of 3 trajectories appear twice: step 0 of trajectory 0, for example, is in cpu-0-0 and in cpu-0-1; "
+        "keep one copy, or collect again"
     )
 
 
@@ -106,7 +106,7 @@ def test_rows_that_come_again_in_one_part_are_found(make_dice, stored):
         writer.append(dice.fill())
     problems = verify(dataset.uri).problems
     assert "step 6 of trajectory 0 follows step 7 of 0" in problems[0]
-    assert "6 rows of 3 trajectories are there twice: step 6 of trajectory 0" in problems[-1]
+    assert "6 rows of 3 trajectories appear twice: step 6 of trajectory 0" in problems[-1]
 
 
 def test_a_trajectory_that_goes_on_in_a_later_part_is_good(make_dice, stored, tmp_path):

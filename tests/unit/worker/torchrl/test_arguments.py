@@ -237,7 +237,9 @@ def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:
         with lock:
             return CountingEnv()
 
-    with pytest.raises(ManifestError, match="sent to worker processes, and this one cannot be: cannot pickle"):
+    with pytest.raises(
+        ManifestError, match="cannot send the environment makers and the policy to worker processes: cannot pickle"
+    ):
         sync_sync_collector(make, None, 1, 1)
 
 
