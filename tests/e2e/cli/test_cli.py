@@ -118,7 +118,7 @@ def test_wait_tells_why_a_job_does_not_start_and_ends_with_1(cli) -> None:
     done = cli("submit", cli.write(), "--wait", "--timeout", "2")
     assert done.code == 1
     hint = f"`cormorant doctor pong -n {cli.namespace.name}`"
-    assert f"is not ready after 2 s: no operator has reconciled it; {hint}" in done.err
+    assert f"is not ready after 2 s: no operator has reconciled it; see {hint}" in done.err
 
 
 # -- get, describe -------------------------------------------------------------------------------------------------
