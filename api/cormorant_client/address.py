@@ -38,11 +38,11 @@ def parse_address(url: str) -> Address:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
-        raise BadAddress(f'"{url}" is not a URL: {error}; write it like http://127.0.0.1:8000') from error
+        raise BadAddress(f'"{url}" is not a URL: {error}; use the form http://127.0.0.1:8000') from error
     if parts.scheme not in {"http", "https"} or not parts.hostname:
-        raise BadAddress(f'"{url}" is not the URL of a head; write it like http://127.0.0.1:8000')
+        raise BadAddress(f'"{url}" is not the URL of a head; use the form http://127.0.0.1:8000')
     if parts.username or parts.password or parts.query or parts.fragment:
-        raise BadAddress("the URL of a head is scheme, host and port only; give the token as an argument of its own")
+        raise BadAddress("a head's URL has only scheme, host and port; pass the token as a separate argument")
     is_tls = parts.scheme == "https"
     prefix = parts.path.rstrip("/").removesuffix("/v1")
     return Address(host=parts.hostname, port=port or (443 if is_tls else 80), is_tls=is_tls, prefix=prefix)

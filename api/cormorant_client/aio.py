@@ -55,7 +55,7 @@ class AsyncClient:
     async def patch(
         self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0
     ) -> "AsyncUpdate":
-        """Publish some tensors of one model. They must stay as they are until this returns."""
+        """Publish some tensors of one model. Do not change them until this returns."""
         return AsyncUpdate(await self._call(self._client.patch, weights, base=base, model=model, wait=wait), self._call)
 
     async def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
@@ -63,7 +63,7 @@ class AsyncClient:
         return await self._call(self._client.weights, model, version=version)
 
     async def models(self) -> Models:
-        """Every named model."""
+        """List the models."""
         return await self._call(self._client.models)
 
     async def versions(self, model: str = MAIN_MODEL) -> Versions:
@@ -71,7 +71,7 @@ class AsyncClient:
         return await self._call(self._client.versions, model)
 
     async def rollback(self, version: int, *, model: str = MAIN_MODEL) -> "AsyncUpdate":
-        """Publish an old version again."""
+        """Publish an old version again, under a new number."""
         return AsyncUpdate(await self._call(self._client.rollback, version, model=model), self._call)
 
     def batches(self, frames: int | None = None, **wanted: Any) -> "AsyncBatches":
@@ -79,7 +79,7 @@ class AsyncClient:
         return AsyncBatches(self._client.batches(frames, **wanted), self._call)
 
     def pause(self, **wanted: Any) -> "AsyncPause":
-        """Let the fleet stand still inside `async with`."""
+        """Pause the fleet inside `async with`."""
         return AsyncPause(partial(self._client.pause, **wanted), self._call)
 
     async def resume(self, owner: str = "") -> Pauses:
@@ -87,19 +87,19 @@ class AsyncClient:
         return await self._call(self._client.resume, owner)
 
     async def state(self) -> memoryview:
-        """The fleet's state."""
+        """Save the fleet's state."""
         return await self._call(self._client.state)
 
     async def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
-        """Go on from a saved state."""
+        """Restore a saved state."""
         await self._call(self._client.load_state, state)
 
     async def seed(self, seed: int) -> Seeded:
-        """Begin anew with this seed."""
+        """Restart all environments and random streams with this seed."""
         return await self._call(self._client.seed, seed)
 
     async def status(self) -> Status:
-        """The whole job at one moment."""
+        """Status of the job."""
         return await self._call(self._client.status)
 
     async def workers(self) -> Workers:
@@ -107,7 +107,7 @@ class AsyncClient:
         return await self._call(self._client.workers)
 
     async def events(self, *, last_id: str = "") -> AsyncIterator[Event]:
-        """What happens, for ever."""
+        """Iterate over events, without end."""
         interrupt = Interrupt()
         events = read_events(self._client._head, last_id=last_id, interrupt=interrupt)
         try:
@@ -132,16 +132,16 @@ class AsyncClient:
 
 
 class AsyncUpdate:
-    """What became of a publish; see `Update`."""
+    """Result of a publish; see `Update`."""
 
     def __init__(self, update: Update, call: Callable[..., Any]) -> None:
         self.sync = update
-        """The same for threads: `version`, `state`, `receipts`."""
+        """The thread-based `Update`: `version`, `state`, `receipts`."""
         self._call = call
 
     @property
     def version(self) -> int:
-        """The policy version that the weights got."""
+        """Policy version assigned to the weights."""
         return self.sync.version
 
     @property
@@ -150,7 +150,7 @@ class AsyncUpdate:
         return self.sync.state
 
     async def wait(self, timeout_s: float = 30.0) -> "AsyncUpdate":
-        """Wait until every worker acts with these weights, or with newer ones."""
+        """Wait until every worker uses these weights or newer ones."""
         await self._call(self.sync.wait, timeout_s)
         return self
 
@@ -158,7 +158,7 @@ class AsyncUpdate:
 class AsyncBatches:
     """An asynchronous iterator of `Batch`; see `Batches`. One task at a time iterates.
 
-    An await that is cancelled loses nothing: the batch that it asked for goes to the next one.
+    A cancelled await loses nothing: its batch goes to the next await.
     """
 
     def __init__(self, batches: Batches, call: Callable[..., Any]) -> None:
@@ -175,10 +175,10 @@ class AsyncBatches:
         """Acknowledge the last batch and wait for the next.
 
         Raises:
-            ClientError: another task waits for a batch of this iteration.
+            ClientError: another task is already waiting on this iterator.
         """
         if self._is_awaited:
-            raise ClientError("two tasks iterate over the same batches; call client.batches() once for each of them")
+            raise ClientError("two tasks share one iterator; call client.batches() once per task")
         if self._asked is None:
             self._asked = asyncio.ensure_future(self._call(next, self._batches, None))
         self._is_awaited = True
@@ -198,7 +198,7 @@ class AsyncBatches:
         return self
 
     async def __aexit__(self, kind: object, *rest: object) -> None:
-        """Acknowledge the last batch if all went well, and close. A batch that was asked for and not seen goes back."""
+        """Acknowledge the last batch unless an error occurred, and close. A batch that was not seen is released."""
         if self._asked is None:
             await self._call(self._batches.__exit__, kind, *rest)
             return
@@ -208,7 +208,7 @@ class AsyncBatches:
 
 
 class AsyncPause:
-    """A lease, held inside `async with`; see `Pause`."""
+    """A pause lease held inside `async with`; see `Pause`."""
 
     def __init__(self, begin: Callable[[], Pause], call: Callable[..., Any]) -> None:
         self._begin = begin

@@ -43,7 +43,7 @@ Arrays = Mapping[str, Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One worker's share of a batch, as stored."""
+    """The part of a batch that one worker collected, as stored."""
 
     worker: str
     attempt: int
@@ -55,7 +55,7 @@ class Part:
 
 
 class Batch:
-    """Frames that one request delivered. Use `numpy()` or `tensordict()`.
+    """One delivered batch. Read it with `numpy()` or `tensordict()`.
 
     A batch that lies in the head's shared memory (`is_shared`) is valid until it is acknowledged, which iterating does
     when the next one is asked for: take `tensordict(copy=True)` to keep it.
@@ -75,14 +75,14 @@ class Batch:
         """`<epoch of the head>-<number>`."""
         self.num_frames = int(metadata["frames"])
         self.min_version = int(metadata["min_version"])
-        """The oldest policy version that acted; -1 where only random actions did."""
+        """Oldest policy version in the batch; -1 if all actions were random."""
         self.max_version = int(metadata["max_version"])
         self.delivery = int(metadata["delivery"])
-        """1 when it was never handed out before."""
+        """Number of this delivery: 1 for the first."""
         self.mode = str(metadata["mode"])
         """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
         self.post_processing = dict(metadata.get("post_processing", {}))
-        """What the manifest's multiStep and splitTrajectories ask for: `tensordict()` does it, `numpy()` does not."""
+        """Post-processing from the manifest (multiStep, splitTrajectories) that `tensordict()` applies; `numpy()` does not."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget
@@ -101,11 +101,11 @@ class Batch:
             a column's last frame stays what that frame led to.
 
         Raises:
-            BatchGone: it was acknowledged, and lay in the head's memory.
+            BatchGone: the batch was in shared memory and has been acknowledged.
         """
         if self._is_gone and self.is_shared:
             raise BatchGone(
-                f"batch {self.id} was given back to the head; take tensordict(copy=True) before asking for the next"
+                f"batch {self.id} was returned to the head; call tensordict(copy=True) before taking the next batch"
             )
         if self._nested is None:
             self._nested = _assemble(self.parts)
@@ -114,13 +114,13 @@ class Batch:
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
         """The batch as a TensorDict `[B, T]` with the names `(None, "time")`; needs torch and tensordict.
 
-        With `multiStep` and `splitTrajectories` in the manifest, what they make of it.
+        Applies `multiStep` and `splitTrajectories` of the manifest.
 
         Args:
-            copy: own the memory. Without it tensors are views of what `numpy()` returns.
+            copy: return tensors that own their memory. Otherwise they are views of the arrays from `numpy()`.
 
         Raises:
-            BatchGone: it was acknowledged, and lay in the head's memory.
+            BatchGone: the batch was in shared memory and has been acknowledged.
         """
         import torch
         from tensordict import TensorDict
@@ -141,7 +141,7 @@ class Batch:
         return found.clone() if copy else found
 
     def ack(self) -> None:
-        """Tell the head that the batch is learned from and must not be delivered again. May be called twice."""
+        """Acknowledge the batch: the head will not deliver it again. Idempotent."""
         if not self._is_gone and self._on_ack is not None:
             self._let_go()  # before the head asks whether anybody still reads its memory
             self._on_ack(self)
@@ -158,7 +158,7 @@ class Batch:
 
     @property
     def is_acked(self) -> bool:
-        """True once it went back."""
+        """True once the batch was returned to the head."""
         return self._is_gone
 
     def __len__(self) -> int:
@@ -185,7 +185,7 @@ def decode(data: memoryview, *, on_ack: Callable[[Batch], None] | None = None) -
     except MalformedTensorFile as error:
         raise BadBatch(f"the batch is not a safetensors file: {error}") from error
     except KeyError as error:
-        raise BadBatch(f"the batch has a tensor of dtype {error}, which numpy does not know") from error
+        raise BadBatch(f"the batch has a tensor of dtype {error}, which numpy does not support") from error
     return assemble_batch(file.metadata, arrays, on_ack=on_ack)
 
 
@@ -214,7 +214,7 @@ def decode_memory(
             for name, (dtype, shape, offset) in tensors.items()
         }
     except (KeyError, ValueError) as error:
-        raise BadBatch(f"the head's memory does not hold the batch it told of: {error}") from error
+        raise BadBatch(f"the head's memory no longer contains that batch: {error}") from error
     return assemble_batch(metadata, arrays, is_shared=True, on_ack=on_ack, on_forget=on_forget)
 
 
@@ -235,14 +235,15 @@ def assemble_batch(
         document = json.loads(metadata[METADATA_KEY])
         if document["format"] != FORMAT:
             raise BadBatch(
-                f"the batch has format {document['format']}, this client reads {FORMAT}; install the head's release"
+                f"the batch has format {document['format']}, but this client reads {FORMAT}; install the "
+                "client of the head's release"
             )
         parts = [_part(number, entry, arrays) for number, entry in enumerate(document["parts"])]
         if not parts or not any(part.num_steps for part in parts):
             raise BadBatch(f"batch {document['id']} has no steps")
         return Batch(parts, document, is_shared=is_shared, on_ack=on_ack, on_forget=on_forget)
     except (KeyError, TypeError, ValueError) as error:
-        raise BadBatch(f"the batch's metadata cannot be read: {type(error).__name__} {error}") from error
+        raise BadBatch(f"cannot read the batch's metadata: {type(error).__name__} {error}") from error
 
 
 def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
@@ -252,7 +253,7 @@ def _part(number: int, entry: Mapping[str, Any], arrays: Arrays) -> Part:
     for name, array in own.items():
         wanted = _leading_shape(name, num_steps, num_envs, int(entry["num_ends"]))
         if array.shape[: len(wanted[0])] not in wanted:
-            raise BadBatch(f'tensor "{prefix}{name}" has the shape {array.shape}, the part says {wanted[0]}')
+            raise BadBatch(f'tensor "{prefix}{name}" has shape {array.shape}, but the metadata says {wanted[0]}')
     return Part(
         worker=str(entry["worker"]),
         attempt=int(entry["attempt"]),

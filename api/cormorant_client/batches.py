@@ -37,15 +37,15 @@ class Wanted:
     """What an iteration asks for."""
 
     consumer: str
-    """Name under which the head counts; consumers share the stream."""
+    """Name of the consumer in the head's status. Consumers share the stream."""
     frames: int | None = None
-    """End after at least so many frames; None: at the end of the stream."""
+    """Stop after at least this many frames; None: at the end of the stream."""
     prefetch: int = 2
-    """Batches fetched ahead; 0 fetches when one is asked for."""
+    """Number of batches to prefetch; 0 fetches on demand."""
     max_staleness: int | None = None
-    """Batches whose oldest version is further behind are dropped by the head."""
+    """The head drops batches whose oldest version lags further behind."""
     memory: MemoryUse = "auto"
-    """auto: map the head's memory on the same machine, ask for bytes elsewhere."""
+    """auto: map the head's memory when on the same machine, otherwise receive bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class _Fetched:
 
 
 class Batches:
-    """An iterator of `Batch`. One thread iterates; use as a context manager where errors may end it."""
+    """Iterator of `Batch`. Only one thread may iterate. Use it as a context manager if errors can end the loop."""
 
     def __init__(self, head: Head, wanted: Wanted) -> None:
         self._fetcher = _Fetcher(head, wanted)
@@ -77,9 +77,9 @@ class Batches:
         """Acknowledge the last batch and wait for the next.
 
         Raises:
-            StopIteration: the stream ended, or enough frames were handed out.
-            HeadUnreachable: the head stayed away for longer than `reconnect_s`.
-            HeadError: it refuses; e.g. another token is needed.
+            StopIteration: the stream ended, or `frames` were delivered.
+            HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
+            HeadError: the head refused, for example because of the token.
         """
         self._fetcher.finish_current()
         batch = self._fetcher.take()
@@ -89,14 +89,14 @@ class Batches:
         return batch
 
     def close(self) -> None:
-        """Release what was not acknowledged and stop fetching. May be called twice."""
+        """Release unacknowledged batches and stop fetching. Idempotent."""
         self._end()
 
     def __enter__(self) -> "Batches":
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        """Acknowledge the last batch if all went well, and close."""
+        """Acknowledge the last batch unless an error occurred, and close."""
         try:
             if kind is None:
                 self._fetcher.finish_current()

@@ -47,11 +47,11 @@ def connect(
     ca_file: str | os.PathLike[str] = "",
     allow_nonfinite: bool = False,
 ) -> "Client":
-    """Make a client of a head. Nothing is sent yet.
+    """Create a client for a head. Sends nothing yet.
 
     Args:
-        url: `http://host:8000`; by default the environment variable CORMORANT_URL.
-        token: the read, write or operator token; by default the environment variable CORMORANT_TOKEN.
+        url: `http://host:8000` (default: environment variable CORMORANT_URL).
+        token: read, write or operator token (default: environment variable CORMORANT_TOKEN).
         token_file: the file in which the head left its tokens, whose write token is taken when no token is given; by
             default the environment variable CORMORANT_TOKEN_FILE.
         timeout_s: a request during which nothing comes for so long, beyond what it was asked to wait, is broken.
@@ -62,30 +62,33 @@ def connect(
             refuses otherwise.
 
     Raises:
-        BadAddress: the URL, the token or the certificates cannot be used.
+        BadAddress: invalid URL, token or certificates.
     """
     url = url or os.environ.get("CORMORANT_URL", "")
     token = token or os.environ.get("CORMORANT_TOKEN", "")
     token_file = token_file or os.environ.get("CORMORANT_TOKEN_FILE", "")
     if not url:
-        raise BadAddress("no head is named; give its URL, or set CORMORANT_URL")
+        raise BadAddress("no head given; pass its URL or set CORMORANT_URL")
     if token_file and not token:
         token = read_token(token_file)
     if not (token.isascii() and token.isprintable()) or " " in token:
-        raise BadAddress("the token has characters that no token has; is it the right file, without its JSON?")
+        raise BadAddress(
+            "the token contains characters that are not allowed in tokens; check that it is "
+            "the token and not the JSON file"
+        )
     address = parse_address(url)
     context = None
     if address.is_tls:
         try:
             context = ssl.create_default_context(cafile=os.fspath(ca_file) or None)
         except (OSError, ssl.SSLError) as error:
-            raise BadAddress(f"the certificates in {ca_file} cannot be used: {error}") from error
+            raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
     transport = Transport(token=token, tls=context, timeout_s=timeout_s)
     return Client(Head(address, transport, reconnect_s=reconnect_s), allow_nonfinite=allow_nonfinite)
 
 
 class Client:
-    """One head. Thread-safe; close it, or use it as a context manager."""
+    """Client of one head. Thread-safe. Close it, or use it as a context manager."""
 
     def __init__(self, head: Head, *, allow_nonfinite: bool = False) -> None:
         self._head = head
@@ -104,32 +107,32 @@ class Client:
     def publish(
         self, weights: Publishable, *, version: int | None = None, model: str = MAIN_MODEL, wait: float = 0.0
     ) -> Update:
-        """Publish weights; every worker acts with them from its next batch on.
+        """Publish weights. Every worker uses them from its next batch on.
 
-        Sends header and tensors as they lie in memory: they may change once this returned. Repeating it after a
-        broken connection does nothing twice, as version and digest are the same.
+        Sends the tensors from their own memory; you may change them after this returns. Retrying after a broken
+        connection is safe because version and digest stay the same.
 
         Args:
             weights: a torch module, a state dict, a mapping of model names to either, or a safetensors file (bytes or
                 path).
-            version: must be higher than the current one; None: the next one.
-            model: whose weights they are, where they are no mapping of model names.
+            version: number to publish, higher than the current one (None: the next number).
+            model: model name, unless `weights` maps model names.
             wait: seconds to wait for the workers. Without it the head answers once it has checked the weights;
                 `Update.wait` waits later.
 
         Raises:
-            BadTensors: there is something in it that is no tensor.
-            TensorMismatch: names, shapes or dtypes are not the policy's.
+            BadTensors: `weights` contains something that is not a tensor.
+            TensorMismatch: names, shapes or dtypes differ from the policy's.
             Refused: a value is NaN or infinite; see `allow_nonfinite` of `connect`.
             Conflict: the version is not higher than the current one. Or the connection broke, and newer weights were
                 published before it came back: whether these acted in between is unknown, and they are not sent again.
-            UpdateFailed: with `wait`: no worker took them.
-            HeadUnreachable: the head stayed away for longer than `reconnect_s`.
+            UpdateFailed: with `wait`, no worker applied them.
+            HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
         return self._publish(make_body(weights, model=model), version=version, wait=wait)
 
     def patch(self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0) -> Update:
-        """Publish some tensors of one model; the others stay as they are published. A new version like any other.
+        """Publish some tensors of one model as a new version; the other tensors keep their published values.
 
         Args:
             weights: a state dict with a part of the model's tensors, or a safetensors file with them.
@@ -139,18 +142,18 @@ class Client:
             wait: as `publish`.
 
         Raises:
-            BadTensors: there is something in it that is no tensor, or tensors of several models.
-            TensorMismatch: names, shapes or dtypes are not the policy's.
+            BadTensors: `weights` contains something that is not a tensor, or tensors of several models.
+            TensorMismatch: names, shapes or dtypes differ from the policy's.
             Conflict: `base` is not the newest, or nothing was published yet.
             UpdateFailed, HeadUnreachable: as `publish`.
         """
         body = make_body(weights, model=model)
         if not body.model:
-            raise BadTensors("a patch is of one model; call patch once for each, or publish all of them together")
+            raise BadTensors("patch takes one model; call it once per model, or publish all models together")
         return self._publish(body, wait=wait, base=base or "*")
 
     def publisher(self, *, model: str = MAIN_MODEL) -> Publisher:
-        """A thread that publishes in the background; of several publishes in a hurry, the newest is sent."""
+        """A background publisher. If publishes come faster than they can be sent, the newest wins."""
         return Publisher(self._publish, model=model)
 
     def weights(self, model: str = MAIN_MODEL, *, version: int | None = None) -> PulledWeights:
@@ -161,14 +164,14 @@ class Client:
             version: None: the newest.
 
         Raises:
-            NotFound: no such model, nothing was published yet, or the version is not retained any more.
+            NotFound: unknown model, nothing published yet, or the version is no longer retained.
         """
         reply = self._head.send("GET", f"/v1/models/{quoted(model)}/weights", params={"version": version}, is_bulk=True)
         found = int(reply.headers.get(headers.POLICY_VERSION.lower(), "0"))
         return PulledWeights.read(model, found, reply.headers.get("etag", ""), reply.body)
 
     def models(self) -> Models:
-        """Every named model with its newest version."""
+        """List the models with their newest versions."""
         return self._head.get(Models, "/v1/models")
 
     def model(self, model: str = MAIN_MODEL) -> Model:
@@ -180,7 +183,7 @@ class Client:
         return self._head.get(Versions, f"/v1/models/{quoted(model)}/versions")
 
     def rollback(self, version: int, *, model: str = MAIN_MODEL) -> Update:
-        """Publish the bytes of an old version again, under a new number. Not repeated when the connection breaks.
+        """Publish an old version again under a new number. Not retried when the connection breaks.
 
         Raises:
             NotFound: the version is not retained.
@@ -200,7 +203,7 @@ class Client:
         max_staleness: int | None = None,
         memory: MemoryUse = "auto",
     ) -> Batches:
-        """Iterate over batches; each is acknowledged when the next one is asked for.
+        """Iterate over batches. Taking the next batch acknowledges the previous one.
 
             with client.batches() as batches:
                 for batch in batches:
@@ -231,22 +234,22 @@ class Client:
     # -- life --------------------------------------------------------------------------------------------------
 
     def pause(self, *, owner: str = "", reason: str = "", ttl: float = 60.0, wait: float = 30.0) -> Pause:
-        """Let the fleet stand still; returns when it does, or after `wait` seconds.
+        """Pause the fleet. Returns when it is paused, or after `wait` seconds.
 
             with client.pause(reason="evaluating"):
                 evaluate()
 
         Args:
-            owner: who pauses; one lease each. By default this process.
-            reason: for others to read.
-            ttl: seconds after which it ends by itself. Inside `with` it is renewed before.
-            wait: seconds; `Pause.lease.state` says how far it came.
+            owner: owner of the lease, one lease per owner (default: this process).
+            reason: shown to others.
+            ttl: seconds after which the lease expires. Inside `with` it is renewed.
+            wait: seconds to wait; see `Pause.lease.state` for the result.
         """
         wanted = PauseRequest(owner=owner or default_owner(), reason=reason, ttl_seconds=ttl, wait_seconds=wait)
         return Pause(self._head, wanted)
 
     def resume(self, owner: str = "") -> Pauses:
-        """End the lease of an owner, by default of this process. Others may hold theirs."""
+        """End the pause lease of an owner (default: this process). Leases of other owners stay."""
         reply = self._head.post("/v1/resume", ResumeRequest(owner=owner or default_owner()))
         return self._head.parse(Pauses, reply)
 
@@ -255,26 +258,26 @@ class Client:
         return self._head.get(Pauses, "/v1/pauses")
 
     def state(self) -> memoryview:
-        """The whole fleet's state at a batch boundary, as bytes for `load_state`."""
+        """Save the state of the fleet at a batch boundary, as bytes for `load_state`."""
         accept = {"Accept": headers.SAFETENSORS}
         return self._head.send("GET", "/v1/state", headers=accept, wait_s=_STATE_WAIT_S, is_bulk=True).body
 
     def load_state(self, state: bytes | memoryview | str | os.PathLike[str]) -> None:
-        """Let the fleet go on from a saved state. It must be paused.
+        """Restore a saved state. The fleet must be paused.
 
         Args:
             state: what `state` returned, or a file with it.
 
         Raises:
             Conflict: the fleet is not paused.
-            Refused: it is the state of another job.
+            Refused: the state belongs to another job.
         """
         data = Path(state).read_bytes() if isinstance(state, str | os.PathLike) else state
         kind = {"Content-Type": headers.SAFETENSORS}
         self._head.send("PUT", "/v1/state", headers=kind, body=[data], wait_s=_STATE_WAIT_S, is_bulk=True)
 
     def seed(self, seed: int) -> Seeded:
-        """Let every worker begin anew at its next batch boundary, with environments and random streams of this seed.
+        """Restart the environments and random streams of every worker with this seed at its next batch boundary.
 
         Returns when all have. Weights, versions and the count of frames stay; open trajectories end. Not repeated when
         the connection breaks.
@@ -287,7 +290,7 @@ class Client:
         return self._head.parse(Seeded, reply)
 
     def status(self) -> Status:
-        """The whole job at one moment."""
+        """Status of the job."""
         return self._head.status()
 
     def workers(self) -> Workers:
@@ -295,15 +298,15 @@ class Client:
         return self._head.get(Workers, "/v1/workers")
 
     def events(self, *, last_id: str = "") -> Iterator[Event]:
-        """What happens, as it happens, for ever; breaks are gone over.
+        """Iterate over events as they happen, without end. Reconnects after broken connections.
 
         Args:
-            last_id: go on after this event.
+            last_id: continue after this event.
         """
         return read_events(self._head, last_id=last_id)
 
     def close(self) -> None:
-        """Close idle connections. May be called twice."""
+        """Close idle connections. Idempotent."""
         self._head.close()
 
     def __enter__(self) -> "Client":

@@ -25,11 +25,11 @@ _NAMED_TENSORS = 3
 
 
 class ClientError(Exception):
-    """Anything that this package refuses or gives up."""
+    """Base class of all errors of this package."""
 
 
 class BadAddress(ClientError):
-    """The URL, the token or the certificate cannot be used."""
+    """Invalid URL, token or certificate."""
 
 
 class HeadUnreachable(ClientError):
@@ -37,23 +37,23 @@ class HeadUnreachable(ClientError):
 
 
 class BadTensors(ClientError):
-    """What shall be published is not a set of tensors."""
+    """The weights to publish are not a set of tensors."""
 
 
 class BadBatch(ClientError):
-    """A batch's bytes are not what the header says."""
+    """The bytes of a batch do not match its header."""
 
 
 class BatchGone(ClientError):
-    """The batch was acknowledged, and its memory is not ours any more."""
+    """The batch was acknowledged and its shared memory returned to the head."""
 
 
 class UpdateFailed(ClientError):
-    """A publish that no worker acknowledged, or that was refused by workers."""
+    """No worker acknowledged the weights, or workers refused them."""
 
 
 class HeadError(ClientError):
-    """The head's answer is a problem."""
+    """The head answered with a problem document."""
 
     def __init__(self, problem: Problem) -> None:
         super().__init__(_sentence(problem))
@@ -74,19 +74,19 @@ class HeadError(ClientError):
 
 
 class Unauthenticated(HeadError):
-    """No token, or one that the head does not know."""
+    """Missing or unknown token."""
 
 
 class Forbidden(HeadError):
-    """The token's role is too low."""
+    """The token's role does not permit this."""
 
 
 class NotFound(HeadError):
-    """The head has no such thing, or has it no more."""
+    """The resource does not exist, or no longer exists."""
 
 
 class StreamEnded(HeadError):
-    """totalFrames are delivered and every batch is acknowledged."""
+    """All frames of the job are delivered and acknowledged."""
 
 
 class Conflict(HeadError):
@@ -94,19 +94,19 @@ class Conflict(HeadError):
 
 
 class TensorMismatch(HeadError):
-    """The tensors are not the policy's: `problem.missing`, `.unexpected`, `.shape`, `.dtype` name them."""
+    """The tensors do not match the policy: `problem.missing`, `.unexpected`, `.shape`, `.dtype` name them."""
 
 
 class Refused(HeadError):
-    """The request cannot be right, whatever the state."""
+    """The request itself is invalid."""
 
 
 class NotNow(HeadError):
-    """The head cannot do it yet; trying again later may help."""
+    """The head cannot do this now; retry later."""
 
 
 class HeadFailed(HeadError):
-    """The head or its fleet is in trouble."""
+    """The head or its fleet failed."""
 
 
 def error_for(status: int, body: bytes, *, where: str) -> HeadError:
@@ -121,7 +121,10 @@ def error_for(status: int, body: bytes, *, where: str) -> HeadError:
         problem = Problem.model_validate_json(body)
     except ValueError:
         text = " ".join(body[:200].decode("utf-8", "replace").split())
-        detail = f"{where} answered {status}, not as a Cormorant head does: {text or 'an empty body'}; check the URL"
+        detail = (
+            f"{where} answered {status}, which is not the answer of a Cormorant head: "
+            f"{text or 'an empty body'}; check the URL"
+        )
         problem = Problem(type="about:blank", title=f"HTTP {status}", status=status, detail=detail)
     return _class_for(status, problem.kind)(problem)
 

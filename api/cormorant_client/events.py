@@ -17,7 +17,7 @@ def read_events(head: Head, *, last_id: str = "", interrupt: Interrupt | None = 
     """Yield events for ever. A broken connection is opened again after the last event that was seen.
 
     Raises:
-        HeadUnreachable: the head stayed away for longer than `reconnect_s`.
+        HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         HeadError: the head refuses.
     """
     stop = interrupt or Interrupt()
@@ -36,7 +36,9 @@ def read_events(head: Head, *, last_id: str = "", interrupt: Interrupt | None = 
             if stop.event.is_set():
                 return
             if not patience.wait(interrupted=stop.event):
-                raise HeadUnreachable(f"the events of {head.address} ended and did not come back: {error}") from error
+                raise HeadUnreachable(
+                    f"lost the event stream of {head.address} and could not reconnect: {error}"
+                ) from error
 
 
 def parse_events(lines: "http.client.HTTPResponse | Iterator[bytes]") -> Iterator[Event]:

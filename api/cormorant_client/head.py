@@ -219,7 +219,10 @@ class Head:
 
     def _unreachable(self, method: str, path: str, error: Broken, patience: Patience | None) -> str:
         tried = f" for {patience.total_s:.0f} s" if patience and patience.total_s else ""
-        return f"no head answers at {self.address}{tried} ({method} {path}: {error}); is it running, is the URL right?"
+        return (
+            f"no head answers at {self.address}{tried} ({method} {path}: {error}); check that it is "
+            "running and that the URL is right"
+        )
 
 
 def quoted(name: str) -> str:

@@ -24,7 +24,7 @@ class Staleness:
 
 
 class LearnerLink:
-    """Batches to learn from, and weights that follow.
+    """A learner's connection: batches in, weights out.
 
     with LearnerLink(client, policy, publish_every=4) as link:
         for batch in link.batches():
@@ -80,10 +80,10 @@ class LearnerLink:
                 yield batch
 
     def step(self) -> None:
-        """Note that an update was made; publish when it is time.
+        """Count one learner update; publishes after every `publish_every` of them.
 
         Raises:
-            ClientError: this publish, or an earlier one in the background, failed.
+            ClientError: this publish or an earlier background publish failed.
         """
         self.num_updates += 1
         if self.num_updates % self._publish_every == 0:

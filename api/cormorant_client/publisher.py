@@ -29,17 +29,17 @@ class Publisher:
         self._thread.start()
 
     def publish(self, weights: Publishable) -> None:
-        """Send these weights as soon as the last ones are through. Returns at once; tensors are copied before.
+        """Send these weights when the previous ones are through. Returns at once; tensors are copied first.
 
         Raises:
             ClientError: an earlier publish failed; this one is not sent.
-            BadTensors: there is something in it that is no tensor.
+            BadTensors: `weights` contains something that is not a tensor.
         """
         body = make_body(weights, model=self._model).copied()
         with self._condition:
             self._raise_error()
             if self._is_closed:
-                raise ClientError("the publisher is closed; make a new one")
+                raise ClientError("the publisher is closed; create a new one")
             self.num_superseded += self._waiting is not None
             self._waiting = body
             self._condition.notify_all()
@@ -66,11 +66,11 @@ class Publisher:
             )
             self._raise_error()
             if not done:
-                raise ClientError(f"the weights are not with the head after {timeout_s:g} s; wait longer")
+                raise ClientError(f"the head did not receive the weights within {timeout_s:g} s; increase the timeout")
             return self._last
 
     def close(self, timeout_s: float = 60.0) -> None:
-        """Send what waits, and end. May be called twice.
+        """Send pending weights and stop. Idempotent.
 
         Raises:
             ClientError: what waited could not be sent.

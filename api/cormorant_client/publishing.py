@@ -102,7 +102,7 @@ class PulledWeights:
         try:
             return cls(model, version, etag, data, parse_header(data))
         except MalformedTensorFile as error:
-            raise BadTensors(f"the weights that the head sent are not a safetensors file: {error}") from error
+            raise BadTensors(f"the weights from the head are not a safetensors file: {error}") from error
 
     def numpy(self) -> dict[str, Array]:
         """Arrays by name.
@@ -141,11 +141,11 @@ def _state_of(weights: Any) -> Mapping[str, Any]:
         weights = weights.state_dict()
     if not isinstance(weights, Mapping):
         raise BadTensors(
-            f"{type(weights).__name__} cannot be published; give a torch module, a state dict, a mapping of "
+            f"cannot publish {type(weights).__name__}; pass a torch module, a state dict, a mapping of "
             "model names to either, or a safetensors file"
         )
     if not weights:
-        raise BadTensors("there is no tensor to publish; the state dict is empty")
+        raise BadTensors("nothing to publish: the state dict is empty")
     # What a module's get_extra_state gave may be anything; the head does not ask for it.
     return {str(name): value for name, value in weights.items() if str(name).rpartition(".")[2] != _EXTRA_STATE}
 
@@ -171,13 +171,13 @@ def _bytes_of(name: str, value: Any) -> tuple[str, tuple[int, ...], memoryview]:
     """The format's dtype, the shape and the memory of one tensor."""
     if isinstance(value, np.ndarray):
         if value.dtype not in NAME_BY_NUMPY:
-            raise BadTensors(f'tensor "{name}" has the dtype {value.dtype}, which safetensors does not know')
+            raise BadTensors(f'tensor "{name}" has dtype {value.dtype}, which safetensors does not support')
         return NAME_BY_NUMPY[value.dtype], value.shape, _memory(np.ascontiguousarray(value))
     dtype = _NAME_BY_TORCH.get(str(getattr(value, "dtype", "")))
     if dtype is None or not hasattr(value, "detach"):
         raise BadTensors(
             f'"{name}" is of type {type(value).__name__}, no tensor that safetensors can hold; '
-            "take it out of the state dict"
+            "remove it from the state dict"
         )
     import torch
 
@@ -205,7 +205,7 @@ def _checked_file(data: memoryview, what: str) -> memoryview:
     except MalformedTensorFile as error:
         if looks_like_pickle(bytes(data[:8])):
             raise BadTensors(
-                f"{what} is a pickle, as torch.save writes it; save it with safetensors.torch.save_file"
+                f"{what} is a pickle, as written by torch.save; save it with safetensors.torch.save_file"
             ) from error
         raise BadTensors(f"{what} is not a safetensors file: {error}") from error
     return data

@@ -61,7 +61,7 @@ class ReplayFeed:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """Acknowledge the last batch if all went well, and close."""
+        """Acknowledge the last batch unless an error occurred, and close."""
         self._batches.__exit__(*error)
 
 

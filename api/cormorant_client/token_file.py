@@ -27,9 +27,9 @@ def read_token(path: str | os.PathLike[str], role: Role = "write") -> str:
     try:
         tokens = json.loads(text)
     except ValueError as error:
-        raise BadAddress(f"the token file {os.fspath(path)} is not JSON: {error}") from error
+        raise BadAddress(f"the token file {os.fspath(path)} is not valid JSON: {error}") from error
     for candidate in _ROLES[_ROLES.index(role) :]:
         if isinstance(token := tokens.get(candidate), str) and token:
             return token
     found = ", ".join(map(str, tokens)) or "none"
-    raise BadAddress(f"the token file {os.fspath(path)} has no token for {role}; it has {found}")
+    raise BadAddress(f"the token file {os.fspath(path)} has no token for role {role}; it has {found}")

@@ -206,7 +206,7 @@ class Transport:
             made.close()
             # Waiting does not make it better, as it does with a head that is away.
             raise BadAddress(
-                f"the certificate of {address} is refused: {error.verify_message}; have it renewed, or give the one to "
+                f"the certificate of {address} was rejected: {error.verify_message}; renew it, or pass the CA to "
                 "trust as ca_file"
             ) from error
         except OSError as error:

@@ -19,7 +19,7 @@ class Update:
 
     @property
     def version(self) -> int:
-        """The policy version that the weights got."""
+        """Policy version assigned to the weights."""
         return self.answer.version
 
     @property
@@ -54,12 +54,12 @@ class Update:
         return self
 
     def wait(self, timeout_s: float = 30.0) -> "Update":
-        """Wait until every worker acts with these weights, or with newer ones.
+        """Wait until every worker uses these weights or newer ones.
 
         Raises:
             UpdateFailed: no worker took them, or not all did in time; names those that are missing.
-            HeadUnreachable: the head stayed away for longer than `reconnect_s`. The weights are safe: publishing them
-                again under the same version changes nothing.
+            HeadUnreachable: the head was unreachable for longer than `reconnect_s`. Publishing
+                them again under the same version is safe.
         """
         until = time.monotonic() + timeout_s
         while self.answer.state not in rest.FINAL_STATES:

@@ -61,7 +61,7 @@ def parse_jobs(text: str, source: str = "") -> list[CollectorJob]:
     if problems:
         raise ManifestError(problems)
     if not jobs:
-        raise _refusal(source, "holds no document; a manifest begins with apiVersion and kind: CollectorJob")
+        raise _refusal(source, "contains no document; a manifest begins with apiVersion and kind: CollectorJob")
     return jobs
 
 
@@ -73,7 +73,7 @@ def _text_of(path: str | Path, source: str) -> str:
             with Path(path).open("rb") as file:
                 data = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
-        raise _refusal(source, "is a directory; name the manifests in it") from None
+        raise _refusal(source, "is a directory; give the manifest files in it") from None
     except FileNotFoundError:
         raise _refusal(source, "no such file; check the path") from None
     except (OSError, ValueError) as error:
@@ -94,14 +94,14 @@ def _documents(text: str, source: str) -> list[yaml.Node | None]:
     except yaml.MarkedYAMLError as error:
         what = " ".join(part for part in (error.context, error.problem) if part)
         line = error.problem_mark.line + 1 if error.problem_mark else 0
-        raise _refusal(source, f"is not YAML: {what}; mind indentation, colons and quotes", line=line) from error
+        raise _refusal(source, f"is not valid YAML: {what}; check indentation, colons and quotes", line=line) from error
     except yaml.reader.ReaderError as error:
         code = int(error.character)  # typed as text, which it is for bytes only
         raise _refusal(
-            source, f"is not YAML: character #x{code:04x} at position {error.position}; remove it"
+            source, f"is not valid YAML: character #x{code:04x} at position {error.position}; remove it"
         ) from error
     except RecursionError:
-        raise _refusal(source, "is nested too deeply for a manifest; check what wrote it") from None
+        raise _refusal(source, "is nested too deeply for a manifest") from None
 
 
 def _roots(text: str) -> Iterator[yaml.Node | None]:
@@ -168,7 +168,7 @@ def _oversize(root: yaml.Node) -> Iterator[Problem]:
         return sizes[key]
 
     if size(root) > MAX_NODES:
-        yield Problem(message=f"its aliases write out to more than {MAX_NODES} values; write it without aliases")
+        yield Problem(message=f"its aliases expand to more than {MAX_NODES} values; write it without aliases")
 
 
 def _children(node: yaml.Node) -> list[yaml.Node]:
@@ -187,7 +187,7 @@ def _duplicates(node: yaml.Node, location: tuple[str | int, ...]) -> Iterator[Pr
             here = (*location, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
             line = key.start_mark.line + 1
             if isinstance(key, yaml.ScalarNode) and key.value in first:
-                yield Problem(message=f"stands twice, on lines {first[key.value]} and {line}; keep one", location=here)
+                yield Problem(message=f"is set twice, on lines {first[key.value]} and {line}; keep one", location=here)
             elif isinstance(key, yaml.ScalarNode):
                 first[key.value] = line
             yield from _duplicates(value, here)

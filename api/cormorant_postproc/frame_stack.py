@@ -39,7 +39,7 @@ class FrameStack:
 
     def __init__(self, num_frames: int, *, keys: Sequence[Key] = ("observation",)) -> None:
         if isinstance(num_frames, bool) or not isinstance(num_frames, int) or num_frames < 1:
-            raise PostprocError(f"num_frames {num_frames!r} is not a number of frames; give an integer of 1 or more")
+            raise PostprocError(f"num_frames {num_frames!r} is not a number of frames; use an integer of at least 1")
         if not keys:
             raise PostprocError('keys is empty; name the leaves to stack, for example keys=("observation",)')
         self.num_frames = num_frames
@@ -115,7 +115,7 @@ class FrameStack:
         observation, following = batch.get(key, None), batch.get(under_next, None)
         if observation is None or following is None:
             missing = key if observation is None else under_next
-            raise PostprocError(f"the batch has no {missing}; name leaves that it has under `next`, too")
+            raise PostprocError(f"the batch has no {missing}; name leaves that it also has under `next`")
         past = self.num_frames - 1
         if self._open is None:
             before = observation.new_zeros(len(observation), past, *observation.shape[2:])

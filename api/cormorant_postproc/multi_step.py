@@ -42,9 +42,9 @@ class MultiStep:
 
     def __init__(self, gamma: float, n_steps: int) -> None:
         if not 0 < gamma <= 1:
-            raise PostprocError(f"gamma {gamma} is out of range; give a discount above 0 and at most 1")
+            raise PostprocError(f"gamma {gamma} is out of range; use a discount above 0 and at most 1")
         if isinstance(n_steps, bool) or not isinstance(n_steps, int) or n_steps < 1:
-            raise PostprocError(f"n_steps {n_steps!r} is not a number of steps; give an integer of 1 or more")
+            raise PostprocError(f"n_steps {n_steps!r} is not a number of steps; use an integer of at least 1")
         self.gamma = gamma
         self.n_steps = n_steps
 
@@ -80,7 +80,9 @@ class MultiStep:
         reward = batch.get(_REWARD, None)
         if reward is None or tuple(reward.shape[: done.ndim]) != tuple(done.shape):
             found = "is missing" if reward is None else f"has shape {list(reward.shape)}"
-            raise PostprocError(f"next.reward {found}; one reward a frame is wanted, {list(done.shape)} or with more")
+            raise PostprocError(
+                f"next.reward {found}; expected one reward per frame, {list(done.shape)} or with further dimensions"
+            )
 
         result: TensorDict = batch.copy()
         following = batch["next"].exclude("reward")

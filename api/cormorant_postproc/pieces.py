@@ -31,7 +31,7 @@ def flag(batch: TensorDictBase, key: Key) -> Tensor:
     if tuple(value.shape) != tuple(batch.batch_size):
         raise PostprocError(
             f"{_name(key)} has shape {list(value.shape)} and the batch {list(batch.batch_size)}; "
-            "one value a frame is wanted, with a trailing dimension of 1 or without"
+            "expected one value per frame, with or without a trailing dimension of 1"
         )
     found: Tensor = value
     return found

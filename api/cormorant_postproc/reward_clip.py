@@ -18,7 +18,7 @@ class RewardClip:
 
     def __init__(self, low: float = -1.0, high: float = 1.0) -> None:
         if not low <= high:
-            raise PostprocError(f"low {low} is above high {high}; exchange them")
+            raise PostprocError(f"low {low} is above high {high}; swap them")
         self.low = low
         self.high = high
 

@@ -56,7 +56,7 @@ def split_trajectories(
     if prefix is not None:
         trajectory_key = (prefix, "traj_ids")
     if layout not in ("padded", "nested", "concatenated"):
-        raise PostprocError(f'layout "{layout}" is not known; use "padded", "nested" or "concatenated"')
+        raise PostprocError(f'unknown layout "{layout}"; use "padded", "nested" or "concatenated"')
     valid = valid_frames(batch)
     shape = batch.batch_size
     given: TensorDict = batch.exclude(MASK) if valid is not None else batch.copy()
@@ -68,7 +68,7 @@ def split_trajectories(
 
     frames = whole.reshape(-1).nonzero().squeeze(-1)
     if not len(frames):
-        raise PostprocError(f"the batch {list(shape)} holds no frame; there is nothing to split")
+        raise PostprocError(f"the batch {list(shape)} contains no frames to split")
     number = number[frames]
     # The one thing that the host must know: how many pieces there are, and how long the longest one is.
     lengths = torch.bincount(number)

@@ -87,20 +87,20 @@ def test_every_document_is_checked_and_every_error_has_its_line(validate) -> Non
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [
-        ("", "job.yaml: holds no document"),
-        ("---\n---\n# nothing\n", "job.yaml: holds no document"),
-        ("a: [\n", "job.yaml:2: is not YAML: while parsing a flow node"),
-        ("a: b: c\n", "job.yaml:1: is not YAML: mapping values are not allowed here"),
-        ("kind: a\0b\n", "job.yaml: is not YAML: character #x0000 at position 7; remove it"),
+        ("", "job.yaml: contains no document"),
+        ("---\n---\n# nothing\n", "job.yaml: contains no document"),
+        ("a: [\n", "job.yaml:2: is not valid YAML: while parsing a flow node"),
+        ("a: b: c\n", "job.yaml:1: is not valid YAML: mapping values are not allowed here"),
+        ("kind: a\0b\n", "job.yaml: is not valid YAML: character #x0000 at position 7; remove it"),
         (b"kind: \xff\n", "job.yaml: is not UTF-8 text: byte 0xff at position 6"),
         ("[" * 5000, "job.yaml: is nested too deeply"),
         ("- a\n- b\n", "job.yaml:1: document 1: the document is a list, not a manifest"),
         ("pong\n", "job.yaml:1: document 1: the document is a string, not a manifest"),
-        ("a: &a [*a]\n", "job.yaml:1: document 1: its aliases write out to more than"),
+        ("a: &a [*a]\n", "job.yaml:1: document 1: its aliases expand to more than"),
         ("kind: !!python/object:os.system x\n", "job.yaml:1: document 1: could not determine a constructor"),
         ("? [a, b]\n: 1\n", "job.yaml:1: document 1: found unhashable key"),
         ("a: b\n" * (MAX_BYTES // 4), f"job.yaml: has more than {MAX_BYTES} bytes"),
-        (HEAD + "kind: CollectorJob\n", "job.yaml:4: document 1: kind: stands twice, on lines 2 and 4; keep one"),
+        (HEAD + "kind: CollectorJob\n", "job.yaml:4: document 1: kind: is set twice, on lines 2 and 4; keep one"),
     ],
 )
 def test_what_is_no_manifest_gets_one_sentence(validate, content: str | bytes, sentence: str) -> None:
@@ -167,7 +167,7 @@ def test_missing_file_directory_and_bad_file_are_all_reported(
     out, err = capsys.readouterr()
     assert err.splitlines() == [
         f"{tmp_path}/none.yaml: no such file; check the path",
-        f"{tmp_path}: is a directory; name the manifests in it",
+        f"{tmp_path}: is a directory; give the manifest files in it",
     ]
     assert out == f"{good}: pong: ok\n"
 

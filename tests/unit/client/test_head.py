@@ -94,7 +94,7 @@ def test_an_answer_of_something_else_is_quoted() -> None:
     with (
         scripted(in_turn(Say(404, b"<html>nginx</html>"))) as head,
         connect(head.url) as client,
-        pytest.raises(NotFound, match="not as a Cormorant head does: <html>nginx</html>"),
+        pytest.raises(NotFound, match="which is not the answer of a Cormorant head: <html>nginx</html>"),
     ):
         client.status()
 

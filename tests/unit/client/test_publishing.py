@@ -83,8 +83,8 @@ def test_files_are_taken_as_they_are(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("weights", "words"),
     [
-        ({}, "no tensor to publish"),
-        (3, "int cannot be published"),
+        ({}, "nothing to publish"),
+        (3, "cannot publish int"),
         ({"a": "text"}, '"a" is of type str'),
         ({"a": torch.ones(1), "extra": {"b": 1}}, '"extra" is of type dict'),
         (pickle.dumps({"a": 1}), "is a pickle"),

@@ -100,10 +100,10 @@ def test_what_cannot_be_split_is_refused_by_a_sentence() -> None:
     batch = TensorDict({"x": torch.arange(4)}, batch_size=[4])
     with pytest.raises(PostprocError, match=r"the batch has no next\.done; it has \['x'\]"):
         split_trajectories(batch)
-    with pytest.raises(PostprocError, match='layout "ragged" is not known'):
+    with pytest.raises(PostprocError, match='unknown layout "ragged"'):
         split_trajectories(batch, layout="ragged")  # type: ignore[arg-type]
     empty = {"traj_ids": torch.ones(2, 2), "mask": torch.zeros(2, 2, dtype=torch.bool)}
-    with pytest.raises(PostprocError, match=r"\[2, 2\] holds no frame"):
+    with pytest.raises(PostprocError, match=r"\[2, 2\] contains no frames"):
         split_trajectories(TensorDict({"collector": empty}, batch_size=[2, 2]))
 
 
