@@ -82,7 +82,7 @@ class Batch:
         self.mode = str(metadata["mode"])
         """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
         self.post_processing = dict(metadata.get("post_processing", {}))
-        """Post-processing from the manifest (multiStep, splitTrajectories) that `tensordict()` applies; `numpy()` does not."""
+        """Post-processing from the manifest (multiStep, splitTrajectories); only `tensordict()` applies it."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget

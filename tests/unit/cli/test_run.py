@@ -27,8 +27,8 @@ def own_import_path(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("text", "arguments", "sentence"),
     [
-        ("spec: [", [], "is not YAML"),
-        ("", [], "holds no document"),
+        ("spec: [", [], "is not valid YAML"),
+        ("", [], "contains no document"),
         (JOB.replace("numEnvs: 4", "numEnvs: 0"), [], "spec.env.envpool.numEnvs: 0 is less than 1"),
         ("kind: Pod", [], '"Pod" is not CollectorJob'),
         (TWO, [], "contains 2 CollectorJobs; choose one with --name one or --name two"),
