@@ -1,7 +1,7 @@
-"""`python -m cormorant_operator --image IMAGE --key-file FILE`: the operator, from start to end.
+"""`python -m cormorant_operator --image IMAGE --key-file FILE` runs the operator.
 
-Ends with 0 after SIGTERM or SIGINT, 1 when it cannot go on and should be started anew, 2 when what it was given cannot
-be used. Jobs go on without it.
+Exit codes: 0 after SIGTERM or SIGINT, 1 after an error that a restart may fix, 2 for invalid arguments. Jobs keep
+running without the operator.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ _OK, _FAILED, _REFUSED = 0, 1, 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run an operator. Returns the exit code."""
     configure_logs()
-    # Ten thousand pods in the cache are looked through in vain by every collection: half of what a full list costs.
+    # Every garbage collection scans ten thousand cached pods in vain: half the cost of a full list.
     gc.set_threshold(100_000, 50, 100)
     try:
         return asyncio.run(_serve(read_settings(arguments)))
@@ -85,7 +85,7 @@ def _leader(cluster: KubeClient, settings: Settings) -> Leader | None:
 
 
 async def _work(controller: Controller, leader: Leader | None, settings: Settings, stop: asyncio.Event) -> int:
-    """Lead, watch and reconcile until told to stop, or until the lease is lost."""
+    """Lead, watch and reconcile until stopped, or until the lease is lost."""
     loop = asyncio.get_running_loop()
 
     def notice(raw: dict[str, Any], *, is_deleted: bool) -> None:
@@ -130,6 +130,6 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
 
 if __name__ == "__main__":
     code = main()
-    # kopf's thread may hold on to a stream; nothing of ours is left to be done.
+    # kopf's thread may still hold a stream; everything else has finished.
     sys.stdout.flush()
     os._exit(code)

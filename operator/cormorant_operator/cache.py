@@ -1,7 +1,7 @@
-"""What the operator has seen of the cluster: jobs and what they own, by the job's uid. Belongs to one event loop.
+"""What the operator has seen of the cluster: jobs and their objects, by the job's uid. Belongs to one event loop.
 
-Fed by watches, by lists, and by the answers to the operator's own writes: what it has created is there at once, so a
-late watch cannot make it create twice. Versions of one object never go back.
+Watches, lists and the answers to the operator's own writes feed it. A created object is in the cache at once, so a late
+watch event cannot cause a second creation. Versions of an object never go back.
 """
 
 import math
@@ -21,7 +21,7 @@ Kind = str
 
 @dataclass(slots=True)
 class _Member:
-    """One object: whose it is, and what is kept of it."""
+    """What is kept of one object."""
 
     owner: str
     version: int
@@ -32,7 +32,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _JobRecord:
-    """What is known of one uid of a job."""
+    """What is known of one job uid."""
 
     namespace: str
     job: Job | Unreadable | None = None
@@ -42,9 +42,9 @@ class _JobRecord:
     pod_index: PodIndex = field(default_factory=PodIndex)
     """The pods among the members."""
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Highest attempt that was ever seen of each slot, by group and index: also of pods that left no record."""
+    """Highest attempt ever seen of each slot, by (group, index), including deleted pods."""
     epoch: int = 0
-    """Highest epoch of a head that was ever seen."""
+    """Highest epoch of a head ever seen."""
 
 
 class Cache:
@@ -53,11 +53,11 @@ class Cache:
         self._owners: dict[str, str] = {}
         """Owner of each member, by the member's uid."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
-        """What was deleted, and the version at which it was gone: late answers do not bring it back. A newer version
-        does: a watch calls it a deletion, too, when an object loses the labels that are watched."""
+        """Deleted objects and the version at which each was gone: a late answer does not bring one back. A newer
+        version does, because a watch also reports a deletion when an object loses the watched labels."""
 
     def see(self, raw: Mapping[str, Any], *, is_deleted: bool = False) -> str:
-        """Take notice of an object. Returns the uid of the job concerned; empty when it is nobody's, or no news."""
+        """Store an object. Returns the uid of its job; empty if it has none, or if the version is not newer."""
         metadata = raw["metadata"]
         uid, version = metadata["uid"], _version(metadata)
         if is_deleted:
@@ -70,16 +70,16 @@ class Cache:
         return self._see_member(raw, uid, version)
 
     def prune(self, kind: Kind, uids: Iterable[str], *, version: str, namespace: str = "") -> set[str]:
-        """Forget what a complete list did not show: watches that broke off do not tell of what went meanwhile.
+        """Forget objects that a complete list did not show: an interrupted watch does not report deletions.
 
         Args:
-            kind: of the list.
-            uids: that it showed.
-            version: of the world that it showed; what is newer is kept.
-            namespace: that was listed; empty: all.
+            kind: the listed kind.
+            uids: the uids in the list.
+            version: resourceVersion of the list; newer objects are kept.
+            namespace: the listed namespace; empty: all.
 
         Returns:
-            Uids of the jobs concerned.
+            Uids of the affected jobs.
         """
         shown, limit = set(uids), int(version) if version.isdecimal() else 0
         listed = {uid: record for uid, record in self._records.items() if namespace in ("", record.namespace)}
@@ -95,12 +95,11 @@ class Cache:
         return {owner for uid in members if (owner := self._remove(uid, is_job=False, version=limit))}
 
     def job(self, uid: str) -> Job | Unreadable | None:
-        """A job; None when it is gone."""
         record = self._records.get(uid)
         return record.job if record is not None else None
 
     def jobs(self, namespace: str = "") -> list[str]:
-        """Uids of every job, or of those of a namespace."""
+        """Uids of all jobs, or of those in a namespace."""
         return [
             uid
             for uid, record in self._records.items()
@@ -112,22 +111,22 @@ class Cache:
         return tuple(record.pod_index.pods.values()) if record is not None else ()
 
     def pod_index(self, uid: str) -> PodIndex:
-        """The same, sorted by whether they need a look; it changes with the next event."""
+        """The job's pods, indexed. Changes with the next event."""
         record = self._records.get(uid)
         return record.pod_index if record is not None else PodIndex()
 
     def attempts(self, uid: str) -> Mapping[tuple[str, int], int]:
-        """Highest attempt that was ever seen of each slot of a job, by group and index; changes with the next event."""
+        """Highest attempt ever seen of each slot, by (group, index). Changes with the next event."""
         record = self._records.get(uid)
         return record.attempts if record is not None else {}
 
     def epoch(self, uid: str) -> int:
-        """Highest epoch of a head of a job that was ever seen; 0 when none was."""
+        """Highest epoch of a head ever seen; 0: none."""
         record = self._records.get(uid)
         return record.epoch if record is not None else 0
 
     def is_past(self, manifest: Mapping[str, Any]) -> bool:
-        """Whether a pod that is to be made was made before, or one after it: by this operator or another."""
+        """Whether this pod, or a later one in its place, was created before, by any operator."""
         role, place, number = pod_identity(manifest)
         record = self._records.get(controller_uid(manifest))
         if record is None:
@@ -135,7 +134,7 @@ class Cache:
         return number <= (record.epoch if role == "head" else record.attempts.get(place, -1))
 
     def note_created(self, raw: Mapping[str, Any]) -> None:
-        """A pod like this one existed, seen or not: its name is never used again."""
+        """Record that this pod existed, so that its name is never used again."""
         record = self._records.get(controller_uid(raw))
         if raw["kind"] != "Pod" or record is None:
             return
@@ -146,14 +145,14 @@ class Cache:
             record.attempts[place] = max(record.attempts.get(place, -1), number)
 
     def children(self, uid: str) -> dict[tuple[str, str], str]:
-        """Digests of a job's Services and ConfigMaps, by kind and name."""
+        """Digests of a job's children other than pods, by (kind, name)."""
         record = self._records.get(uid)
         if record is None:
             return {}
         return {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
 
     def forget(self, uid: str) -> None:
-        """A member is known to be gone."""
+        """An object is known to be gone."""
         self._remove(uid, is_job=False, version=math.inf)
 
     def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
@@ -170,7 +169,7 @@ class Cache:
         owner = controller_uid(raw)
         fact = read_pod(raw) if raw["kind"] == "Pod" else digest_of(raw)
         if not owner or fact is None:
-            # Another client took our labels or our reference away.
+            # Another client removed our labels or our owner reference.
             return self._remove(uid, is_job=False, version=version)
         record = self._records.setdefault(owner, _JobRecord(raw["metadata"]["namespace"]))
         self.note_created(raw)

@@ -1,7 +1,7 @@
-"""The loop: a key is due, look at its job, decide, do, write the status once, and know when to look again.
+"""The control loop: take a due job, decide, act, write its status once, and schedule the next look.
 
-Three queues of job uids: jobs to reconcile, heads to ask, counters to write. None blocks another: a head that does not
-answer costs its own time only, and a pod never waits for a counter.
+Three queues hold job uids: jobs to reconcile, heads to poll, counters to write. None blocks another: a silent head
+delays nobody, and a pod never waits for a counter.
 """
 
 import asyncio
@@ -37,11 +37,7 @@ _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap"
 
 
 class HeadApi(HeadCommands, Protocol):
-    """What the controller asks of heads, besides."""
-
-    async def ask(self, job: Job, head: Pod) -> HeadAnswer:
-        """What a head says of itself."""
-        ...
+    async def ask(self, job: Job, head: Pod) -> HeadAnswer: ...
 
 
 def now_utc() -> datetime:
@@ -49,7 +45,7 @@ def now_utc() -> datetime:
 
 
 class Controller:
-    """Every job of one installation. Belongs to one event loop."""
+    """Reconciles every job of one installation. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -62,16 +58,13 @@ class Controller:
         selector: str = "",
         clock: Callable[[], datetime] = now_utc,
     ) -> None:
-        """Know nothing yet; `run` lists what there is.
+        """Start empty; `run` lists the cluster.
 
         Args:
-            cluster: the API server.
-            heads: every head.
-            key: the operator's, which tokens are derived from.
-            defaults: defaults of the installation.
-            namespaces: those that are looked after; none means all.
-            selector: labels of the jobs that are looked after; empty: all. Others are another operator's.
-            clock: the time, aware.
+            key: job tokens are derived from it.
+            namespaces: those to watch; empty: all.
+            selector: label selector of the jobs to manage; empty: all.
+            clock: returns aware times.
         """
         self._api, self._heads, self._defaults, self._clock = cluster, heads, defaults, clock
         self._namespaces, self._selector = namespaces or ("",), selector
@@ -79,19 +72,19 @@ class Controller:
         self.jobs_due, self.heads_due, self.counters_due = WorkQueue(), WorkQueue(), WorkQueue()
         self._states: dict[str, JobState] = {}
         self._asked: set[str] = set()
-        """Jobs whose heads are asked: their counters move."""
+        """Jobs whose heads are polled; their counters move."""
         self.census = Census()
         self._executor = Executor(cluster, heads, self.cache, key=key, clock=clock)
         self._is_resync_wanted = asyncio.Event()
         self._wanted: set[str] = set()
-        """Namespaces to be listed again soon."""
+        """Namespaces to resync soon."""
         self._unreadable: dict[str, str] = {}
-        """What was said of a status that cannot be read, by uid."""
+        """Last message about an unreadable status, by job uid."""
         self.lost: dict[str, str] = {}
-        """Namespaces that may not be listed, and why: nothing is decided about their jobs."""
+        """Namespaces that the operator may not list, and why. It does not touch their jobs."""
         self.metrics = Metrics()
         self.is_filled = False
-        """Everything was listed once: until then nothing is decided."""
+        """The first full resync is done; nothing is decided before."""
 
     async def run(self) -> None:
         await self.resync()
@@ -106,27 +99,27 @@ class Controller:
             tasks.create_task(self._resync_forever())
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
-        """A watch tells of an object."""
+        """A watch reported an object."""
         if uid := self.cache.see(raw, is_deleted=is_deleted):
             self.jobs_due.add(uid)
 
     def want_resync(self, namespace: str = "") -> None:
-        """Watches may have missed something: list a namespace again, soon; an empty one stands for all."""
+        """Watches may have missed events: resync the namespace soon; empty: all namespaces."""
         self._wanted |= {namespace} if namespace else set(self._namespaces)
         self._is_resync_wanted.set()
 
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
-        """List everything, forget what is not there any more, and look at every job.
+        """List everything, forget what is gone, and queue every job.
 
-        A namespace that is refused is set aside with its jobs, until it can be listed again: what goes on in it is
-        unknown, and no other namespace suffers from it.
+        If the API server refuses a namespace, its jobs are left alone until it can be listed again. Other namespaces
+        are not affected.
 
         Args:
-            namespaces: those to be listed; None: all.
+            namespaces: those to list; None: all.
             is_quick: see `quick_resync`.
 
         Raises:
-            OperatorError: the API server is away, or refuses all namespaces at once.
+            OperatorError: the API server does not answer, or refuses every namespace.
         """
         for namespace in self._namespaces if namespaces is None else sorted(namespaces):
             try:
@@ -145,33 +138,33 @@ class Controller:
             raise OperatorError("; ".join(self.lost.values()))
 
     async def quick_resync(self) -> None:
-        """Begin to list each kind, and end where it takes a second page.
+        """List the first page of each kind, and stop where there is a second one.
 
-        Watches tell when they have listed again, but for a list that shows nothing. Such a list is short: what went
-        unseen is found here, without reading ten thousand pods.
+        kopf's watches report every relisting except one that returns no objects. Such a list is short, so this finds
+        deletions that were missed without reading ten thousand pods.
         """
         await self.resync(is_quick=True)
         for uid, state in self._states.items():
             if state.is_token_refused:
-                # Its Secret may be another's, until somebody deletes it.
+                # Another owner's Secret may be in the way until it is deleted.
                 state.has_tokens = False
                 self.jobs_due.add(uid)
 
     async def _list_all_of(self, namespace: str, *, is_quick: bool) -> None:
         for kind in _LISTED:
             await self._list(kind, namespace, is_quick=is_quick)
-        # Policies and budgets are not watched: whoever changes one is corrected when all of them are listed.
+        # Policies and budgets are not watched: changes are corrected at the next resync.
         if self._defaults.has_network_policies:
             await self._list("NetworkPolicy", namespace, is_quick=False)
         try:
             await self._list("PodDisruptionBudget", namespace, is_quick=False)
         except Refused as error:
-            # Rights of before there were budgets: jobs need none to run.
+            # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
         if is_quick:
             return
         for uid in self.cache.jobs(namespace):
-            # Neither watched nor listed: that the Secret is there is believed for so long.
+            # Secrets are neither watched nor listed: assume until the next resync that it exists.
             if (state := self._states.get(uid)) is not None:
                 state.has_tokens = False
             self.jobs_due.add(uid)
@@ -183,7 +176,7 @@ class Controller:
         async for page, version in self._api.list(kind, namespace=namespace, selector=selector):
             pages += 1
             if is_quick and pages > 1:
-                return  # not nothing: whatever went, the watches have told of it
+                return  # not empty, so watches have reported every deletion
             shown_at = version
             for raw in page:
                 shown.append(raw["metadata"]["uid"])
@@ -253,7 +246,7 @@ class Controller:
             await self._refuse(job)
             return
         if job.identity.namespace in self.lost:
-            return  # seen to when the namespace is listed again
+            return  # queued when the namespace can be listed again
         with about(job):
             await self._decide(job)
 
@@ -276,7 +269,7 @@ class Controller:
             raise failed
 
     async def _carry_out(self, job: Job, plan: Plan, state: JobState, *, decided_at: datetime) -> ApiError | None:
-        """Do all of a plan: one action that fails holds up no other, and not the status. Returns the first failure."""
+        """Carry out a plan. A failing action stops neither the others nor the status. Returns the first failure."""
         if state.refusals:
             state.forget_refusals({pod.name for pod in self.cache.pods(job.uid)})
         failed: ApiError | None = None
@@ -303,13 +296,13 @@ class Controller:
                 note = JobEvent(reason="InvalidSpec", message=job.message, is_warning=True)
                 await self._tell(job.identity, (note,))
         elif job.status is None and self._unreadable.get(job.identity.uid) != job.message:
-            # No condition can say it: a status that is not understood is not overwritten.
+            # There is no condition for this: an unreadable status is not overwritten.
             self._unreadable[job.identity.uid] = job.message
             log.warning("status_unreadable", job=job.identity.name, reason=job.message)
             await self._tell(job.identity, (JobEvent(reason="StatusUnreadable", message=job.message, is_warning=True),))
 
     def observe(self, uid: str) -> Observed:
-        """What is known of a job now."""
+        """Collect the facts about a job."""
         state = self._states.setdefault(uid, JobState())
         return Observed(
             pods=self.cache.pods(uid),
@@ -332,7 +325,7 @@ class Controller:
     def _schedule(self, job: Job, plan: Plan, state: JobState) -> None:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
         if len(plan.actions) > len(words):
-            # What was done may be the cause of more to do.
+            # The actions may make others necessary.
             is_answered = any(isinstance(action, (CheckTemplate, CheckNode)) for action in plan.actions)
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
@@ -344,11 +337,11 @@ class Controller:
             return
         self._asked.add(job.uid)
         if plan.counters_at is not None:
-            # Whatever the head says then, what it said before is to be written.
+            # Whatever the head answers then, its earlier counters must be written.
             state.is_answer_due = True
             self.heads_due.add(job.uid, after_s=(plan.counters_at - self._clock()).total_seconds())
         if words:
-            # A head that does not take what it is told is not told again at once.
+            # Do not repeat commands at once to a head that does not apply them.
             after_s = self._defaults.fast_poll_s if words == state.told else 0.0
             state.told, state.is_answer_due = words, True
             self.heads_due.add(job.uid, after_s=after_s)
@@ -380,7 +373,7 @@ class Controller:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
             state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
-                # Whoever changed the Secret may have deleted it by now: it is made again, and the head takes it up.
+                # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True
         self._note_state(uid, state)
         state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
@@ -388,7 +381,7 @@ class Controller:
             state.is_answer_due = False
             self.jobs_due.add(uid)
         elif state.poll_s is not None:
-            # Nothing is new: what was decided holds until its due time.
+            # Nothing changed: the last decision holds until its due time.
             self.heads_due.add(uid, after_s=state.poll_s)
 
     def _note_state(self, uid: str, state: JobState) -> None:

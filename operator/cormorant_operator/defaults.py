@@ -1,53 +1,50 @@
-"""What one installation of the operator gives all its jobs. Read by `reconcile`; made by `settings`."""
+"""Defaults and intervals of one operator installation, built by `settings` and read by `reconcile`."""
 
 from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorDefaults:
-    """Defaults and paces of one installation."""
-
     image: str = "cormorant:dev"
-    """Image of jobs that name none: the operator's own."""
+    """Image of jobs that do not set `spec.image`."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each job's namespace."""
     has_fixed_user: bool = True
-    """Pods run as one fixed user; off where the platform gives each namespace users of its own, as OpenShift does."""
+    """Pods run as user 65532. Off on platforms that assign users per namespace, such as OpenShift."""
     architectures: tuple[str, ...] = ()
-    """Of `image`, as nodes are labelled; none: unknown."""
+    """CPU architectures of `image` (label kubernetes.io/arch); empty: unknown."""
     has_network_policies: bool = False
-    """Each job gets a NetworkPolicy: its pods hear each other, and others by the ports of the API and of metrics."""
+    """Each job gets a NetworkPolicy."""
     open_to_cidrs: tuple[str, ...] = ()
-    """Addresses outside the cluster that such a policy lets in to the same ports."""
+    """CIDRs outside the cluster that this policy admits."""
     poll_s: float = 15.0
-    """Between two looks at a head."""
+    """Interval of polling a head."""
     fast_poll_s: float = 2.0
-    """The same, while something waits for the head's answer."""
+    """Polling interval while a decision waits for the head's answer."""
     counters_interval_s: float = 15.0
-    """Between two status writes of which nothing but the counters is new, at least: with many jobs the controller
-    stretches it."""
+    """Minimum interval between counter-only status writes of one job; `for_jobs` stretches it."""
     counters_per_s: float = 35.0
-    """Status writes a second of which nothing but the counters is new, of all jobs together."""
+    """Budget of counter-only status writes per second, for all jobs."""
     quick_resync_s: float = 300.0
-    """Between two looks at the first page of each kind: whether watches have missed that all of it went."""
+    """Interval of listing the first page of each kind, which shows objects that watches missed."""
     quick_resyncs: int = 11
-    """Such looks between two full lists; watches tell of changes in between."""
+    """Quick resyncs between two full ones."""
     resync_retry_s: float = 10.0
-    """After a full list that failed."""
+    """Delay after a failed resync."""
     max_creates: int = 50
-    """Pods that one reconcile creates; the next one goes on."""
+    """Pods created per reconcile; the next reconcile creates more."""
     head_grace_s: int = 60
-    """A head's time from SIGTERM to SIGKILL: it drains for half of it."""
+    """Time of a head from SIGTERM to SIGKILL; it drains for half of it."""
     worker_grace_s: int = 60
-    """The same for workers, which finish or hand over their batch."""
+    """Time of a worker from SIGTERM to SIGKILL, for finishing its batch."""
 
     def for_jobs(self, number: int) -> "OperatorDefaults":
-        """With so many jobs that collect, counters are written so rarely that all of them fit into their share."""
+        """Stretch `counters_interval_s` so that this many jobs stay within `counters_per_s`."""
         needed_s = number / self.counters_per_s
         return replace(self, counters_interval_s=needed_s) if needed_s > self.counters_interval_s else self
 
     @property
     def max_answer_gap_s(self) -> float:
-        """Between two answers of a head: after a longer one nothing is known first-hand of the time before."""
+        """After a longer gap between two answers, the operator does not know what the head did before."""
         return max(60.0, 4 * self.poll_s)

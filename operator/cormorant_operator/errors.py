@@ -1,16 +1,16 @@
-"""What goes wrong between the operator and what it talks to.
+"""Errors of the operator.
 
 OperatorError
-  SettingsError        the operator was started with values that cannot be used
+  SettingsError        invalid command line
   ApiError             the API server answered with an error
-    Conflict           409: it exists already, or a precondition does not hold
+    Conflict           409: the object exists, or a precondition failed
     NotFound           404
-    Refused            400, 403, 422: asking again with the same words will not help
-    ServerFault        408, 429, 500 and above: asked again and again it could not; it may later
-  NameTaken            an object of the name exists and belongs to another owner
-  Unreachable          no answer from the API server within the time
-  HeadSilent           a head did not answer, or with nothing that can be read
-    TokenRefused       a head answered that it does not know the operator's token
+    Refused            400, 401, 403, 405, 413, 422: retrying does not help
+    ServerFault        408, 429, 5xx: retryable
+  NameTaken            the name belongs to another owner
+  Unreachable          the API server did not answer
+  HeadSilent           a head did not answer, or not with a valid body
+    TokenRefused       a head rejected the operator's token
   LeaseLost            another operator leads
 """
 
@@ -22,20 +22,12 @@ class OperatorError(Exception):
 
 
 class SettingsError(OperatorError):
-    """The operator was started with values that cannot be used."""
+    pass
 
 
 class ApiError(OperatorError):
-    """The API server answered with an error."""
-
     def __init__(self, code: int, document: dict[str, Any], *, request: str) -> None:
-        """Keep what a Status object says.
-
-        Args:
-            code: of the HTTP answer.
-            document: the Status object; may lack everything.
-            request: method and path, for the message.
-        """
+        """`document` is the API server's Status object and may lack every field. `request` is the method and path."""
         self.code = code
         self.reason = str(document.get("reason") or "")
         self.message = str(document.get("message") or "")
@@ -46,7 +38,7 @@ class ApiError(OperatorError):
 
 
 class Conflict(ApiError):
-    """409: it exists already, or a precondition does not hold."""
+    pass
 
 
 class NotFound(ApiError):
@@ -54,23 +46,16 @@ class NotFound(ApiError):
 
 
 class Refused(ApiError):
-    """400, 403, 422: asking again with the same words will not help."""
+    pass
 
 
 class ServerFault(ApiError):
-    """408, 429, 500 and above: asked again and again it could not; it may later."""
+    pass
 
 
 class NameTaken(OperatorError):
-    """An object of the name exists and belongs to another owner."""
-
     def __init__(self, what: str, *, is_leaving: bool) -> None:
-        """Say what is in the way.
-
-        Args:
-            what: kind and name.
-            is_leaving: it belongs to an earlier job of this name, and Kubernetes deletes it.
-        """
+        """`is_leaving`: the object belongs to a deleted job of this name, and Kubernetes will delete it."""
         self.is_leaving = is_leaving
         super().__init__(
             f"{what} is left over from an earlier job of this name; waiting for Kubernetes to delete it"
@@ -80,15 +65,15 @@ class NameTaken(OperatorError):
 
 
 class Unreachable(OperatorError):
-    """No answer from the API server within the time."""
+    pass
 
 
 class HeadSilent(OperatorError):
-    """A head did not answer, or with nothing that can be read."""
+    pass
 
 
 class TokenRefused(HeadSilent):
-    """A head answered that it does not know the operator's token."""
+    pass
 
 
 class LeaseLost(OperatorError):

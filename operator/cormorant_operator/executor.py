@@ -1,6 +1,6 @@
-"""Does what a plan says. Takes no decision: every answer of the API server becomes a fact for the next reconcile.
+"""Carries out the actions of a plan. Decides nothing: answers of the API server are facts for the next reconcile.
 
-Dying between any two orders is harmless: the next plan is made of what exists then.
+Stopping between any two actions is harmless, because the next plan starts from what exists then.
 """
 
 from collections.abc import Callable, Mapping
@@ -40,23 +40,19 @@ log = structlog.get_logger()
 _MAX_NODES = 64
 Raw = dict[str, Any]
 _LEAVING_LOOKS = 10
-"""Looks at a Secret of an unknown owner, a second apart, before it counts as one that stays."""
+"""Attempts, one second apart, before a Secret of unknown owner counts as another owner's."""
 
 
 class Api(Protocol):
-    """What the executor asks of the API server: `cluster.KubeClient`."""
+    """The part of `kube.client.KubeClient` that the executor uses."""
 
     async def get(self, kind: str, *, namespace: str, name: str) -> Raw: ...
 
-    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw:
-        """Create an object, or only try to."""
-        ...
+    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw: ...
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw: ...
 
-    async def apply_status(self, manifest: Mapping[str, Any]) -> Raw:
-        """Server-side apply of the status."""
-        ...
+    async def apply_status(self, manifest: Mapping[str, Any]) -> Raw: ...
 
     async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw: ...
 
@@ -64,7 +60,7 @@ class Api(Protocol):
 
 
 class HeadCommands(Protocol):
-    """What it asks of heads: `head_client.HeadClient`."""
+    """The part of `head_client.HeadClient` that the executor uses."""
 
     async def set_desired(
         self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
@@ -74,35 +70,22 @@ class HeadCommands(Protocol):
 
 
 class Executor:
-    """Carries plans out, for any job."""
-
     def __init__(
         self, api: Api, heads: HeadCommands, cache: Cache, *, key: bytes, clock: Callable[[], datetime]
     ) -> None:
-        """Keep what it works with.
-
-        Args:
-            api: the API server.
-            heads: every head.
-            cache: takes notice of what is written.
-            key: the operator's, which tokens are derived from.
-            clock: the time, aware.
-        """
+        """`cache` learns of every write at once. Job tokens are derived from `key`. `clock` returns aware times."""
         self._api, self._heads, self._cache = api, heads, cache
         self._key, self._clock = key, clock
 
     async def do(self, job: Job, action: Action, state: JobState, *, decided_at: datetime) -> None:
-        """Do one thing.
+        """Carry out one action. A refusal by the API server is recorded in `state`.
 
         Args:
-            job: whose plan it is.
-            action: what to do.
-            state: of the job; keeps what the API server would not do, and why.
-            decided_at: when the plan was made: what was refused since then is not asked for again.
+            decided_at: time of the plan; an action of an owner that was refused since then is skipped.
 
         Raises:
             Conflict: the object is not the one that the plan was made for.
-            Unreachable: the API server is away.
+            Unreachable: the API server did not answer.
         """
         if isinstance(action, (SetDesired, DrainHead)):
             await self._send_to_head(job, action)
@@ -149,20 +132,17 @@ class Executor:
         log.warning("refused", owner=owner, namespace=job.identity.namespace, kind=kind.value, reason=message)
 
     async def write_counters(self, identity: Identity, status: CollectorJobStatus) -> None:
-        """Write a status of which only counters are new, unless somebody wrote since it was decided.
-
-        It may have waited for long, and must never undo a condition that went ahead of it.
-        """
+        """Write a counter-only status, unless the job was written since: it must not undo a newer condition."""
         try:
             await self.write_status(identity, status)
         except Conflict:
             log.debug("counters_not_written", job=identity.name, namespace=identity.namespace)
 
     async def write_status(self, identity: Identity, status: CollectorJobStatus) -> None:
-        """Write a whole status; a job that is gone needs none.
+        """Write the whole status. Does nothing if the job is gone.
 
         Raises:
-            Conflict: somebody else wrote meanwhile, or the job was made again: to be decided anew.
+            Conflict: the job changed since the decision, or was recreated.
         """
         manifest = {
             "apiVersion": API_VERSION,
@@ -171,7 +151,7 @@ class Executor:
                 "name": identity.name,
                 "namespace": identity.namespace,
                 "uid": identity.uid,
-                # A precondition: what was decided about an older state never overwrites a newer one.
+                # A precondition: a decision about an older version must not overwrite a newer one.
                 **({"resourceVersion": identity.resource_version} if identity.resource_version else {}),
             },
             "status": status.to_document(),
@@ -185,13 +165,13 @@ class Executor:
 
     async def _check(self, job: Job, action: CheckTemplate, state: JobState) -> None:
         manifest = {**action.manifest, "metadata": {**action.manifest["metadata"]}}
-        # A name that exists would be refused for that alone.
+        # An existing name would be rejected for that reason alone.
         manifest["metadata"]["generateName"] = f"{manifest['metadata'].pop('name')}-"
         error = ""
         try:
             await self._api.create(manifest, is_dry_run=True)
         except Refused as refusal:
-            # A quota says nothing about a template: the creation itself will run into it.
+            # A quota says nothing about the template; the creation itself will report it.
             if _kind_of(refusal) in (RefusalKind.INVALID, RefusalKind.FORBIDDEN):
                 error = refusal.message
         except NotFound:
@@ -201,7 +181,7 @@ class Executor:
     async def _create_pod(self, job: Job, action: CreatePod) -> None:
         name = action.manifest["metadata"]["name"]
         if self._cache.is_past(action.manifest):
-            # The plan is older than what was seen since: its pod may have come and gone, and must not come again.
+            # The plan is outdated: its pod may have come and gone, and must not be created again.
             log.info(
                 "pod_not_created", pod=name, namespace=job.identity.namespace, reason="its slot was filled meanwhile"
             )
@@ -216,7 +196,7 @@ class Executor:
             log.info("pod_created", pod=name, namespace=job.identity.namespace)
 
     async def _handle_existing_pod(self, job: Job, action: CreatePod) -> None:
-        """A pod of this name is there: ours, of a time before this operator's state, or another owner's."""
+        """A pod of this name exists: our own, not cached yet, or another owner's."""
         name = action.manifest["metadata"]["name"]
         try:
             found = await self._api.get("Pod", namespace=job.identity.namespace, name=name)
@@ -226,7 +206,7 @@ class Executor:
         if controller_uid(found) == job.uid:
             self._cache.see(found)
         elif _is_leaving(found, job):
-            # The head of an earlier job may drain for minutes. Its number is passed over: the next plan takes the next.
+            # The head of an earlier job may drain for minutes. The next plan takes the next epoch.
             self._cache.note_created(action.manifest)
             log.info("pod_name_passed_over", pod=name, namespace=job.identity.namespace)
         else:
@@ -265,7 +245,7 @@ class Executor:
         self._cache.see(await self._api.apply(manifest))
 
     async def _require_free_name(self, job: Job, kind: str, name: str) -> None:
-        """A name is free, or the job's own; what an earlier job left is never adopted."""
+        """Raise NameTaken unless the name is free or the job's own. Objects of an earlier job are never adopted."""
         try:
             found = await self._api.get(kind, namespace=job.identity.namespace, name=name)
         except NotFound:
@@ -274,10 +254,10 @@ class Executor:
             raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
 
     async def _create_tokens(self, job: Job, state: JobState, *, claim: Manifest | None) -> None:
-        """Create the Secret, without the right to read or delete any.
+        """Create the token Secret, without permission to read or delete Secrets.
 
-        The claim is what tells the job's own Secret from another owner's, also for an operator that was restarted
-        between two requests.
+        The claim, a ConfigMap, proves later that the Secret is the job's own, even if the operator restarts between
+        the two requests.
         """
         manifest = secret(job, derive(self._key, uid=job.uid))
         name = manifest["metadata"]["name"]
@@ -287,7 +267,7 @@ class Executor:
             except Conflict as conflict:
                 if conflict.reason != "AlreadyExists":
                     raise
-                # Nobody may read whose it is. One of an earlier job of this name is gone within seconds.
+                # The operator may not read its owner. The Secret of an earlier job is deleted within seconds.
                 before = state.refusals.get("Secret")
                 is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
                 raise NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
@@ -319,7 +299,7 @@ class Executor:
         except NotFound:
             fact = NodeFact(is_lost=True, at=at)
         except (Refused, ServerFault) as error:
-            # Not known: the pod has its grace, as on a node that answers.
+            # Unknown: treat the node as reachable, so that its pods keep their grace period.
             log.warning("node_not_seen", node=name, reason=error.message)
             fact = NodeFact(is_lost=False, at=at)
         while len(state.nodes) >= _MAX_NODES:
@@ -341,7 +321,7 @@ class Executor:
             else:
                 await self._heads.drain(job, action.pod)
         except HeadSilent as error:
-            # The next answer shows that it was not told, and it is told again.
+            # The next answer shows that the command did not arrive, and it is sent again.
             log.warning("head_not_told", job=job.name, namespace=job.identity.namespace, reason=str(error))
 
     async def _delete_job(self, job: Job) -> None:
@@ -356,20 +336,20 @@ class Executor:
 
 
 def _is_refused_since(state: JobState, owner: str, moment: datetime) -> bool:
-    """Whether one before it in the same plan was refused: the others would be, too."""
+    """Whether an earlier action of the same plan and owner was refused."""
     refusal = state.refusals.get(owner)
     return refusal is not None and refusal.at >= moment
 
 
 def _is_leaving(found: Raw, job: Job) -> bool:
-    """Whether what is in the way goes by itself: its owner is a job of this very name, so that one is gone."""
+    """Whether Kubernetes will delete the object: its owner is a deleted job of this name."""
     owners = found["metadata"].get("ownerReferences") or ()
     is_child = any(owner.get("kind") == KIND and owner.get("name") == job.name for owner in owners)
     return is_child or found["metadata"].get("deletionTimestamp") is not None
 
 
 def _prefix(action: Action) -> str:
-    """What was refused, before the API server's words; a pod's creation is told of by group already."""
+    """Prefix of a refusal's message. A pod's creation needs none: its group is named already."""
     match action:
         case ApplyChild():
             return f"{action.manifest['kind']} {action.manifest['metadata']['name']}: "
@@ -388,7 +368,7 @@ def _prefix(action: Action) -> str:
 
 
 def _kind_of(error: ApiError, *, is_creation: bool = True) -> RefusalKind:
-    """What a refusal means; the words are those of the API server's admission plugins."""
+    """Classify a refusal, by the phrases of the API server's admission plugins."""
     if isinstance(error, ServerFault):
         return RefusalKind.SERVER
     if isinstance(error, NotFound) or "NamespaceTerminating" in error.causes:

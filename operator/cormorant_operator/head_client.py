@@ -1,4 +1,4 @@
-"""Heads, as the operator speaks to them: what they say of themselves, what they are told. Bounded in time."""
+"""Client of heads: polls their status and sends commands. Every request has a timeout."""
 
 from typing import TypeVar
 
@@ -15,23 +15,20 @@ from cormorant_operator.render.tokens import derive
 
 T = TypeVar("T", bound=BaseModel)
 ANSWER_S = 2.0
-"""For a head to answer."""
+"""Timeout of a request."""
 _KEEP_ALIVE_S = 70.0
-"""For a connection to wait for the next question: less than the 75 s after which a head closes it."""
+"""Idle time after which a connection is closed; less than the 75 s after which a head closes it."""
 _MAX_BYTES = 4 << 20
 DEFAULT_URL = f"http://{{ip}}:{API_PORT}"
 
 
 class HeadClient:
-    """A client of every head. Belongs to one event loop."""
+    """Client of all heads. Belongs to one event loop."""
 
     def __init__(self, *, key: bytes, url: str = DEFAULT_URL) -> None:
-        """Open nothing yet.
+        """`url` may contain {ip}, {namespace}, {job} and {epoch}.
 
-        Args:
-            key: the operator's, which tokens are derived from.
-            url: of a head, with the places {ip}, {namespace}, {job} and {epoch}. A pod's own address and not the
-                Service's: the answer is known to be of this head.
+        It uses the pod's own address rather than the Service's, so that the answer is known to come from this head.
         """
         self._key, self._url = key, url
         self._session = aiohttp.ClientSession(
@@ -40,14 +37,13 @@ class HeadClient:
         )
 
     async def close(self) -> None:
-        """Close every connection. May be called twice."""
         await self._session.close()
 
     async def ask(self, job: Job, head: Pod) -> HeadAnswer:
-        """What a head says of itself.
+        """Poll a head.
 
         Raises:
-            HeadSilent: nothing that can be read, within ANSWER_S for each of two requests.
+            HeadSilent: no valid answer within ANSWER_S for each of two requests.
         """
         status = await self._call(job, head, "GET", "/v1/status", Status)
         desired = status.desired or await self._call(job, head, "GET", "/v1/desired", DesiredReport)
@@ -85,10 +81,10 @@ class HeadClient:
         await self._call(job, head, "PUT", "/v1/desired", DesiredReport, body=body)
 
     async def drain(self, job: Job, head: Pod) -> None:
-        """Let nothing new begin.
+        """Ask a head to start no new batches.
 
         Raises:
-            HeadSilent: it did not take it.
+            HeadSilent: the head did not confirm it.
         """
         await self._call(job, head, "POST", "/v1/drain", DrainReport)
 

@@ -1,4 +1,4 @@
-"""What the operator knows of a job beside what the cluster shows; all of it may be forgotten at any time."""
+"""In-memory state of a job that the API server does not hold. Losing it at any time is harmless."""
 
 import math
 from collections import Counter
@@ -14,7 +14,7 @@ from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKi
 
 _MAX_VERDICTS = 64
 _REMAKE_S = 30.0
-"""Between two looks to a Secret whose tokens a head does not take."""
+"""Minimum interval between attempts to recreate a token Secret."""
 
 
 @dataclass(slots=True)
@@ -22,44 +22,42 @@ class JobState:
     has_tokens: bool = False
     answer: HeadAnswer | None = None
     answering_since: datetime | None = None
-    """From when on the head has answered without a gap."""
+    """Since when the head has answered without a gap."""
     answered_at: datetime | None = None
-    """When it answered last."""
     is_silent: bool = False
     is_token_refused: bool = False
-    """The head does not take the operator's token."""
+    """The head rejects the operator's token."""
     remade_at: float = -math.inf
-    """When the Secret was looked to because the head does not take the operator's token, by the event loop's clock."""
+    """Last attempt to recreate the token Secret, by the event loop's clock."""
     polled_at: float | None = None
-    """When its head was asked last, by the event loop's clock."""
+    """Last poll of the head, by the event loop's clock."""
     polled_pod: str = ""
-    """Uid of the head that was asked."""
+    """Uid of the head that was polled."""
     poll_s: float | None = None
-    """How old its answer may get; None: nobody is to be asked."""
+    """Maximum age of the head's answer; None: there is no head to poll."""
     told: tuple[SetDesired | DrainHead, ...] = ()
-    """What its head was told last."""
+    """Last commands sent to the head."""
     is_answer_due: bool = False
-    """Its head was told something: the next answer shows whether it took it."""
+    """The next answer of the head must trigger a reconcile, because it was sent a command."""
     counters: tuple[Identity, CollectorJobStatus] | None = None
-    """A status of which only counters are new, and the version that it follows; it waits for its turn."""
+    """A counter-only status that waits for its write, and the version it is based on."""
     refusals: dict[str, Refusal] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)
-    """Nodes that were looked at."""
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool]:
-        """What its head said last; when it changes, there is something new to decide."""
+        """The head's last answer; a change triggers a reconcile."""
         return self.answer, self.is_silent, self.is_token_refused
 
     def may_remake_tokens(self, now: float) -> bool:
-        """Whether it is time to see to the Secret again; then it counts as done."""
+        """Whether the token Secret may be recreated now; if so, the attempt is recorded."""
         is_time = now - self.remade_at >= _REMAKE_S
         self.remade_at = now if is_time else self.remade_at
         return is_time
 
     def record_answer(self, answer: HeadAnswer, *, at: datetime, max_gap_s: float) -> None:
-        """The head answered. After a longer gap, or of another head, nothing before it is known first-hand."""
+        """Record an answer. A new head or a gap of more than `max_gap_s` restarts `answering_since`."""
         is_same = self.answer is not None and self.answer.pod_uid == answer.pod_uid
         if not is_same or self.answered_at is None or (at - self.answered_at).total_seconds() > max_gap_s:
             self.answering_since = at
@@ -67,23 +65,18 @@ class JobState:
         self.is_silent = self.is_token_refused = False
 
     def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:
-        """Something was refused, again or for the first time."""
         before = self.refusals.get(owner)
         count = before.count + 1 if before is not None and before.kind is kind else 1
         self.refusals[owner] = Refusal(kind=kind, message=message, at=at, count=count)
 
     def forget_refusals(self, pods: Collection[str]) -> None:
-        """Forget refusals about pods that are gone.
-
-        Args:
-            pods: names of those that exist.
-        """
+        """Forget refusals about pods other than `pods`, the names of those that exist."""
         gone = [key for key in self.refusals if key.startswith(POD_OWNER) and key.removeprefix(POD_OWNER) not in pods]
         for key in gone:
             del self.refusals[key]
 
     def judge(self, template: str, verdict: Verdict) -> None:
-        """A dry run was answered."""
+        """Record the result of a dry run."""
         self.verdicts.pop(template, None)
         self.verdicts[template] = verdict
         while len(self.verdicts) > _MAX_VERDICTS:
@@ -96,26 +89,24 @@ _MIN_SILENT = 3
 
 
 class Census:
-    """How the heads of all jobs answered when they were asked last."""
+    """How the head of each job answered its last poll."""
 
     def __init__(self) -> None:
         self.counts: Counter[HeadState] = Counter()
-        """Heads by state."""
         self._states: dict[str, HeadState] = {}
 
     def note(self, uid: str, state: HeadState) -> None:
-        """The head of a job was asked."""
         self.forget(uid)
         self._states[uid] = state
         self.counts[state] += 1
 
     def forget(self, uid: str) -> None:
-        """A job has no head to ask."""
+        """The job has no head to poll."""
         if (before := self._states.pop(uid, None)) is not None:
             self.counts[before] -= 1
 
     @property
     def is_cut_off(self) -> bool:
-        """Whether so many are silent at once that the fault is rather here, or between, than there."""
+        """Whether so many heads are silent at once that the operator's own network is the likely cause."""
         silent = self.counts["silent"]
         return silent >= _MIN_SILENT and 2 * silent > self.counts.total()

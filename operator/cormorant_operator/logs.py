@@ -1,6 +1,6 @@
-"""How the operator logs: one JSON object a line, with the fields of all processes; for people on a terminal.
+"""Structured logs: JSON Lines with the same fields as in heads and workers, or coloured text on a terminal.
 
-What a line is about comes from where it is written: inside `about` every line has the job's name, epoch and version.
+Inside `about`, every line has the job's name, epoch and weights version.
 """
 
 import sys
@@ -13,13 +13,13 @@ import structlog
 from cormorant_operator.job import Job
 
 FIELDS = ("job", "group", "worker", "epoch", "version")
-"""On each line, as in heads and pods; null where there is nothing to say."""
+"""Fields of every line, as in heads and workers; null if unknown."""
 _FIRST = ("timestamp", "level", "event", *FIELDS)
 Event = MutableMapping[str, Any]
 
 
 def configure_logs(*, stream: TextIO | None = None) -> None:
-    """Log to a stream from now on, standard output by default: as JSON, or in colours where it is a terminal."""
+    """Configure logging to a stream (default: standard output)."""
     out = stream or sys.stdout
     last: list[Callable[[Any, str, Event], Any]] = [_in_order, structlog.processors.JSONRenderer(default=str)]
     if out.isatty():
@@ -37,7 +37,7 @@ def configure_logs(*, stream: TextIO | None = None) -> None:
 
 
 def about(job: Job) -> AbstractContextManager[None]:
-    """Inside, lines of this task are about a job."""
+    """Add the job's fields to log lines of this task inside the block."""
     return structlog.contextvars.bound_contextvars(
         job=job.name,
         namespace=job.identity.namespace,

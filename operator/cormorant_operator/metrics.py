@@ -1,4 +1,4 @@
-"""The operator's metrics: what it does, counted as it happens, and what it knows of jobs, read when it is scraped."""
+"""The operator's metrics: its work, counted as it happens, and the state of jobs, read on each scrape."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -14,12 +14,12 @@ from cormorant_contract.metrics import Metric
 from cormorant_contract.metrics import operator as declared
 from cormorant_contract.metrics.labels import HANDLER
 
-# Prometheus does without them, and they double the series of counters.
+# Prometheus does not need them, and they double the series of counters.
 disable_created_metrics()  # type: ignore[no-untyped-call]  # it says nothing of its result
 
 Handler = Literal["reconcile", "poll", "counters"]
 Values = Mapping[tuple[str, ...], float]
-"""By the values of a metric's labels, in their order."""
+"""Values of a metric by its label values, in order."""
 Family = CounterMetricFamily | GaugeMetricFamily
 
 
@@ -44,7 +44,7 @@ class Metrics:
 
     @contextmanager
     def measure(self, handler: Handler) -> Iterator[None]:
-        """Inside, a job is looked at; an error that leaves it is counted."""
+        """Measure the block's duration and count an exception that leaves it."""
         began = time.monotonic()
         try:
             yield
@@ -55,17 +55,17 @@ class Metrics:
             self._durations[handler].observe(time.monotonic() - began)
 
     def add_source(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
-        """Export more, read at each scrape."""
+        """Export more metrics, read on each scrape."""
         self._registry.register(_Read(read))
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """What is scraped, and its content type."""
+        """The exposition and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 
 
 class _Read(Collector):
-    """Metrics that nobody keeps: a job that is gone is gone from them, too."""
+    """Metrics that are computed on each scrape, so that deleted jobs disappear from them."""
 
     def __init__(self, read: Callable[[], Mapping[Metric, Values]]) -> None:
         self._read = read

@@ -1,6 +1,6 @@
-"""Names, labels and annotations of everything the operator makes; what the command line looks for is the contract's.
+"""Names, labels and annotations of the operator's objects. Those that the CLI looks for come from the contract.
 
-All names are computed, none is drawn: two operators that see the same world ask for the same objects.
+All names are computed, none is random: two operators that see the same cluster ask for the same objects.
 """
 
 import base64
@@ -45,7 +45,7 @@ Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
 
 CANARY = "canary"
-"""Role of a pod that tries an image, and the name of its container."""
+"""Role of a pod that verifies an image, and the name of its container."""
 
 MANAGER = "cormorant-operator"
 STATUS_MANAGER = "cormorant-operator-status"
@@ -55,42 +55,40 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 TEMPLATE = f"{PREFIX}/template"
 
 FAILURES = f"{PREFIX}/failures"
-"""Annotation: failures in a row that came before this pod."""
+"""Annotation: consecutive failures before this pod."""
 BASE_IMAGE = f"{PREFIX}/base-image"
-"""Annotation: the job's image when the pod was made; all pods of one Ray cluster have the same."""
+"""Annotation: the job's image when the pod was created; the same for all pods of a Ray cluster."""
 RETIRING = f"{PREFIX}/retiring-since"
 """Annotation: the head was asked to let this worker finish."""
 DRAINING = f"{PREFIX}/draining-since"
-"""Annotation: this head was asked to drain; it is not asked to go on."""
+"""Annotation: the head was asked to drain; this is not undone."""
 STALLED = f"{PREFIX}/stalled-since"
-"""Annotation: this head collected nothing for too long; its end counts as a failure."""
+"""Annotation: the head stalled; its end counts as a failure."""
 
 WATCHED = f"{MANAGED_BY}={MANAGER}"
-"""Label selector of everything the operator makes."""
+"""Label selector of everything the operator creates."""
 
 
 def head_pod(job: str, *, epoch: int) -> str:
-    """Name of a head: one pod an epoch can exist, never two."""
+    """Name of a head pod; at most one can exist per epoch."""
     return f"{job}-head-{epoch}"
 
 
 def worker_pod(job: str, uid: str, *, group: str, index: int, attempt: int) -> str:
-    """Name of the pod that fills a slot for the n-th time: two creations of one attempt collide, and one wins."""
+    """Name of the pod that fills a slot. Two creations of one attempt collide, and one wins."""
     return f"{job}-{group}-{index}-{_short(f'{uid}/{group}/{index}/{attempt}', 5)}"
 
 
 def canary_pod(job: str, uid: str, template: str) -> str:
-    """Name of the pod that tries the image of a template."""
     return f"{job}-canary-{_short(f'{uid}/{template}', 8)}"
 
 
 def head_service(job: str) -> str:
-    """Service that workers find the head's Ray by."""
+    """Service of the head's Ray, for workers."""
     return f"{job}-head"
 
 
 def network_policy(job: str) -> str:
-    """Who may talk to the job's pods."""
     return f"{job}-pods"
 
 
@@ -100,12 +98,12 @@ def budget(job: str, *, role: str) -> str:
 
 
 def config_map(job: str, digest: str) -> str:
-    """ConfigMap of the manifest that a head reads."""
+    """ConfigMap with the manifest that a head reads."""
     return f"{job}-config-{digest}"
 
 
 def digest(*parts: Any) -> str:
-    """Eight characters that differ when the parts, plain JSON data, do."""
+    """Digest of plain JSON data, eight characters."""
     return _short(json.dumps(parts, sort_keys=True, separators=(",", ":")), 8)
 
 
@@ -123,7 +121,7 @@ def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """Those of an object's labels that are ours to write."""
+    """The labels of an object that the operator owns."""
     return {key: value for key, value in labels.items() if key in _OWN_LABELS}
 
 
@@ -136,6 +134,6 @@ _OWN_LABELS = child_labels("", "").keys()
 
 
 def _short(text: str, length: int) -> str:
-    # Base 32 in lower case: every character may stand anywhere in a name.
+    # Lower-case base 32: every character is valid anywhere in a name.
     raw = hashlib.sha256(text.encode()).digest()
     return base64.b32encode(raw).decode().lower()[:length]

@@ -1,5 +1,5 @@
-"""`/livez`, `/readyz` and `/metrics` of the operator itself. Neither probe depends on the API server: a busy one must
-not have its operators restarted.
+"""`/livez`, `/readyz` and `/metrics` of the operator. The probes do not depend on the API server: while it is busy,
+operators must not be restarted.
 """
 
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ class Probes:
         return web.Response(text="ok\n")
 
     async def _ready(self, _: web.Request) -> web.Response:
-        # One that waits for the lease is ready for it.
+        # A standby is ready.
         is_ready = self._controller.is_filled or not self._is_leading()
         return web.Response(status=200 if is_ready else 503, text="ok\n" if is_ready else "listing\n")
 
@@ -49,7 +49,7 @@ class Probes:
     def _read(self) -> Mapping[Metric, Values]:
         controller = self._controller
         uids = controller.cache.jobs()
-        # An operator that does not lead knows jobs from its last lead, if any: one tells, as one decides.
+        # Only the leader reports jobs: a standby knows them from its last term at best.
         found = [controller.cache.job(uid) for uid in uids] if self._is_leading() else []
         jobs = {(job.identity.namespace, job.name): job.status for job in found if isinstance(job, Job)}
         return {

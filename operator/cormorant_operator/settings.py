@@ -1,4 +1,4 @@
-"""How an operator is started: its arguments, checked once."""
+"""The operator's command line."""
 
 import argparse
 import ipaddress
@@ -14,36 +14,34 @@ from cormorant_operator.head_client import DEFAULT_URL
 
 _MIN_KEY_BYTES = 32
 REQUESTS_PER_S, BURST = 50.0, 100
-"""The budget of requests to the API server, where none is given."""
+"""Default rate limit of requests to the API server."""
 COUNTERS_SHARE = 0.7
-"""Of the budget, for status writes of counters alone: what else happens has the rest at least, and goes first."""
+"""Share of the rate limit for counter-only status writes. Everything else goes first and has at least the rest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     key: bytes = field(repr=False)
-    """Every job's tokens are derived from it: the same in all operators of an installation, for all time."""
+    """Job tokens are derived from it; it must never change, and is the same for all replicas."""
     defaults: OperatorDefaults
     namespaces: tuple[str, ...]
-    """Looked after; none means all."""
+    """Namespaces to watch; empty: all."""
     selector: str
-    """Labels of the jobs that are looked after; empty: all."""
+    """Label selector of the jobs to manage; empty: all."""
     head_url: str
     lease: tuple[str, str] | None
-    """Namespace and name of the Lease; None: there is no other operator."""
+    """Namespace and name of the Lease; None: no leader election."""
     identity: str
     probe_port: int
     requests_per_s: float
-    """To the API server, on average."""
     request_burst: int
-    """Requests at once, after a pause."""
 
 
 def read_settings(arguments: Sequence[str] | None = None) -> Settings:
     """Read the command line.
 
     Raises:
-        SettingsError: with the value that cannot be used.
+        SettingsError: names the invalid value.
     """
     given = _parser().parse_args(arguments)
     namespace, _, name = given.lease.partition("/")

@@ -1,4 +1,4 @@
-"""Keys to look at, now or at a time: each once, none by two workers at a time, and later after each failure in a row.
+"""A queue of keys with due times: each key once, never with two workers at a time, with backoff after failures.
 
 add -> waiting -> taken -> done            (added meanwhile: waiting again)
 -> failed          (waiting again after 0.5 s, 1 s, 2 s ... 5 min)
@@ -20,46 +20,46 @@ class WorkQueue:
     """A queue of keys with due times. Belongs to one event loop."""
 
     def __init__(self, *, clock: Callable[[], float] | None = None, jitter: Callable[[], float] | None = None) -> None:
-        """Begin empty.
+        """Start empty.
 
         Args:
-            clock: monotonic seconds; the event loop's by default.
-            jitter: factor of a failure's delay; 0.5 to 1.5 by default.
+            clock: monotonic seconds (default: the event loop's).
+            jitter: factor of a failure's delay (default: uniform from 0.5 to 1.5).
         """
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._jitter = jitter or (lambda: random.uniform(0.5, 1.5))
         self._due: dict[str, float] = {}
-        """Waiting keys and when each is due: the truth."""
+        """Waiting keys and their due times; authoritative."""
         self._heap: list[tuple[float, int, str]] = []
-        """The same in order, with entries that are out of date."""
+        """The same, ordered; may contain outdated entries."""
         self._order = itertools.count()
         self._taken: set[str] = set()
         self._failures: dict[str, int] = {}
         self._takers: deque[asyncio.Future[str]] = deque()
-        """Workers that wait for a key, the first to come first."""
+        """Workers that wait for a key, in FIFO order."""
         self._timer: asyncio.TimerHandle | None = None
-        """For the next key that is due, while somebody waits."""
+        """Fires for the next due key while a worker waits."""
         self._waits: dict[int, float] = {}
-        """How late a key was at most, by minute: this one and the last."""
+        """Longest delay of a key, by minute; the current and the previous one."""
 
     def __len__(self) -> int:
-        """Keys that wait, due or not."""
+        """Number of waiting keys, due or not."""
         return len(self._due)
 
     @property
     def num_due(self) -> int:
-        """Keys that are due and not taken yet."""
+        """Number of due keys that no worker has taken."""
         now = self._clock()
         return sum(due <= now for due in self._due.values())
 
     @property
     def longest_wait_s(self) -> float:
-        """How late a key was taken at most, within the last minute or two."""
+        """Longest delay of a key within the last one to two minutes."""
         minute = int(self._clock() // _MINUTE_S)
         return max((wait_s for at, wait_s in self._waits.items() if at >= minute - 1), default=0.0)
 
     def add(self, key: str, *, after_s: float = 0.0) -> None:
-        """Look at a key, at the latest after so long; an earlier time that it waits for holds."""
+        """Queue a key, due in `after_s`; an earlier due time is kept."""
         due = self._clock() + max(0.0, after_s)
         if key in self._due and self._due[key] <= due:
             return
@@ -68,12 +68,12 @@ class WorkQueue:
         self._hand_out()
 
     def forget(self, key: str) -> None:
-        """Do not look at a key any more."""
+        """Remove a key and its failures."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
 
     async def take(self) -> str:
-        """Wait for a key that is due and that nobody else works on. `done` or `failed` must follow."""
+        """Wait for a due key that no other worker holds. Call `done` or `failed` afterwards."""
         taker: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._takers.append(taker)
         self._hand_out()
@@ -81,7 +81,7 @@ class WorkQueue:
             return await taker
         except asyncio.CancelledError:
             if taker.done() and not taker.cancelled():
-                # It was given a key, and will never work on it.
+                # It got a key but will not process it.
                 self._taken.discard(taker.result())
                 self.add(taker.result())
             raise
@@ -91,10 +91,10 @@ class WorkQueue:
         self._give_back(key)
 
     def failed(self, key: str) -> float:
-        """It did not: look again later. Returns after how many seconds."""
+        """Queue the key again with backoff. Returns the delay in seconds."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         delay_s = min(_MAX_DELAY_S, _FIRST_DELAY_S * 2.0 ** min(count - 1, 20)) * self._jitter()
-        # What was added meanwhile must not get around the delay.
+        # An `add` in the meantime must not bypass the delay.
         self._due.pop(key, None)
         self._give_back(key)
         self.add(key, after_s=delay_s)
@@ -107,7 +107,7 @@ class WorkQueue:
             self._hand_out()
 
     def _hand_out(self) -> None:
-        """Give what is due to those who wait: one key wakes one of them, and nobody is woken for nothing."""
+        """Hand due keys to waiting workers; each key wakes exactly one."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -127,7 +127,7 @@ class WorkQueue:
         now = self._clock()
         while self._heap:
             due, _, key = self._heap[0]
-            # Out of date, or of a key that comes back with `done`.
+            # Outdated, or the key is taken and comes back with `done`.
             if self._due.get(key) != due or key in self._taken:
                 heapq.heappop(self._heap)
                 continue

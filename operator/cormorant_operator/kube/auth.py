@@ -1,4 +1,4 @@
-"""Where the API server is and how to prove who asks: found by kopf, for its watches and for our own client alike."""
+"""Address and credentials of the API server, found by kopf, for its watches and for our client."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from cormorant_operator.errors import SettingsError
 
 
 def find_connection(settings: kopf.OperatorSettings | None = None) -> kopf.ConnectionInfo:
-    """The pod's service account, else KUBECONFIG or ~/.kube/config. Reads files anew: tokens are replaced hourly.
+    """Use the pod's service account, else KUBECONFIG or ~/.kube/config. Rereads the files: tokens rotate hourly.
 
     Raises:
         SettingsError: there is neither.

@@ -1,6 +1,6 @@
-"""The API server, as far as the operator writes to it: create, apply, patch, delete, list. Nobody else does.
+"""Client of the API server: create, apply, patch, delete, list. The only module that writes to it.
 
-Every request has a time limit, is repeated when the server was busy or away, and counts against one budget of requests.
+Every request has a timeout, is retried if the server is busy or does not answer, and counts against one rate limit.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ from cormorant_operator.errors import ApiError, Conflict, NotFound, Refused, Ser
 from cormorant_operator.kube.rate_limit import RateLimiter
 
 REQUEST_S = 15.0
-"""For one attempt."""
+"""Timeout of one attempt."""
 ATTEMPTS = 5
 _MAX_WAIT_S = 10.0
 _LOGIN_LASTS_S = 60.0
@@ -45,34 +45,28 @@ _ALL = {
 }
 ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob"]
 Raw = dict[str, Any]
-"""An object as the API server sends it."""
+"""A JSON object from the API server."""
 
 
 class KubeClient:
-    """A client of one API server. Belongs to one event loop."""
+    """Client of one API server. Belongs to one event loop."""
 
     def __init__(
         self, find_connection: Callable[[], kopf.ConnectionInfo], *, rate_limiter: RateLimiter | None = None
     ) -> None:
-        """Read where it is; nothing is sent yet.
-
-        Args:
-            find_connection: called now, and again every minute for a fresh token.
-            rate_limiter: requests per second.
-        """
+        """`find_connection` is called now, and again every minute for a fresh token."""
         self._find = find_connection
         self._info = find_connection()
         self._info_at = 0.0
         self._rate_limiter = rate_limiter or RateLimiter(rate=50, burst=100)
         self.requests: Counter[tuple[str, int]] = Counter()
-        """Answers by method and status code."""
+        """Responses by method and status code."""
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(ssl=self._info.as_ssl_context(), limit=32),
             timeout=aiohttp.ClientTimeout(total=REQUEST_S),
         )
 
     async def close(self) -> None:
-        """Close every connection. May be called twice."""
         await self._session.close()
 
     # -- verbs -------------------------------------------------------------------------------------------------
@@ -84,29 +78,29 @@ class KubeClient:
         """Create an object.
 
         Raises:
-            Conflict: there is one of this name.
-            Refused: the server does not want it.
+            Conflict: an object of this name exists.
+            Refused: the server rejected it.
         """
         query = {"fieldManager": names.MANAGER} | ({"dryRun": "All"} if is_dry_run else {})
         path = _path(manifest["kind"], manifest["metadata"]["namespace"])
         return await self._ask("POST", path, manifest, query=query)
 
     async def apply(self, manifest: Mapping[str, Any]) -> Raw:
-        """Bring an object about, by server-side apply; what others changed of our fields is taken back."""
+        """Server-side apply; changes by others to our fields are reverted."""
         query = {"fieldManager": names.MANAGER, "force": "true"}
         return await self._ask("PATCH", _path_of(manifest), manifest, query=query, kind="apply-patch+yaml")
 
     async def apply_status(self, manifest: Mapping[str, Any]) -> Raw:
-        """Write a job's status, by server-side apply. `metadata.uid` in it is a precondition."""
+        """Server-side apply of a job's status. `metadata.uid` is a precondition."""
         query = {"fieldManager": names.STATUS_MANAGER, "force": "true"}
         return await self._ask("PATCH", f"{_path_of(manifest)}/status", manifest, query=query, kind="apply-patch+yaml")
 
     async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
-        """Merge a patch into an object."""
+        """Merge patch."""
         return await self._ask("PATCH", f"{_path(kind, namespace)}/{name}", body, kind="merge-patch+json")
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:
-        """Replace an object; `metadata.resourceVersion` in it is a precondition."""
+        """Replace an object; `metadata.resourceVersion` is a precondition."""
         return await self._ask("PUT", _path_of(manifest), manifest)
 
     async def delete(
@@ -117,13 +111,10 @@ class KubeClient:
         name: str,
         preconditions: Mapping[str, str],
     ) -> Raw:
-        """Delete an object, what it owns in the background.
+        """Delete an object; its dependents are deleted in the background.
 
         Args:
-            kind: of the object.
-            namespace: where it is.
-            name: its name.
-            preconditions: `uid`, `resourceVersion`: another object of this name is left alone.
+            preconditions: `uid` and `resourceVersion`; another object of this name is left alone.
         """
         body = {
             "apiVersion": "v1",
@@ -136,15 +127,15 @@ class KubeClient:
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Raw], str]]:
-        """Every object of a kind, page by page, and the version of the world that the list shows.
+        """Yield the objects of a kind page by page, each with the resourceVersion of the list.
 
-        Ten thousand pods at once are 400 MB of dictionaries.
+        Ten thousand pods at once would be 400 MB of dictionaries.
         """
         path = _path(kind, namespace) if namespace else _ALL[kind]
         query = {"limit": str(_CHUNK)} | ({"labelSelector": selector} if selector else {})
         while True:
             page = await self._ask("GET", path, query=query)
-            # Items of a list do not say what they are.
+            # Items of a list lack their kind.
             yield [{**item, "kind": kind} for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
             if not token:
@@ -162,12 +153,12 @@ class KubeClient:
         query: Mapping[str, str] | None = None,
         kind: str = "json",
     ) -> Raw:
-        """Send a request until it is answered for good.
+        """Send a request, with retries.
 
-        Repeating is safe: names are computed, patches are whole, deletions name a uid.
+        Retrying is safe: names are computed, patches are complete, deletions name a uid.
 
         Raises:
-            ApiError: what the server answered.
+            ApiError: the server answered with an error.
             Unreachable: it did not answer.
         """
         error: Exception | None = None
@@ -225,7 +216,6 @@ def _path_of(manifest: Mapping[str, Any]) -> str:
 
 
 def error_of(code: int) -> type[ApiError]:
-    """What an answer of this status code is."""
     if code in (400, 401, 403, 405, 413, 422):
         return Refused
     if code in (408, 429) or code >= 500:
@@ -237,6 +227,6 @@ def _read_json(content: bytes) -> Raw:
     try:
         document = json.loads(content)
     except ValueError:
-        # A proxy answered, and not the API server.
+        # A proxy answered instead of the API server.
         return {"message": content[:200].decode(errors="replace")}
     return document if isinstance(document, dict) else {}

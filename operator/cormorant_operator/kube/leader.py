@@ -1,8 +1,8 @@
-"""Leader election by a Lease: of several operators one works, the others wait.
+"""Leader election by a Lease: one operator works, the others wait.
 
-Correctness does not hang on it: names are computed, and two operators that see the same world want the same. It spares
-double work, and the narrow case in which one of them sees an older world. Unlike the official client's election it
-measures with a monotonic clock, bounds each call, and gives the lease back when it ends.
+Correctness does not depend on it: names are computed, so two operators that see the same cluster ask for the same
+objects. It avoids duplicate work, and the rare case of an operator that acts on an outdated view. Unlike the official
+client's election it uses a monotonic clock, bounds each call, and releases the lease on exit.
 """
 
 import asyncio
@@ -20,25 +20,21 @@ log = structlog.get_logger()
 
 
 class Leases(Protocol):
-    """What it asks of the API server: `cluster.KubeClient`."""
+    """The part of `kube.client.KubeClient` that is used here."""
 
     async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]: ...
 
-    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Create an object, or only try to."""
-        ...
+    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]: ...
 
-    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]:
-        """Replace an object of this version."""
-        ...
+    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     lasts_s: float = 15.0
-    """A lease that nobody renewed for so long is free."""
+    """A lease that was not renewed for this long is free."""
     renew_within_s: float = 10.0
-    """A leader that could not renew for so long gives up: before others may begin."""
+    """A leader that cannot renew for this long gives up, before another may take over."""
     retry_s: float = 2.0
 
 
@@ -46,25 +42,16 @@ class Leader:
     def __init__(
         self, leases: Leases, *, namespace: str, name: str, identity: str, terms: Terms, clock: Callable[[], float]
     ) -> None:
-        """Ask for nothing yet.
-
-        Args:
-            leases: the API server.
-            namespace: where the Lease is.
-            name: of the Lease.
-            identity: of this candidate; no other has it.
-            terms: times.
-            clock: monotonic seconds.
-        """
+        """`identity` must be unique among candidates. `clock` returns monotonic seconds."""
         self._leases, self._namespace, self._name = leases, namespace, name
         self._identity, self._terms, self._clock = identity, terms, clock
         self.is_leading = False
         self._seen: tuple[str, str] = ("", "")
-        """Holder and renewal that were seen last; compared, never believed: clocks of machines differ."""
+        """Last seen holder and renewTime. Compared for equality only, because clocks of machines differ."""
         self._seen_at = 0.0
 
     async def acquire(self) -> None:
-        """Wait until this candidate leads."""
+        """Wait until this candidate holds the lease."""
         while True:
             try:
                 async with asyncio.timeout(self._terms.renew_within_s):
@@ -77,10 +64,10 @@ class Leader:
             await asyncio.sleep(self._terms.retry_s)
 
     async def keep(self) -> None:
-        """Renew for ever.
+        """Renew the lease until it is lost.
 
         Raises:
-            LeaseLost: it could not be renewed in time, or somebody else leads.
+            LeaseLost: it was not renewed in time, or another operator holds it.
         """
         renewed_at = self._clock()
         while True:
@@ -100,7 +87,7 @@ class Leader:
                     ) from error
 
     async def release(self) -> None:
-        """Let the next one begin at once. Never raises: the lease runs out by itself."""
+        """Release the lease, so that another operator takes over at once. Never raises."""
         if not self.is_leading:
             return
         self.is_leading = False
@@ -114,7 +101,7 @@ class Leader:
             log.warning("lease_not_released", reason=repr(error))
 
     async def _try(self) -> bool:
-        """Take or renew the lease. Returns whether it is ours."""
+        """Take or renew the lease. Returns whether this candidate holds it."""
         with purpose(Purpose.LEASE):
             return await self._take_or_renew()
 
@@ -149,6 +136,6 @@ class Leader:
             else:
                 await self._leases.replace({**lease, "spec": spec})
         except Conflict:
-            return False  # another candidate was quicker
+            return False  # another candidate was faster
         self._seen, self._seen_at = (self._identity, now), self._clock()
         return True

@@ -1,8 +1,8 @@
-"""The budget of requests to the API server: so many a second, and a burst after a pause. For one event loop.
+"""Rate limit of requests to the API server: a token bucket with priorities. For one event loop.
 
-Requests that wait are served by deadline, and each purpose has its patience: a pod goes before a condition, a condition
-before counters, counters before upkeep, and none of them waits for ever behind the others. How many of each wait at one
-time is bounded by the tasks that send them, so a late one delays the others by a few requests, not by a queue.
+Waiting requests are served by deadline, and each purpose adds its own delay: pods go before conditions, conditions
+before counters, counters before resyncs, and none starves. The number of tasks bounds how many requests wait at a time,
+so one overdue request delays the others by a few requests only.
 """
 
 import asyncio
@@ -15,18 +15,18 @@ from enum import Enum
 
 
 class Purpose(Enum):
-    """What a request is for, and the seconds that it may wait while others are served."""
+    """What a request is for, and the seconds that its deadline is deferred."""
 
     LEASE = -60.0
-    """The lease is lost when its renewal waits: it goes first."""
+    """A late renewal loses the lease, so it goes first."""
     PODS = 0.0
-    """What jobs run on: pods, and what pods need."""
+    """Pods, and what pods need."""
     STATUS = 1.0
     """Conditions, phases and events."""
     COUNTERS = 5.0
-    """A status of which only counters are new."""
+    """Counter-only status writes."""
     UPKEEP = 10.0
-    """Full lists."""
+    """Resyncs."""
 
 
 _purpose: ContextVar[Purpose] = ContextVar("purpose", default=Purpose.PODS)
@@ -34,7 +34,7 @@ _purpose: ContextVar[Purpose] = ContextVar("purpose", default=Purpose.PODS)
 
 @contextmanager
 def purpose(of: Purpose) -> Iterator[None]:
-    """Requests that are sent inside, by this task, have this purpose; all others are for pods."""
+    """Set the purpose of requests that this task sends inside the block (default: PODS)."""
     token = _purpose.set(of)
     try:
         yield
@@ -43,15 +43,15 @@ def purpose(of: Purpose) -> Iterator[None]:
 
 
 class RateLimiter:
-    """A bucket of tokens, one a request."""
+    """A token bucket; each request takes one token."""
 
     def __init__(self, *, rate: float, burst: int, clock: Callable[[], float] | None = None) -> None:
-        """Begin with a full bucket.
+        """Start with a full bucket.
 
         Args:
-            rate: tokens a second.
-            burst: tokens that it holds at most.
-            clock: monotonic seconds; the event loop's by default.
+            rate: tokens per second.
+            burst: capacity of the bucket.
+            clock: monotonic seconds (default: the event loop's).
         """
         self._rate = rate
         self._burst = self._tokens = float(burst)
@@ -71,18 +71,18 @@ class RateLimiter:
             await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                # It was given a token, and sends nothing.
+                # It got a token but will not send anything.
                 self._tokens += 1
                 self.hand_out()
             raise
 
     def hand_out(self) -> None:
-        """Let those send whose turn it is."""
+        """Release the requests that there are tokens for."""
         now = self._clock()
         if self._at is not None:
             self._tokens = min(self._burst, self._tokens + (now - self._at) * self._rate)
         self._at = now
-        # A bucket that is filled in fractions may lack a last bit of one.
+        # Filling by fractions may fall short by a rounding error.
         while self._waiting and self._tokens > 1 - 1e-9:
             _, _, turn = heapq.heappop(self._waiting)
             if not turn.done():

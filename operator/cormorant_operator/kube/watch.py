@@ -1,7 +1,7 @@
-"""Watches, by kopf: it finds resources, logs in, streams, and reads again when a stream broke. It decides nothing.
+"""Watches, by kopf: it logs in, streams events, and relists after a stream broke. It decides nothing.
 
-Why no other part of kopf is used: docs/decisions/0012-kopf-watches-only.md. It runs in a thread with a loop of its own,
-since it cancels tasks that it does not know when it ends.
+Why no other part of kopf is used: docs/decisions/0012-kopf-watches-only.md. kopf runs in a thread with its own event
+loop, because it cancels unknown tasks when it stops.
 """
 
 import asyncio
@@ -25,34 +25,30 @@ _KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
 _STOP_S = 10.0
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
 _LASTED_S = 30.0
-"""Watches that held for so long are watched again after the shortest pause."""
+"""A watch that lasted this long restarts after the shortest pause."""
 _LOOK_S = 0.5
 _FIRST_STREAM_S = 60.0
 _LISTED_S = 1.5
-"""A list of kopf's that shows nothing more for so long is over."""
+"""A relisting by kopf is complete when it shows nothing more for this long."""
 _STREAM = "watcher for "
-"""What kopf calls the task of a stream."""
+"""Prefix of kopf's task names for streams."""
 _END_S = 5.0
-"""For kopf to end in order. A request of its that wants to log in anew when nobody logs in any more waits for ever."""
+"""Time for kopf to stop. A request of its that wants to log in again meanwhile would wait forever."""
 Notice = Callable[..., None]
 
 
 def settings(selector: str = "") -> kopf.OperatorSettings:
-    """Kopf without what it would write: no events, no annotations, no finalizers, no peers.
-
-    Args:
-        selector: labels of the jobs that are watched; empty: all.
-    """
+    """Settings with which kopf writes nothing: no events, annotations, finalizers or peers."""
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
     chosen.peering.standalone = True
     chosen.persistence.finalizer = f"{names.PREFIX}/unused"
     chosen.watching.chunk_size = 500
     chosen.watching.connect_timeout = 10
-    # Kinds and namespaces are known: nobody needs to be asked for them, and no right to ask is needed.
+    # Kinds and namespaces are known: no discovery, and no permission for it.
     chosen.scanning.disabled = True
     chosen.networking.request_timeout = 60
-    # By the server and not only by kopf: else every pod of the cluster would be streamed.
+    # Filter on the server: otherwise every pod of the cluster would be streamed.
     for plural in _KINDS:
         chosen.watching.label_selectors["v1", plural] = names.WATCHED
     if selector:
@@ -61,11 +57,11 @@ def settings(selector: str = "") -> kopf.OperatorSettings:
 
 
 def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegistry:
-    """Handlers that pass every event on.
+    """Handlers that forward every event. Both callbacks run in kopf's thread.
 
     Args:
-        notice: called from kopf's thread with the object, and whether it was deleted.
-        on_listed: called from kopf's thread for each object that kopf listed instead of watched.
+        notice: called with the object, and whether it was deleted.
+        on_listed: called for each object from a relisting rather than a stream.
     """
     handlers = kopf.OperatorRegistry()
 
@@ -76,7 +72,7 @@ def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegi
         async def handle(event: Any, **_: Any) -> None:
             if event["type"] is None:
                 on_listed()
-            # Items of a list come without their kind.
+            # Items of a list lack their kind.
             notice({**event["object"], "kind": kind}, is_deleted=event["type"] == "DELETED")
 
         kopf.on.event(group, version, plural, id=f"watch-{plural}", registry=handlers)(handle)
@@ -92,15 +88,13 @@ class Watch:
     """kopf in a thread, from `start` to `stop`."""
 
     def __init__(self, notice: Notice, *, namespace: str = "", selector: str = "", on_gap: Callable[[], None]) -> None:
-        """Start nothing yet.
+        """Create a watch. Both callbacks run in its thread.
 
         Args:
-            notice: called from the thread.
-            namespace: that is watched; empty: all. Each has a watch of its own, since one that is refused ends it.
-            selector: labels of the jobs that are watched; empty: all.
-            on_gap: called from the thread when something may have been missed: kopf gave up and is started again, or
-                has listed anew because a stream's version was too old (an HTTP 410 within the stream). A list that
-                shows nothing at all is not heard of.
+            namespace: the watched namespace; empty: all. Each has its own watch, because a refused one ends it.
+            selector: label selector of jobs; empty: all.
+            on_gap: called when events may have been missed: kopf was restarted, or relisted because a stream's version
+                was too old (HTTP 410 within the stream). A relisting without any object is not reported.
         """
         self._notice, self._namespace, self._on_gap = notice, namespace, on_gap
         self._selector = selector
@@ -115,13 +109,13 @@ class Watch:
         self._stop.set()
 
     def stop(self) -> None:
-        """End, within ten seconds. May be called twice."""
+        """Stop within ten seconds."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=_STOP_S)
 
     def _run(self) -> None:
-        # It would warn that signals are not its business, and tell of each resource that it finds.
+        # It would warn about signals and log each resource that it finds.
         logging.getLogger("kopf").setLevel(logging.ERROR)
         pause_s = _PAUSE_S
         while not self._stop.is_set():
@@ -130,7 +124,7 @@ class Watch:
                 run_bounded(self._watch())
             except Exception as error:  # noqa: BLE001 - kopf ends with whatever broke one of its streams
                 reason = repr(error)
-            # A namespace that is refused is refused for long; a stream that broke is back at once.
+            # A refused namespace stays refused for long; a broken stream recovers at once.
             pause_s = min(2 * pause_s, _MAX_PAUSE_S) if time.monotonic() - began < _LASTED_S else _PAUSE_S
             if not self._stop.wait(pause_s):
                 log.warning("watches_broke_off", namespace=self._namespace, reason=reason, paused_s=pause_s)
@@ -156,13 +150,13 @@ class Watch:
         watching.result()
 
     def _listed(self) -> None:
-        """Kopf lists: once it is through, what it did not show may have gone unseen."""
+        """Kopf is relisting: deletions may have been missed, so report a gap when it is done."""
         if self._gap is not None:
             self._gap.cancel()
         self._gap = asyncio.get_running_loop().call_later(_LISTED_S, self._on_gap)
 
     async def _guard(self, stop: asyncio.Event) -> None:
-        """End kopf when one of its streams has ended: it logs that, and goes on without the stream for ever."""
+        """Stop kopf when one of its streams has ended: it would log that and continue without the stream."""
         streams: set[asyncio.Task[Any]] = set()
         looks_left = round(_FIRST_STREAM_S / _LOOK_S)
         while not self._stop.is_set() and not any(task.done() for task in streams) and (streams or looks_left):
@@ -173,12 +167,7 @@ class Watch:
 
 
 def run_bounded(main: Coroutine[Any, Any, None], *, end_s: float = _END_S) -> None:
-    """`asyncio.run`, but what does not end when it is cancelled is left behind after a while.
-
-    Args:
-        main: what to run.
-        end_s: for all other tasks, and for generators, to end.
-    """
+    """Like `asyncio.run`, but tasks that ignore cancellation are abandoned after `end_s`."""
     loop = asyncio.new_event_loop()
     try:
         loop.run_until_complete(main)
