@@ -68,7 +68,7 @@ RUN /opt/uv/bin/uv build --quiet --wheel --out-dir /dist . \
 FROM base AS operator
 COPY --from=operator-dependencies /opt/venv /opt/venv
 COPY --from=project /opt/cormorant /opt/cormorant
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=""
 ARG SOURCE=""
 LABEL org.opencontainers.image.title="cormorant-operator" \
@@ -87,7 +87,7 @@ COPY --from=dependencies /opt/venv /opt/venv
 COPY --from=project /opt/cormorant /opt/cormorant
 # What the container runtime mounts of the driver, in pods that have a device.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
-ARG VERSION=0.1.0
+ARG VERSION=0.2.0
 ARG REVISION=""
 ARG SOURCE=""
 LABEL org.opencontainers.image.title="cormorant" \

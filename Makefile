@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .DEFAULT_GOAL := help
 .PHONY: help install run test test-all test-peers chaos check bench bench-operator bench-head docs constraints clean
@@ -53,6 +54,8 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/cormorant crd | diff - charts/cormorant/files/crds/collectorjobs.yaml
 	@$(BIN)/python -m cormorant_contract.chart charts/cormorant --check
 	@$(BIN)/python -m charts.monitoring --check
+	@$(BIN)/python -m benchmarks.chart --check
+	@$(MKDOCS)
 
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
 	@$(BIN)/python -m benchmarks $(BENCH_ARGS)
@@ -63,14 +66,16 @@ bench-operator: $(INSTALLED) ## Weigh the operator on an API server with fake no
 bench-head: $(INSTALLED) ## Find out how many workers one head holds (about 5 minutes; BENCH_ARGS="--sizes 1000 --processes")
 	@$(BIN)/python -m benchmarks.head $(BENCH_ARGS)
 
-docs: $(INSTALLED) ## Write what is generated: CRD, chart values, rules, dashboards, the page of metrics
+docs: $(INSTALLED) ## Write what is generated (CRD, chart values, rules, dashboards, metrics, chart of speed); build site/index.html
 	@$(BIN)/cormorant crd > charts/cormorant/files/crds/collectorjobs.yaml
 	@$(BIN)/python -m cormorant_contract.chart charts/cormorant
 	@$(BIN)/python -m charts.monitoring
+	@$(BIN)/python -m benchmarks.chart
+	@$(MKDOCS)
 
 constraints: ## Pin the versions that pyproject.toml allows today
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev pyproject.toml --output-file constraints.txt
 
 clean: ## Remove the virtual environment and caches
-	@rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	@rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -61,9 +61,9 @@ class MultiStep:
             - `("next", "reward")`: the discounted sum over k steps; `("next", "original_reward")` what it was;
             - every other leaf of `next`, `done`, `terminated` and `truncated` among them, as it is k - 1 steps ahead;
             - `steps_to_next_obs` int64 `[*, T]`: k; `gamma` float `[*, T]`: gamma to the power of k, by which a value
-              of the next observation is to be discounted;
+                of the next observation is to be discounted;
             - `nonterminal` bool `[*, T]`: whether such a value may be taken: False where the frame that is looked at
-              is terminated (done, in a batch without `terminated`), and on padding.
+                is terminated (done, in a batch without `terminated`), and on padding.
 
             Padding (`("collector", "mask")` False) stays as it is.
 

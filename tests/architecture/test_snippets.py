@@ -1,0 +1,53 @@
+"""Code in the README and in docs/ is run by a test; commands for a cluster are checked here without one."""
+
+import ast
+
+import pytest
+import yaml
+
+from cormorant_contract.parsing import parse_job
+from cormorant_testing.snippets import PAGES, ROOT, blocks, commands, fences, problem_of
+
+LANGUAGES = {"", "console", "dockerfile", "python", "sh", "text", "yaml"}
+RUN_BY = {
+    "README.md": "tests/integration/test_snippets.py",
+    "docs/tutorials/train-ppo-over-rest.md": "tests/integration/test_snippets.py",
+    "docs/how-to/learners.md": "tests/integration/test_snippets.py",
+    "docs/how-to/own-environment.md": "tests/integration/test_snippets.py",
+    "docs/how-to/resume.md": "tests/integration/test_snippets.py",
+    "docs/how-to/ray.md": "tests/integration/test_snippets.py",
+    "docs/how-to/own-policy.md": "tests/unit/worker/test_policies.py",
+    "docs/how-to/migrating-from-torchrl.md": "tests/integration/worker/torchrl/test_guide.py",
+    "docs/how-to/migrating-from-tianshou.md": "tests/peers/test_migration_guide.py",
+}
+"""The test that runs the Python of a page."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_blocks_have_a_known_language(page: str) -> None:
+    assert {language for language, _ in fences(page)} <= LANGUAGES
+
+
+def test_the_python_of_every_page_is_run() -> None:
+    assert sorted(page for page in PAGES if blocks(page, "python")) == sorted(RUN_BY)
+    for page, test in RUN_BY.items():
+        assert page.rpartition("/")[2] in (ROOT / test).read_text(), f"{test} does not name {page}"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python")])
+def test_python_compiles(page: str) -> None:
+    for block in blocks(page, "python"):
+        compile(block, page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "sh")])
+def test_commands_and_their_options_exist(page: str) -> None:
+    shown = [words for block in blocks(page, "sh") for words in commands(block)]
+    assert [problem for words in shown if (problem := problem_of(words))] == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "yaml")])
+def test_manifests_are_valid(page: str) -> None:
+    documents = [document for block in blocks(page, "yaml") for document in yaml.safe_load_all(block)]
+    jobs = [document for document in documents if document.get("kind") == "CollectorJob"]
+    assert [parse_job(job).metadata.name for job in jobs] == [job["metadata"]["name"] for job in jobs]

@@ -1,0 +1,190 @@
+"""The README and the documentation are run as they stand: their Python, their manifests, their commands."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.scripts import unused_port
+from cormorant_testing.snippets import ROOT, blocks
+
+BIN = Path(sys.executable).parent
+WITH_BIN = {**os.environ, "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+MY_PKG = '''
+"""What a reader has: a policy, a buffer, and a way to learn, which ends the page's loop after three calls."""
+import gymnasium
+from cormorant_worker.policies import mlp
+
+class Enough(Exception): ...
+
+class Buffer:
+    def extend(self, batch): ...
+    def sample(self, size): ...
+
+buffer, calls = Buffer(), 0
+
+def make_policy():
+    return mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2))
+
+def learn(policy, batch):
+    global calls
+    calls += 1
+    if calls % 3 == 0:
+        raise Enough
+'''
+RUN_BLOCKS = """
+import ast, asyncio, inspect, sys
+from my_pkg import Enough
+names = {"__name__": "page"}
+for block in sys.argv[1:]:
+    try:
+        made = eval(compile(block, "page", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
+        if inspect.iscoroutine(made): asyncio.run(made)
+    except Enough:
+        print("enough")
+"""
+
+
+def run(*command: str | Path, cwd: Path = ROOT, timeout_s: float = 300, env: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=env or WITH_BIN,
+    )
+    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@contextmanager
+def serving(command: str, cwd: Path) -> Iterator[dict[str, str]]:
+    """Start a page's `cormorant run ... --serve --directory head` on a free port; yields the learner's environment."""
+    url = f"http://127.0.0.1:{unused_port()}"
+    environment = {**WITH_BIN, "CORMORANT_URL": url, "CORMORANT_TOKEN_FILE": "head/tokens.json", "PYTHONPATH": str(cwd)}
+    words = [*command.partition("#")[0].split(), "--port", url.rpartition(":")[2]]
+    with subprocess.Popen(words, cwd=cwd, env=environment, stdout=subprocess.DEVNULL) as head:
+        try:
+            await_head(f"{url}/readyz", head)
+            yield environment
+        finally:
+            head.send_signal(signal.SIGINT)
+            head.wait(timeout=30)
+
+
+def await_head(url: str, head: "subprocess.Popen[bytes]", *, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        assert head.poll() is None, f"the head ended with {head.returncode}"
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            assert time.monotonic() < deadline, f"{url} did not answer in {seconds:.0f} s"
+            time.sleep(0.2)
+
+
+def serve_line(page: str) -> str:
+    (line,) = {
+        line.partition("#")[0].strip()
+        for block in blocks(page, "sh")
+        for line in block.splitlines()
+        if "--serve" in line
+    }
+    return line
+
+
+@pytest.mark.timeout(300)
+def test_readme_learner_runs(tmp_path: Path) -> None:
+    (learner,) = blocks("README.md", "python")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    run(sys.executable, "-c", learner, cwd=tmp_path)
+
+
+@pytest.mark.timeout(300)
+def test_readme_manifest_fills_its_dataset(tmp_path: Path) -> None:
+    (manifest,) = blocks("README.md", "yaml")
+    (tmp_path / "job.yaml").write_text(manifest)
+    run(BIN / "cormorant", "validate", "job.yaml", cwd=tmp_path)
+    run(BIN / "cormorant", "run", "job.yaml", cwd=tmp_path)
+    report = run(BIN / "cormorant", "dataset", "verify", "data/cheetah", cwd=tmp_path)
+    assert "8,192 frames" in report
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_make_run_collects_pong(tmp_path: Path) -> None:
+    run("git", "clone", "--quiet", ROOT, tmp_path / "clone")
+    clone = tmp_path / "clone"
+    # This environment in place of a new one; installing into it again would point it at the clone.
+    run("make", f"--assume-old={BIN.parent}/.installed", "run", f"VENV={BIN.parent}", cwd=clone, timeout_s=900)
+    assert "make run " in blocks("README.md", "sh")[0]
+    assert "200,000 frames" in run(BIN / "cormorant", "dataset", "verify", "data/pong", cwd=clone)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_first_dataset_tutorial_runs(tmp_path: Path) -> None:
+    install, *shell = blocks("docs/tutorials/first-dataset.md", "sh")
+    assert "make install" in install
+    out = run("bash", "-euc", "\n".join(shell), cwd=tmp_path, timeout_s=500)
+    assert [int(found.replace(",", "")) for found in re.findall(r"ok, ([\d,]+) frames", out)] == [20_000, 30_000]
+    assert list((tmp_path / "cartpole" / "frames").glob("*.parquet"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_rest_tutorial_runs(tmp_path: Path) -> None:
+    page = "docs/tutorials/train-ppo-over-rest.md"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    _, second, example = blocks(page, "sh")
+    (learner,) = blocks(page, "python")
+    with serving(serve_line(page), tmp_path) as environment:
+        shell = "\n".join(line for line in second.splitlines() if not line.startswith("export"))
+        assert "frames" in run("bash", "-euc", shell, cwd=tmp_path, env=environment)
+        assert "3 version 3 loss" in run(sys.executable, "-c", learner, cwd=tmp_path, env=environment)
+        out = run("bash", "-euc", f"{example.strip()} --quick", cwd=tmp_path, env=environment)
+    assert out.splitlines()[-1].startswith("mean return of the last episodes: ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_learners_page_runs(tmp_path: Path) -> None:
+    page = "docs/how-to/learners.md"
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "my_pkg.py").write_text(MY_PKG)
+    first, *others = blocks(page, "python")
+    with serving(serve_line(page), tmp_path) as environment:
+        first = first.replace('"http://127.0.0.1:8000"', f'"{environment["CORMORANT_URL"]}"')
+        out = run(sys.executable, "-c", RUN_BLOCKS, first, *others, cwd=tmp_path, env=environment)
+    assert out.count("enough") == 1 + len(others)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("page", ["own-environment.md", "resume.md"])
+def test_how_to_python_runs(page: str, tmp_path: Path) -> None:
+    for block in blocks(f"docs/how-to/{page}", "python"):
+        run(sys.executable, "-c", block, cwd=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_ray_page_runs(tmp_path: Path) -> None:
+    """docs/how-to/ray.md on a cluster of its own: an empty address starts one."""
+    (block,) = blocks("docs/how-to/ray.md", "python")
+    block = block.replace('RayOptions(address="auto")', "RayOptions()").replace("learn(batch)", "break")
+    (tmp_path / "job.yaml").write_text(
+        blocks("README.md", "yaml")[0].replace("dataset: {uri: data/cheetah}", "queue: {}")
+    )
+    run(sys.executable, "-c", block, cwd=tmp_path)
