@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/.installed
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test test-all test-peers chaos check bench bench-operator bench-head docs constraints clean
+.PHONY: help install run test test-all test-peers chaos check bench bench-operator bench-head docs wire constraints clean
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -55,6 +55,8 @@ check: $(INSTALLED) ## Lint, format, types, imports, generated files
 	@$(BIN)/python -m cormorant_contract.chart charts/cormorant --check
 	@$(BIN)/python -m charts.monitoring --check
 	@$(BIN)/python -m benchmarks.chart --check
+	@$(BIN)/check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	@if command -v actionlint > /dev/null; then actionlint; else echo "actionlint is not installed: workflows are checked by their schema alone"; fi
 	@$(MKDOCS)
 
 bench: $(INSTALLED) ## Compare with the bare loop, TorchRL and Tianshou (about 25 minutes; BENCH_ARGS=--quick: 4)
@@ -72,6 +74,9 @@ docs: $(INSTALLED) ## Write what is generated (CRD, chart values, rules, dashboa
 	@$(BIN)/python -m charts.monitoring
 	@$(BIN)/python -m benchmarks.chart
 	@$(MKDOCS)
+
+wire: $(INSTALLED) ## Compare CRD, metrics, REST, names and files with an earlier revision: BASE=v0.1.0
+	@$(BIN)/python tests/support/cormorant_testing/wire.py $(BASE)
 
 constraints: ## Pin the versions that pyproject.toml allows today
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \

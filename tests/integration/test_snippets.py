@@ -82,7 +82,7 @@ def serving(command: str, cwd: Path) -> Iterator[dict[str, str]]:
             head.wait(timeout=30)
 
 
-def await_head(url: str, head: "subprocess.Popen[bytes]", *, seconds: float = 90) -> None:
+def await_head(url: str, head: "subprocess.Popen[bytes]", *, seconds: float = 240) -> None:
     deadline = time.monotonic() + seconds
     while True:
         assert head.poll() is None, f"the head ended with {head.returncode}"

@@ -1,0 +1,245 @@
+"""`make wire BASE=REVISION`: what others rely on, compared with an earlier revision, descriptions aside.
+
+Both revisions are dumped by this file: the CustomResourceDefinition, metrics, the OpenAPI document, names of labels,
+annotations and environment variables, and the files that a run leaves on disk. Values that differ between two runs of
+one revision (times, digests, hosts, tokens) count by their type. The exit code is 1 when anything was removed or
+changed; additions are listed.
+"""
+
+import ast
+import dataclasses
+import json
+import os
+import pickletools
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+Surface = dict[str, str]
+_WORDS = {"description", "summary", "title", "example", "examples", "message", "help"}
+_NAME = re.compile(r"(CORMORANT_[A-Z_]+|RAY_[A-Z_a-z]+|POD_IP|([a-z-]+\.)*cormorant\.dev(/[A-Za-z0-9_./-]+)?)")
+_VOLATILE = re.compile(r"time|date|second|stamp|uuid|host|pid|token|digest|sha256|etag|version|_at$|python", re.I)
+_JOB = """\
+apiVersion: cormorant.dev/v1alpha1
+kind: CollectorJob
+metadata: {name: wire}
+spec:
+  env: {gymnasium: {id: CartPole-v1, vectorization: inline, numEnvs: 2}}
+  policy: {entrypoint: "cormorant_worker.policies:mlp"}
+  collection: {framesPerBatch: 32, seed: 3, mode: sync%s}
+  output: {%s}
+  replicas: 1
+"""
+
+
+def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """Leaves of nested JSON by their paths. Lists of mappings with a `name` are keyed by it; words are left out."""
+    if isinstance(value, Mapping) and value:
+        for key, inner in value.items():
+            named = path.endswith(("properties", "schemas", "paths"))  # there a key is a name, whatever it spells
+            if named or key not in _WORDS or isinstance(inner, Mapping):
+                yield from flat(inner, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, list) and value:
+        for place, inner in enumerate(value):
+            key = inner["name"] if isinstance(inner, Mapping) and isinstance(inner.get("name"), str) else place
+            yield from flat(inner, f"{path}[{key}]")
+    else:
+        yield path, json.dumps(value)
+
+
+def shape(value: Any, name: str = "") -> Any:
+    """JSON with volatile leaves replaced by their types."""
+    if isinstance(value, Mapping):
+        return {key: shape(inner, key) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [shape(inner, name) for inner in value]
+    return type(value).__name__ if _VOLATILE.search(name) else value
+
+
+def crd() -> Surface:
+    import yaml
+
+    return dict(flat(yaml.safe_load(_cormorant("crd"))))
+
+
+def openapi() -> Surface:
+    return dict(flat(json.loads(_cormorant("openapi"))))
+
+
+def metrics() -> Surface:
+    from cormorant_contract.metrics import METRICS
+
+    found: Surface = {}
+    for exporter, declared in METRICS.items():
+        for metric in declared:
+            fields = {key: repr(value) for key, value in _plain(metric).items() if key not in _WORDS}
+            found |= {f"{exporter}.{metric.name}.{key}": value for key, value in fields.items()}
+    return found
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    found = {}
+    for field in dataclasses.fields(value):
+        inner = getattr(value, field.name)
+        if field.name == "labels":
+            inner = [(label.name, label.values) for label in inner]
+        found[field.name] = inner if isinstance(inner, str | int | float | list | tuple | bool | None) else str(inner)
+    return {key: inner for key, inner in found.items() if key not in ("help", "when")}
+
+
+def names(tree: Path) -> Surface:
+    """Labels, annotations and environment variables: strings of the code, and words of the chart's templates."""
+    found = set()
+    for room in ("api", "worker", "operator"):
+        for path in (tree / room).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str) and _NAME.fullmatch(node.value):
+                    found.add(node.value)
+    for path in (tree / "charts/cormorant/templates").rglob("*.yaml"):
+        found |= {match[0].rstrip("./") for match in _NAME.finditer(path.read_text())}
+    return dict.fromkeys(sorted(found), "name")
+
+
+def files(folder: Path) -> Surface:
+    """A dataset of one worker, a head's directory and a saved state, as `cormorant` leaves them."""
+    (folder / "data.yaml").write_text(_JOB % (", totalFrames: 96", "dataset: {uri: data}"))
+    (folder / "served.yaml").write_text(_JOB % ("", "queue: {capacityBatches: 1}"))
+    _cormorant("run", "data.yaml", cwd=folder)
+    port, log = 18300 + os.getpid() % 1000 * 2, folder / "head.log"
+    url = f"http://127.0.0.1:{port}"
+    command = [*_CORMORANT, "run", "served.yaml", "--serve", "--directory", "head", "--port", str(port)]
+    os.environ |= {"CORMORANT_URL": url, "CORMORANT_TOKEN_FILE": str(folder / "head/tokens.json")}
+    with log.open("w") as out, subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as head:
+        try:
+            _await(f"{url}/readyz", head, log)
+            _cormorant("weights", "init", "served.yaml", "policy.safetensors", cwd=folder)
+            _cormorant("weights", "push", "policy.safetensors", cwd=folder)
+            _cormorant("pause", cwd=folder)
+            _cormorant("state", "save", "state", cwd=folder)
+        finally:
+            head.terminate()
+            head.wait(timeout=60)
+    found: Surface = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and name not in ("data.yaml", "served.yaml", "head.log"):
+            found[name] = "file"
+            found |= {f"{name}: {key}": value for key, value in contents(path)}
+    return found
+
+
+def contents(path: Path) -> Iterator[tuple[str, str]]:
+    """JSON by its leaves, safetensors and Arrow by their headers and values, pickles by the names they import."""
+    raw = path.read_bytes()
+    if path.suffix == ".arrow":
+        import hashlib
+
+        import pyarrow.ipc
+
+        table = pyarrow.ipc.open_file(raw).read_all()
+        for field in table.schema:
+            values = hashlib.sha256(repr(table[field.name].to_pylist()).encode()).hexdigest()
+            yield field.name, f"{field.type}{'' if _VOLATILE.search(field.name) else ' ' + values}"
+        yield from ((f"metadata {key.decode()}", "metadata") for key in table.schema.metadata or {})
+        return
+    if len(raw) > 8 and raw[8:9] == b"{":
+        size = int.from_bytes(raw[:8], "little")
+        yield from flat(shape(json.loads(raw[8 : 8 + size])), "header")
+        raw = raw[8 + size :]
+    elif raw[:1] in (b"{", b"["):
+        for number, line in enumerate([raw.decode()] if path.suffix == ".json" else raw.decode().splitlines()):
+            yield from flat(shape(json.loads(line)), f"line {number}")
+        return
+    for start in [match.start() for match in re.finditer(rb"\x80[\x04\x05]\x95", raw)]:
+        strings: list[str] = []
+        for code, argument, _ in pickletools.genops(raw[start:]):
+            if isinstance(argument, str):
+                strings.append(argument)
+            if code.name == "STACK_GLOBAL":
+                yield f"pickled {strings[-2]}.{strings[-1]}", "name"
+
+
+_CORMORANT = [sys.executable, "-m", "cormorant_cli"]
+
+
+def _cormorant(*words: str, cwd: Path = ROOT) -> str:
+    done = subprocess.run([*_CORMORANT, *words], cwd=cwd, capture_output=True, text=True, timeout=300)
+    if done.returncode:
+        raise SystemExit(f"cormorant {' '.join(words)} ended with {done.returncode}: {done.stderr[-2000:]}")
+    return done.stdout
+
+
+def _await(url: str, head: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + 180
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=5):
+                return
+        except OSError:
+            if head.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"{url} does not answer: {log.read_text()[-2000:]}") from None
+            time.sleep(0.2)
+
+
+def dump(tree: Path) -> dict[str, Surface]:
+    with tempfile.TemporaryDirectory() as folder:
+        on_disk = files(Path(folder))
+    return {"crd": crd(), "metrics": metrics(), "openapi": openapi(), "names": names(tree), "files": on_disk}
+
+
+def dump_of(tree: Path) -> dict[str, Surface]:
+    """The dump of a tree's own code, in a process of its own."""
+    rooms = os.pathsep.join(str(tree / room) for room in ("api", "worker", "operator"))
+    environment = {**os.environ, "PYTHONPATH": rooms}
+    done = subprocess.run([sys.executable, __file__, "--dump", str(tree)], env=environment, stdout=subprocess.PIPE)
+    if done.returncode:
+        raise SystemExit(done.returncode)
+    found: dict[str, Surface] = json.loads(done.stdout)
+    return found
+
+
+def compare(base: Mapping[str, Surface], now: Mapping[str, Surface]) -> tuple[list[str], bool]:
+    """The report's lines, and whether nothing was removed or changed."""
+    lines = ["| surface | before | now | removed | changed | added |", "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    details, is_same = [], True
+    for surface in base:
+        before, after = base[surface], now[surface]
+        removed = sorted(before.keys() - after.keys())
+        added = sorted(after.keys() - before.keys())
+        changed = sorted(key for key in before.keys() & after.keys() if before[key] != after[key])
+        is_same = is_same and not removed and not changed
+        counts = (len(before), len(after), len(removed), len(changed), len(added))
+        lines.append(f"| {surface} | {' | '.join(map(str, counts))} |")
+        details += [f"{surface}: removed {key} = {before[key]}" for key in removed]
+        details += [f"{surface}: changed {key}: {before[key]} -> {after[key]}" for key in changed]
+        details += [f"{surface}: added {key} = {after[key]}" for key in added]
+    return [*lines, *details], is_same
+
+
+def main(arguments: list[str]) -> int:
+    if arguments[:1] == ["--dump"]:
+        sys.stdout.write(json.dumps(dump(Path(arguments[1]))))
+        return 0
+    if len(arguments) != 1:
+        raise SystemExit("which revision is the base? make wire BASE=REVISION")
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder) / "base"
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", str(tree), arguments[0]], cwd=ROOT, check=True)
+        try:
+            base = dump_of(tree)
+        finally:
+            subprocess.run(["git", "worktree", "remove", "--force", str(tree)], cwd=ROOT, check=True)
+    lines, is_same = compare(base, dump_of(ROOT))
+    sys.stdout.write("\n".join([*lines, ""]))
+    return 0 if is_same else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
