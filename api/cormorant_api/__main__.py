@@ -8,7 +8,6 @@ import argparse
 import os
 import signal
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -94,19 +93,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions], Fleet]":
-    if given.fleet == "local":
-        from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.fleet import Fleet
 
+    if given.fleet == "local":
         return Fleet
     try:
-        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
     except ImportError as error:
         raise HeadError(
             f"--fleet ray needs {error.name}, which is not installed: pip install 'cormorant[ray]'"
         ) from error
     ray_options = RayOptions(address=given.ray_address, slot_resources=given.ray_slot_resources)
-    return partial(RayFleet, ray_options=ray_options)
+    return lambda job, options: Fleet(job, options, engine=RayEngine(ray_options))
 
 
 def _settings(given: argparse.Namespace) -> HeadSettings:

@@ -36,9 +36,10 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.updates import Update
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.events import FleetEvent
-from cormorant_worker.fleet.loan import Loan
-from cormorant_worker.fleet.protocol import Fleet, FleetStats
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
@@ -126,7 +127,7 @@ class Head:
         self._resume_is_start = is_paused and not self.leases.spec_paused
         self._unsubscribe = fleet.subscribe(self._hear)
         self.sample(fleet.stats())
-        if not running.publisher.inherit(fleet.inheritance):
+        if not running.publisher.inherit(fleet):
             running.publisher.restore()
         self._running = running
         running.feeder.start()
@@ -312,7 +313,7 @@ class Head:
                 self.sample(stats)
                 self.settled_frames(stats)
                 if not self.is_draining:
-                    running.publisher.inherit(running.fleet.inheritance)  # workers join one by one
+                    running.publisher.inherit(running.fleet)  # workers join one by one
                 self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
                     running.feeder.probe()

@@ -25,8 +25,9 @@ from cormorant_api.settings import HeadSettings
 from cormorant_api.status import wait_for_learner
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import CormorantError, FleetInterrupted
+from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.protocol import Fleet, FleetStats
+from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.logs import LogContext
 

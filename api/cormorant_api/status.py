@@ -16,7 +16,7 @@ from cormorant_contract.rest.status import (
     WeightsReport,
     Worker,
 )
-from cormorant_worker.fleet.protocol import FleetStats, WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, WorkerStats
 
 _NOT_READY = ("importing", "building")
 

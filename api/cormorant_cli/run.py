@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
     from cormorant_api.server import HeadServer
     from cormorant_worker.fleet.fleet import Fleet
     from cormorant_worker.fleet.options import FleetOptions
-    from cormorant_worker.fleet.protocol import FleetStats
+    from cormorant_worker.fleet.stats import FleetStats
 
 INTERRUPTED = 130
 Reason = Literal["done", "already_complete", "interrupted"]
@@ -193,14 +192,15 @@ class Site:
         Raises:
             ModuleNotFoundError: Ray is asked for and not installed.
         """
-        if self.fleet is FleetKind.LOCAL:
-            from cormorant_worker.fleet.fleet import Fleet
+        from cormorant_worker.fleet.fleet import Fleet
 
+        if self.fleet is FleetKind.LOCAL:
             return Fleet
-        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
 
-        return partial(RayFleet, ray_options=RayOptions(address=self.ray_address))
+        ray_options = RayOptions(address=self.ray_address)
+        return lambda job, options: Fleet(job, options, engine=RayEngine(ray_options))
 
 
 class Interrupts:

@@ -30,6 +30,7 @@ from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.loop import FleetLoop
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.launch import load_job
 
@@ -37,19 +38,28 @@ _SECONDS = 12.0
 _NULL = "benchmarks.head.null_env:NullEnv"
 
 
-class TimedFleet(Fleet):
-    """Notes how long its thread holds the condition, turn by turn."""
+class TimedLoop(FleetLoop):
+    """Notes how long it holds the condition, turn by turn."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: Any) -> None:
         self.turns_ms: list[tuple[float, float]] = []
         """By the clock, and of a processor."""
-        super().__init__(*args, **kwargs)
+        super().__init__(*args)
 
-    def _one_turn(self, ready: Any) -> bool:
+    def _turn(self, ready: Any) -> bool:
         began, used = time.perf_counter(), time.thread_time()
-        has_more = super()._one_turn(ready)
+        has_more = super()._turn(ready)
         self.turns_ms.append(((time.perf_counter() - began) * 1e3, (time.thread_time() - used) * 1e3))
         return has_more
+
+
+class TimedFleet(Fleet):
+    loop = TimedLoop
+    _loop: TimedLoop
+
+    @property
+    def turns_ms(self) -> list[tuple[float, float]]:
+        return self._loop.turns_ms
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.transport import Payload, Source, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Leaf
@@ -51,7 +52,7 @@ class InstantPayload:
         pass
 
 
-class InstantLink:
+class InstantConnection:
     """A worker whose every answer is there before it was asked, except that the fleet has to come and get it."""
 
     def __init__(self, place: WorkerPlace, wake: Callable[[WorkerConnection], None]) -> None:
@@ -177,19 +178,22 @@ class InstantEngine:
     def check_devices(self, job: CollectorJob, device: str) -> None:
         pass
 
+    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        return options
+
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         self._wake = wake
 
     def make_room_for(self, num_workers: int) -> None:
         pass
 
-    def start(self, start: Start) -> InstantLink:
-        return InstantLink(start.place, self._wake)
+    def start(self, start: Start) -> InstantConnection:
+        return InstantConnection(start.place, self._wake)
 
     def cpus_for(self, num_workers: int) -> int:
         return 1
 
-    def make_store(self, layout: Layout, limit: int) -> InstantBlocks:
+    def make_blocks(self, layout: Layout, limit: int) -> InstantBlocks:
         return InstantBlocks(limit)
 
     def share(self, data: bytes | SharedMemory) -> InstantPayload:

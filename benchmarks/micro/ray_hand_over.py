@@ -27,7 +27,7 @@ from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
 from cormorant_worker.fleet.ray.block_pool import RayBlockPool
 from cormorant_worker.fleet.ray.cluster import Cluster
 from cormorant_worker.fleet.ray.connection import RayConnection
-from cormorant_worker.fleet.ray.fleet import RayFleet
+from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.spaces import Leaf
 from cormorant_worker.worker.messages import Sealed, Ticket
@@ -156,7 +156,7 @@ def _landed(link: RayConnection, blocks: RayBlockPool, woken: threading.Event) -
 
 def _fleet_ratio(*, rounds: int, seconds: float) -> float:
     job = make_job(WORKLOADS["pong-64"], workers=WORKERS)
-    ray_fleet = RayFleet(job, FleetOptions(workers=WORKERS), RayOptions(object_store_bytes=STORE_BYTES))
+    ray_fleet = Fleet(job, FleetOptions(workers=WORKERS), engine=RayEngine(RayOptions(object_store_bytes=STORE_BYTES)))
     with ray_fleet, open_local_fleet(job, workers=WORKERS) as local:
         local.pause()
         ray_fleet.pause()

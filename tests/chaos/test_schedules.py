@@ -53,10 +53,10 @@ def ray_cluster() -> Iterator[None]:
 
 
 def on_ray(job: Any, options: FleetOptions) -> Fleet:
-    from cormorant_worker.fleet.ray.fleet import RayFleet
+    from cormorant_worker.fleet.ray.engine import RayEngine
     from cormorant_worker.fleet.ray.options import RayOptions
 
-    return RayFleet(job, options, RayOptions(num_cpus=0))
+    return Fleet(job, options, engine=RayEngine(RayOptions(num_cpus=0)))
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))

@@ -104,7 +104,7 @@ def open_fleet(
         device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
         storing_device: torch device on which batches are handed out.
         startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
-            `Fleet(load_job("job.yaml"), FleetOptions(...))` takes all of them, and so does `RayFleet`.
+            `Fleet(load_job("job.yaml"), FleetOptions(...))` takes all of them.
         engine: "local": processes of this machine. "ray": actors of a Ray cluster, which may be of this machine, too.
         ray: which cluster, and what each worker asks of it; only with engine "ray".
 
@@ -139,9 +139,9 @@ def open_fleet(
     )  # fmt: skip
     if engine == "ray":
         # Who has no Ray fleet needs no Ray.
-        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.engine import RayEngine
 
-        return RayFleet(job, options, ray)
+        return Fleet(job, options, engine=RayEngine(ray))
     return Fleet(job, options)
 
 

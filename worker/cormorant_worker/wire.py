@@ -23,7 +23,7 @@ import numpy as np
 from cormorant_contract.tensor_file import make_header
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.loan import Loan, LoanPart
+from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
 FORMAT = 1

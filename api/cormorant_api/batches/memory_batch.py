@@ -11,7 +11,7 @@ import numpy as np
 from cormorant_api.batches.ledger import Lent
 from cormorant_contract.rest.batches import MemoryBatch, MemoryPart, MemoryTensor
 from cormorant_contract.tensor_file import TensorEntry, parse_header
-from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.shared_memory import SharedMemory
 
 _ALIGNMENT = 64

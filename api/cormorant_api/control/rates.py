@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from cormorant_worker.fleet.protocol import FleetStats
+from cormorant_worker.fleet.stats import FleetStats
 
 _WINDOW_S = 10.0
 

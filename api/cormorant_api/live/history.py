@@ -6,7 +6,7 @@ from statistics import fmean, quantiles
 
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_contract.rest.live import History, Sample
-from cormorant_worker.fleet.protocol import FleetStats
+from cormorant_worker.fleet.stats import FleetStats
 
 _FINE = 900
 _COARSE = 1200

@@ -22,7 +22,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.base import Answer
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import LogLine, Moment, Opening, PictureSize, Sample
-from cormorant_worker.fleet.protocol import FleetStats
+from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import TAIL, LogTail
 
 MOST_LISTENERS = 128

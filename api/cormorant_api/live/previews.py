@@ -67,7 +67,7 @@ class Previews:
     def _ask(self, worker: str, env: int, leaf: int) -> bytes:
         fleet = self._head.running.fleet
         try:
-            pixels = fleet.eyes.look(worker, column=env, leaf=leaf)
+            pixels = fleet.peek(worker, column=env, leaf=leaf)
         except FleetError:
             known = tuple(found.name for found in fleet.stats().workers)
             if worker in known:

@@ -10,7 +10,7 @@ from cormorant_api.http.transfer import Hangup, SlowReader, chunks_of, send_with
 from cormorant_api.routes.lending import lend_next, oldest_wanted
 from cormorant_contract.rest.headers import BATCH_STREAM
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.wire import encode
 
 _LOOK_S = 1.0

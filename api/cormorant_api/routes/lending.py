@@ -6,7 +6,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.problems import as_api_error
 from cormorant_api.http.transfer import Hangup
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 
 
 async def lend_next(

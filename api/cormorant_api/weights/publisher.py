@@ -36,7 +36,7 @@ from cormorant_contract.tensor_file import (
     parse_header,
 )
 from cormorant_worker.errors import CormorantError, MalformedWeights
-from cormorant_worker.fleet.protocol import Receipt
+from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
 from cormorant_worker.weights.staged import PolicyVersion, WeightSpecs
@@ -72,11 +72,11 @@ class Publishes(Protocol):
 class Offers(Protocol):
     """Weights that workers cached under an earlier head."""
 
-    def versions(self) -> Mapping[str, PolicyVersion]:
+    def cached_versions(self) -> Mapping[str, PolicyVersion]:
         """The newest version that each worker has."""
         ...
 
-    def fetch(self, worker: str) -> bytes:
+    def fetch_cached(self, worker: str) -> bytes:
         """A worker's cached weights; can be fetched once."""
         ...
 
@@ -196,11 +196,11 @@ class Publisher:
         """Publish the newest weights that workers cached under an earlier head, with their version, if they are newer
         than this head's. Returns whether there were any.
         """
-        for worker, version in sorted(offers.versions().items(), key=lambda item: -item[1]):
+        for worker, version in sorted(offers.cached_versions().items(), key=lambda item: -item[1]):
             if version <= self.version:
                 break
             try:
-                kept = read_cached(offers.fetch(worker))
+                kept = read_cached(offers.fetch_cached(worker))
                 with self._publishing:
                     if version <= self.version:
                         break

@@ -84,7 +84,7 @@ def test_pause_stops_every_step_keeps_the_batch_and_outlives_a_death() -> None:
         began = time.monotonic()
         fleet.pause()
         assert time.monotonic() - began < 20
-        until(lambda: [w.attempt for w in fleet.stats().workers] == [1, 0] and fleet._crew.is_complete)
+        until(lambda: [w.attempt for w in fleet.stats().workers] == [1, 0] and fleet._core.pool.is_complete)
         assert steady(fleet)
         fleet.resume()
         for batch in fleet.batches():
@@ -202,7 +202,7 @@ def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> N
     with start(job, workers=1) as fleet:
         checker.take(fleet.take(copy=True).tensordict)
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 1 and fleet._crew.is_complete)
+        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 1 and fleet._core.pool.is_complete)
         fleet.pause()
         saved = fleet.state()
         for batch in waiting_batches(fleet):
@@ -211,7 +211,7 @@ def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> N
         fleet.restore(saved)
         assert not ids_of([fleet.take(copy=True).tensordict]) & checker.used_ids
         os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
-        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 3 and fleet._crew.is_complete)
+        until(lambda: fleet.stats().workers and fleet.stats().workers[0].attempt == 3 and fleet._core.pool.is_complete)
         found = [fleet.take(copy=True).tensordict for _ in range(12)]
         assert not ids_of(found) & checker.used_ids
         for batch in found:
@@ -430,7 +430,7 @@ def test_neither_memory_nor_descriptors_grow_over_batches() -> None:
             if i % 5 == 0:
                 fleet.publish(weights)
         # Blocks are made when they are first needed.
-        slots = fleet._deliveries.blocks
+        slots = fleet._core.queue.blocks
         until(lambda: slots.num_made == slots.limit)
         next(batches)
         time.sleep(0.2)

@@ -133,6 +133,22 @@ def test_what_is_durable_is_exact_though_workers_are_killed(tmp_path: Path, mode
     assert checker.frames == 3000
 
 
+def test_fleet_survives_a_dataset_part_of_another_process(tmp_path: Path) -> None:
+    job = make_job(
+        num_envs=2, policy="counter", queue={}, dataset=str(tmp_path), collection={"totalFrames": 600}, **OPTIONS
+    )
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
+        fleet.take(timeout_s=60)
+        (tmp_path / "cpu-0-1").mkdir()  # the first replacement's part
+        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+        attempts = {0}
+        while fleet.take(timeout_s=60) is not None:
+            attempts |= {worker.attempt for worker in fleet.stats().workers}
+        stats = fleet.stats()
+    assert (stats.frames, stats.restarts, max(attempts)) == (600, 2, 2)
+    assert read_dataset(str(tmp_path)).frames == 600
+
+
 @pytest.mark.slow
 def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> None:
     job = make_job(
@@ -146,7 +162,7 @@ def test_what_an_idle_worker_sealed_is_not_collected_again(tmp_path: Path) -> No
         os.kill(worker.pid, signal.SIGKILL)
         until(lambda: fleet.stats().restarts == 1)
         # What it sealed was kept, and is counted before anybody collects anew.
-        assert fleet._schedule.landed_frames == sealed
+        assert fleet._core.scheduler.landed_frames == sealed
         while fleet.take() is not None:
             pass
         assert fleet.wait_until_done(30)

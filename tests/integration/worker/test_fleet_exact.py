@@ -23,7 +23,7 @@ def fleet_of(job: object, **options: object) -> Iterator[Fleet]:
     with make_fleet(job, **options) as fleet:
         yield fleet
         # Every slot that was lent has come back, or is with a worker or the consumer.
-        slots = fleet._deliveries.blocks
+        slots = fleet._core.queue.blocks
         assert slots is not None
         assert slots.num_made <= slots.limit or fleet.options.workers == 0
 
@@ -210,7 +210,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
         assert stats.frames == 1500
         assert stats.dropped["drop_oldest"] > 0
         assert checker.frames + stats.dropped["drop_oldest"] == stats.stepped_frames == 1500
-        slots = fleet._deliveries.blocks
+        slots = fleet._core.queue.blocks
         assert slots.room == slots.limit
 
 
@@ -228,7 +228,7 @@ def test_a_consumer_that_waits_makes_workers_wait_with_a_bounded_number_of_block
         time.sleep(0.5)
         # 3 in queue and hand, 2 with the worker.
         assert fleet.stats().stepped_frames == 5 * 20
-        assert fleet._deliveries.blocks.num_made == 5
+        assert fleet._core.queue.blocks.num_made == 5
         assert (held == before).all()
         checker.take(held)
         for _ in range(20):

@@ -47,7 +47,7 @@ def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_
             with loan:
                 checker.take(loan.tensordict())
         assert checker.frames == fleet.stats().frames == 400
-        assert fleet._deliveries.blocks.room == fleet._deliveries.blocks.limit
+        assert fleet._core.queue.blocks.room == fleet._core.queue.blocks.limit
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends_its_workers() -> None:

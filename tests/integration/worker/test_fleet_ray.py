@@ -25,7 +25,7 @@ from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.cluster import Cluster
 from cormorant_worker.fleet.ray.demand import Demand, demand_of
-from cormorant_worker.fleet.ray.fleet import RayFleet
+from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import open_fleet
 
@@ -60,7 +60,7 @@ def test_sync_batches_are_those_of_the_local_fleet_bit_for_bit(ray_cluster: None
     job = make_job(collection={"mode": "sync", "totalFrames": 131}, **given)
     with Fleet(job, FleetOptions(workers=2)) as fleet:
         expected = list(fleet.batches(copy=True))
-    with RayFleet(job, FleetOptions(workers=2), NO_CPUS) as fleet:
+    with Fleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
         found = list(fleet.batches(copy=True))
         assert fleet.stats().frames == 131
         assert balance(fleet) == 0
@@ -79,7 +79,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
     job = make_job(
         env={"gymnasium": {**clock, "kwargs": {"step_s": step_s}}}, queue={"capacityBatches": 1}, collection={"seed": 1}
     )
-    with RayFleet(job, FleetOptions(workers=1), NO_CPUS) as fleet:
+    with Fleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
         done_with_last, late = 0.0, []
         for _ in range(8):
             batch = fleet.take()
@@ -104,7 +104,7 @@ def test_killed_actors_are_replaced_with_current_weights_and_no_frame_is_lost_or
         run_policy={"maxRestartsPerSlot": 20},
     )
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
-    with RayFleet(job, FleetOptions(workers=2), NO_CPUS) as fleet:
+    with Fleet(job, FleetOptions(workers=2), engine=RayEngine(NO_CPUS)) as fleet:
         fleet.publish(numbered(1), wait_s=20)
         has_killed = False
         for batch in fleet.batches():
@@ -130,7 +130,7 @@ def test_half_of_the_workers_killed_again_and_again_lose_and_repeat_nothing(ray_
         num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.005
     )
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
-    with RayFleet(job, FleetOptions(workers=4), NO_CPUS) as fleet:
+    with Fleet(job, FleetOptions(workers=4), engine=RayEngine(NO_CPUS)) as fleet:
         killed: list[int] = []
         for batch in fleet.batches():
             checker.take(batch)
@@ -139,7 +139,7 @@ def test_half_of_the_workers_killed_again_and_again_lose_and_repeat_nothing(ray_
                 for pid in pids(fleet)[:2]:
                     os.kill(pid, signal.SIGKILL)
                     killed.append(pid)
-                until(lambda: fleet.stats().restarts == len(killed) and fleet._crew.is_complete)
+                until(lambda: fleet.stats().restarts == len(killed) and fleet._core.pool.is_complete)
         stats = fleet.stats()
         assert checker.frames == stats.frames == 3000
         assert stats.restarts == len(killed) == 4
@@ -156,7 +156,7 @@ def test_an_actor_that_nobody_can_place_fails_with_what_it_asked_for(ray_cluster
     )
     demand = RayOptions(num_cpus=1, num_gpus=3, resources={"walrus": 2})
     with pytest.raises((WorkerFailed, ControlTimeout), match=words):
-        RayFleet(make_job(num_envs=2, lengths=3), options, demand)
+        Fleet(make_job(num_envs=2, lengths=3), options, engine=RayEngine(demand))
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_a_batch_that_the_object_store_cannot_hold_is_refused_with_figures(ray_c
     with pytest.raises(
         FleetError, match=r"object store has 209,715,200 bytes on a node, a batch takes up to [\d,]+ and"
     ):
-        RayFleet(job, FleetOptions(workers=1), NO_CPUS)
+        Fleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS))
 
 
 @pytest.mark.slow
@@ -182,8 +182,8 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
         queue={"capacityBatches": 40},
     )
     checker = make_checker(2, lengths=(3, 8))
-    with RayFleet(job, FleetOptions(workers=1), NO_CPUS) as fleet:
-        slots = fleet._deliveries.blocks
+    with Fleet(job, FleetOptions(workers=1), engine=RayEngine(NO_CPUS)) as fleet:
+        slots = fleet._core.queue.blocks
         assert slots.limit < 40
         assert STORE_BYTES * 0.75 < slots.limit * fleet.layout.size_bytes < STORE_BYTES * 0.8
         until(lambda: not slots.room)
@@ -202,7 +202,7 @@ def test_a_full_object_store_loses_nothing(ray_cluster: None) -> None:
 def test_a_stopped_actor_is_found_out_and_killed(ray_cluster: None) -> None:
     job = make_job(num_envs=2, lengths=4, step_s=0.002, collection={"totalFrames": 2000})
     checker = make_checker(2, lengths=4, versions=False)
-    with RayFleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), NO_CPUS) as fleet:
+    with Fleet(job, FleetOptions(workers=2, hang_timeout_s=3.0), engine=RayEngine(NO_CPUS)) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
             if checker.batches == 3:
@@ -296,9 +296,9 @@ def test_a_cluster_that_is_not_there_is_named_at_once() -> None:
     job = make_job(num_envs=2, lengths=3)
     port = unused_port()
     with pytest.raises(FleetError, match=f'nothing answers at the Ray address "127.0.0.1:{port}"'):
-        RayFleet(job, FleetOptions(workers=1), RayOptions(address=f"127.0.0.1:{port}"))
+        Fleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=f"127.0.0.1:{port}")))
     with pytest.raises(FleetError, match='"ray://somewhere:10001" is neither "auto" nor host:port'):
-        RayFleet(job, FleetOptions(workers=1), RayOptions(address="ray://somewhere:10001"))
+        Fleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address="ray://somewhere:10001")))
 
 
 def test_options_of_ray_without_ray_are_refused() -> None:
@@ -313,11 +313,11 @@ def test_two_fleets_of_one_process_share_the_cluster_and_the_last_ends_it() -> N
         import ray
         from cormorant_testing.collecting import make_job
         from cormorant_worker.fleet.options import FleetOptions
-        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
         job, options = make_job(num_envs=2, lengths=5), RayOptions(object_store_bytes=100 << 20)
-        first = RayFleet(job, FleetOptions(workers=1), options)
-        second = RayFleet(job, FleetOptions(workers=1), options)
+        first = Fleet(job, FleetOptions(workers=1), engine=RayEngine(options))
+        second = Fleet(job, FleetOptions(workers=1), engine=RayEngine(options))
         assert first.take(timeout_s=60) is not None
         first.close()
         assert ray.is_initialized()

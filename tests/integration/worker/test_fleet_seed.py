@@ -125,7 +125,7 @@ def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
         collection={"initRandomFrames": warmup, "totalFrames": 200},
     )  # fmt: skip
     with make_fleet(job, workers=1) as fleet:
-        until(lambda: fleet._deliveries.num_waiting >= 2)
+        until(lambda: fleet._core.queue.num_waiting >= 2)
         fleet.seed(9)
         batches = list(fleet.batches(copy=True))
         dropped = fleet.stats().dropped["seed"]

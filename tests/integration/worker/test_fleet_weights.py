@@ -12,7 +12,7 @@ import torch
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.policies import numbered
-from cormorant_worker.errors import MalformedWeights, WeightsMismatch
+from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -101,13 +101,23 @@ def test_a_late_joiner_gets_every_model_at_its_newest_version() -> None:
         assert stamps == {5}
 
 
+def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
+    with Fleet(make_job(num_envs=1, policy="versioned", action="box", lengths=5), FleetOptions(workers=1)) as fleet:
+        for version in (2**62 + 1, 2**63 - 1, 2**63):
+            with pytest.raises(WeightsError, match=f"{version} is past {2**62}, the highest that may be chosen"):
+                fleet.publish(numbered(1), version=version)
+        assert fleet.version == 0
+        assert fleet.publish(numbered(1), version=2**62, wait_s=30).applied == ("cpu-0",)
+        assert fleet.publish(numbered(2), wait_s=30).version == 2**62 + 1
+
+
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with Fleet(job, FleetOptions(workers=1)) as fleet:
         began = time.monotonic()
         with fleet._changed:  # past the fleet's own check, which knows what workers accept
             blob = WeightsBlob.of({"policy": {"number": torch.tensor(9.0)}})
-            fleet._crew.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
+            fleet._core.offers.publish(blob, PolicyVersion(1), fleet._engine.share(blob.memory))
         deadline = time.monotonic() + 30
         while not fleet.receipt(1).refused:
             assert time.monotonic() < deadline

@@ -27,7 +27,7 @@ from ray.cluster_utils import Cluster
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.ray.fleet import RayFleet
+from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import load_job
@@ -77,7 +77,7 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
         second = cluster.add_node(num_cpus=0, resources={"slot:cpu-1": 1}, **STORE)
         checker = versioned_checker()
         options = RayOptions(address=cluster.address, slot_resources=True)
-        with RayFleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), options) as fleet:
+        with Fleet(versioned_job(sys.argv[1]), FleetOptions(workers=2), engine=RayEngine(options)) as fleet:
             fleet.publish(numbered(1), wait_s=30)
             for batch in fleet.batches():
                 checker.take(batch)
@@ -107,7 +107,9 @@ def test_a_node_that_joins_late_gets_its_worker_and_that_one_the_current_weights
         join = lambda slot: cluster.add_node(num_cpus=0, resources={slot: 1}, **STORE)
         options = RayOptions(address=cluster.address, slot_resources=True)
         # The fleet starts before there is any node for its first worker.
-        starting = ThreadPoolExecutor(1).submit(RayFleet, versioned_job(), FleetOptions(workers=1), options)
+        starting = ThreadPoolExecutor(1).submit(
+            lambda: Fleet(versioned_job(), FleetOptions(workers=1), engine=RayEngine(options))
+        )
         time.sleep(3)
         join("slot:cpu-0")
         checker = versioned_checker()
@@ -124,7 +126,7 @@ def test_a_node_that_joins_late_gets_its_worker_and_that_one_the_current_weights
                     join("slot:cpu-1")
                     # The job's end must not come before the worker.
                     deadline = time.monotonic() + 90
-                    while not fleet._crew.is_complete and time.monotonic() < deadline:
+                    while not fleet._core.pool.is_complete and time.monotonic() < deadline:
                         time.sleep(0.05)
             versions = {s.version for (a, _), s in checker.streams.items() if a[1] == 1}
             told(fleet, checker, waiting=waiting, versions_of_late=sorted(versions))
@@ -149,7 +151,7 @@ def test_workers_go_where_their_resources_are_with_the_code_that_was_sent_along(
         cluster = make_cluster(num_cpus=2)
         cluster.add_node(num_cpus=2, num_gpus=1, **STORE)
         def places(fleet):
-            return [member.link._node_id for _, member in sorted(fleet._crew.members.items())]
+            return [member.connection._node_id for _, member in sorted(fleet._core.pool.workers.items())]
 
         def job(entrypoint, **group):
             document = make_job(num_envs=2, lengths=4).to_document()
@@ -162,19 +164,19 @@ def test_workers_go_where_their_resources_are_with_the_code_that_was_sent_along(
         checker = make_checker(2, lengths=4, versions=False)
         on_cpus = job("sent_along:make", resources={"requests": {"cpu": 1}})
         spreading = RayOptions(address=cluster.address, scheduling="SPREAD", runtime_env=sent)
-        with RayFleet(on_cpus, None, spreading) as fleet:
+        with Fleet(on_cpus, None, engine=RayEngine(spreading)) as fleet:
             for _ in range(10):
                 checker.take(fleet.take().tensordict)
             spread, free = places(fleet), ray.available_resources()["CPU"]
 
         on_gpu = job("cormorant_testing.envs:make_counting", device="gpu")
         shared = RayOptions(address=cluster.address, num_gpus=0.5)
-        with RayFleet(on_gpu, FleetOptions(device="cpu"), shared) as fleet:
+        with Fleet(on_gpu, FleetOptions(device="cpu"), engine=RayEngine(shared)) as fleet:
             assert fleet.take() is not None
             gpus = {node["NodeID"] for node in ray.nodes() if node["Resources"].get("GPU")}
             together = set(places(fleet)) == gpus
         try:
-            RayFleet(on_gpu, FleetOptions(workers=1), RayOptions(address=cluster.address)).close()
+            Fleet(on_gpu, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=cluster.address))).close()
             refusal = ""
         except CormorantError as error:
             refusal = str(error)
@@ -200,7 +202,7 @@ def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
         options = RayOptions(address=cluster.address, slot_resources=True)
         try:
             job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.002)
-            with RayFleet(job, FleetOptions(workers=1), options) as fleet:
+            with Fleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
                 for batch in fleet.batches():
                     checker.take(batch)
                     if checker.batches == 5:
@@ -226,7 +228,7 @@ def test_a_driver_whose_clusters_head_is_gone_is_ended_by_ray_and_leaves_no_work
         cluster = make_cluster(resources={"slot:cpu-0": 1})
         options = RayOptions(address=cluster.address, slot_resources=True)
         job = make_job(num_envs=2, lengths=5)
-        with RayFleet(job, FleetOptions(workers=1), options) as fleet:
+        with Fleet(job, FleetOptions(workers=1), engine=RayEngine(options)) as fleet:
             fleet.take()
             os.kill(cluster.head_node.all_processes["gcs_server"][0].process.pid, signal.SIGKILL)
             print("killed", flush=True)
@@ -249,7 +251,7 @@ COLLECT = """
 job = make_job(num_envs=2, lengths=5, collection={"totalFrames": 400})
 checker = make_checker(2, lengths=5, versions=False)
 try:
-    with RayFleet(job, FleetOptions(workers=1), RayOptions(address=sys.argv[1], num_cpus=0)) as fleet:
+    with Fleet(job, FleetOptions(workers=1), engine=RayEngine(RayOptions(address=sys.argv[1], num_cpus=0))) as fleet:
         for batch in fleet.batches():
             checker.take(batch)
         told(fleet, checker)

@@ -21,10 +21,10 @@ def make_fleet(job: CollectorJob, **options: object) -> Fleet:
     """A fleet on the engine of the running test."""
     if ENGINE[0] == "local":
         return Fleet(job, FleetOptions(**options))
-    from cormorant_worker.fleet.ray.fleet import RayFleet
+    from cormorant_worker.fleet.ray.engine import RayEngine
 
     # The cluster has no CPUs to ask for; see `ray_cluster`.
-    return RayFleet(job, FleetOptions(**options), RayOptions(num_cpus=0))
+    return Fleet(job, FleetOptions(**options), engine=RayEngine(RayOptions(num_cpus=0)))
 
 
 def balance(fleet: Fleet) -> int:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from cormorant_worker.fleet.protocol import FleetStats, GroupStats
+from cormorant_worker.fleet.stats import FleetStats, GroupStats
 
 
 def group_stats(*, spent_s: Mapping[str, float] | None = None, min_version: int = 0) -> GroupStats:

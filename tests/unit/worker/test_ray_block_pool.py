@@ -5,7 +5,7 @@ import pytest
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool, writable
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares, writable
 from cormorant_worker.spaces import Leaf
 
 LAYOUT = Layout(
@@ -33,9 +33,29 @@ def test_a_store_without_room_is_refused_with_figures() -> None:
     assert blocks.limit == 3
 
 
+def test_fleets_of_one_process_share_the_object_store() -> None:
+    shares, size = StoreShares(), LAYOUT.size_bytes
+    first = RayBlockPool(LAYOUT, 100, store_bytes=20 * size, shares=shares)
+    assert first.limit == 16
+    for _ in range(12):
+        first.lend(pid=7)
+    second = RayBlockPool(LAYOUT, 100, store_bytes=20 * size, shares=shares)
+    assert (first.limit, second.limit, first.room, second.room) == (8, 8, 0, 8)
+    third = RayBlockPool(LAYOUT, 2, store_bytes=20 * size, shares=shares)
+    assert (first.limit, second.limit, third.limit) == (7, 7, 2)
+    first.resize(100, at_least=10)
+    assert first.limit + second.limit + third.limit == 16
+    assert first.limit >= 10
+    with pytest.raises(FleetError, match=rf"\({12 * size:,} bytes of it are other fleets' of this process\)"):
+        RayBlockPool(LAYOUT, 5, store_bytes=20 * size, shares=shares).resize(5, at_least=5)
+    second.close()
+    third.close()
+    assert first.limit == 16
+
+
 def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     blocks = RayBlockPool(LAYOUT, 1, store_bytes=10 * LAYOUT.size_bytes)
-    slot, memory = blocks.lend(pid=7)
+    block_index, memory = blocks.lend(pid=7)
     assert (memory, blocks.room, blocks.num_made) == (None, 0, 1)
     with pytest.raises(FleetError, match="all 1 batch slots are in use"):
         blocks.lend(pid=7)
@@ -44,12 +64,12 @@ def test_what_is_lent_comes_back_and_landed_arrays_are_no_copies() -> None:
     arrays = {name: array.copy() for name, array in sent.used_arrays().items()}
     for array in arrays.values():
         array.flags.writeable = False  # as Ray hands them out
-    blocks.land(slot, arrays, num_rows=4, num_ends=0)
-    landed = blocks.block(slot)
+    blocks.land(block_index, arrays, num_rows=4, num_ends=0)
+    landed = blocks.block(block_index)
     assert (landed.num_rows, landed.num_ends) == (4, 0)
     assert np.shares_memory(landed.reward, arrays["reward"])
     assert landed.reward.flags.writeable
-    blocks.give_back(slot)
+    blocks.give_back(block_index)
     assert (blocks.room, blocks.num_made) == (1, 0)
 
 

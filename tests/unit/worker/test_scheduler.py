@@ -197,7 +197,7 @@ class Books(RuleBasedStateMachine):
             return
         before = self.schedule.landed_frames
         self.deliveries.discard("restore")
-        self.schedule.accepted_frames = before
+        self.schedule.count_from(before)
         assert self.schedule.num_open == 0
 
     @invariant()

@@ -11,7 +11,7 @@ from cormorant_contract.tensor_file import ITEM_BYTES, parse_header
 from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.loan import Loan, LoanPart
+from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.wire import encode, locate
 

@@ -1,7 +1,7 @@
-"""Threads that do for a fleet what may take long: starting workers, ending them, opening a dataset.
+"""Threads for what may take long: starting workers, ending them, opening a dataset.
 
-Its own thread holds the fleet's condition, under which nothing may wait: it hands such work over, and what comes of it
-is dealt with in a later turn.
+The fleet's own thread holds the fleet's condition, under which nothing may wait: it hands such work over, and goes on
+with the result in a later turn.
 """
 
 import queue
@@ -24,7 +24,7 @@ _ENDING_S = 1.0
 
 
 class BackgroundTasks:
-    """Does what it is given, in any order. `carry` and `settle` want the fleet's condition held."""
+    """Runs functions, in any order. `submit` and `settle` want the fleet's condition held."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         """Begin with nothing to do.
@@ -43,22 +43,22 @@ class BackgroundTasks:
         """True when nothing is under way, and everything that was done is settled."""
         return self._num_under_way == 0
 
-    def carry(self, job: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
-        """Have something done, without the condition.
+    def submit(self, job: Callable[[], T], then: Callable[[T | Exception], None]) -> None:
+        """Run a function in a thread, without the condition.
 
         Args:
-            job: what.
+            job: the function.
             then: called by `settle`, with what the job returned or raised.
         """
         self._num_under_way += 1
         self._jobs.put((job, then))
         if len(self._threads) < min(_NUM_THREADS, self._num_under_way):
-            thread = threading.Thread(target=self._run, name=f"fleet-porter-{len(self._threads)}", daemon=True)
+            thread = threading.Thread(target=self._run, name=f"fleet-background-{len(self._threads)}", daemon=True)
             self._threads.append(thread)
             thread.start()
 
     def settle(self) -> int:
-        """Go on with everything that is done. Returns how much that was."""
+        """Go on with everything that is done. Returns how many functions that were."""
         settled = 0
         while self._done:
             then, result = self._done.popleft()
@@ -98,19 +98,19 @@ class SeenOff:
 
 
 def see_off(
-    link: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
+    connection: WorkerConnection, *, is_killed: bool, is_told: bool, durable_frames: Callable[[], int] | None = None
 ) -> SeenOff:
-    """See to the end of a worker, and ask the dataset what it has of it: nobody else knows.
+    """See to the end of a worker, and ask the dataset what it has of it: the fleet does not know.
 
     Raises:
         DatasetError: the dataset cannot be read.
     """
     if is_killed:
-        link.kill()
+        connection.kill()
     else:
-        link.wait(_ENDING_S)
-    how = "" if is_told else link.describe_end()
-    link.close()
+        connection.wait(_ENDING_S)
+    how = "" if is_told else connection.describe_end()
+    connection.close()
     if durable_frames is None:
         return SeenOff(how=how)
     durable = durable_frames()

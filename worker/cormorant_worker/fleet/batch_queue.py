@@ -1,18 +1,122 @@
-"""From sealed batches to the consumer: complete rounds, the bounded queue, what was dropped. Not thread-safe.
+"""From sealed batches to the consumer: complete rounds, the bounded queue, loans, and what was dropped.
 
-sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a consumer -> slots given back
+sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a consumer -> blocks given back
 """
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
+from cormorant_worker.collect.block import Block
+from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.events import Events
-from cormorant_worker.fleet.scheduler import Round, Scheduler, Slot
+from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.transport import BlockPool
+from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import RANDOM_VERSION
 from cormorant_worker.worker.messages import Sealed
+
+if TYPE_CHECKING:
+    from tensordict import TensorDict
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """What the consumer takes at once."""
+
+    tensordict: "TensorDict"
+    num_frames: int
+    min_version: int
+    """The oldest policy version that acted in it; -1 where only random actions did."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoanPart:
+    worker: str
+    """`<group>-<index>`."""
+    attempt: int
+    block: Block
+    """The arrays, with `num_rows` and `num_ends` of this batch."""
+    memory: SharedMemory | None
+    """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
+
+
+class Loan:
+    """One round out of the queue. Use as a context manager, or call `release`; views are worthless afterwards."""
+
+    def __init__(
+        self,
+        parts: tuple[LoanPart, ...],
+        *,
+        mode: Mode,
+        num_frames: int,
+        min_version: int,
+        max_version: int,
+        storing_device: str,
+        on_copied: Callable[[], None],
+        on_release: Callable[[], None],
+        post_processing: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
+        self.parts = parts
+        """In the order of the workers' places; exactly one in async mode."""
+        self.mode = mode
+        self.num_frames = num_frames
+        self.min_version = min_version
+        """The oldest policy version that acted; -1 where only random actions did."""
+        self.max_version = max_version
+        self.post_processing = dict(post_processing)
+        """What `tensordict` makes of the frames; `parts` has them as they were collected."""
+        self._storing_device = storing_device
+        self._on_copied = on_copied
+        self._on_release = on_release
+        self._has_memory = True
+
+    def tensordict(self, *, copy: bool = False) -> "TensorDict":
+        """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
+        `splitTrajectories` in the manifest, what they make of it.
+
+        Args:
+            copy: make the tensors yours instead of views that `release` invalidates. Sync batches always are.
+
+        Raises:
+            FleetError: the loan was released.
+        """
+        # Whoever reads batches pays for tensordict's import, some seconds; `cormorant run` only counts them.
+        from cormorant_worker.collect.batch import stack_workers, to_tensordict
+
+        if not self._has_memory:
+            raise FleetError("the batch was given back; call tensordict() before release()")
+        is_stacked = self.mode == "sync"
+        found = [to_tensordict(part.block, copy=copy and not is_stacked) for part in self.parts]
+        whole = stack_workers(found) if is_stacked else found[0]
+        placed = whole if self._storing_device == "cpu" else whole.to(self._storing_device)
+        if not self.post_processing:
+            return placed
+        from cormorant_postproc.pipeline import of_collection
+
+        return of_collection(self.post_processing)(placed)
+
+    def copied(self) -> None:
+        """Give the memory back early. Until `release` the fleet takes it that weights may still be made of this batch,
+        which counts for `maxStaleness`.
+        """
+        self._has_memory = False
+        self._on_copied()
+
+    def release(self) -> None:
+        """Give the batch back. May be called twice, and from any thread."""
+        self._has_memory = False
+        self._on_release()
+
+    def __enter__(self) -> "Loan":
+        """Use as a context manager to give the batch back."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,34 +147,36 @@ class Delivery:
         """The newest."""
 
 
+Locked = Callable[[Callable[[], None]], None]
+"""Calls a function with the fleet's condition held, and has the fleet look."""
+
+
 class BatchQueue:
-    """Rounds that are complete or on their way, and the frames that were dropped. Guarded by the fleet's condition."""
+    """Rounds that are complete or on their way, and frames that were dropped. Guarded by the fleet's condition."""
 
     def __init__(
         self,
-        schedule: Scheduler,
+        scheduler: Scheduler,
         *,
         capacity: int,
         drops_oldest: bool,
         has_dataset: bool = False,
         events: Events | None = None,
     ) -> None:
-        """Make an empty queue.
-
-        Args:
-            schedule: whose rounds these are.
-            capacity: rounds that the queue and the consumers hold at most; 0 = no queue, the dataset takes all.
-            drops_oldest: a full queue drops its oldest round instead of making workers wait.
-            has_dataset: frames are durable, and count, whatever becomes of them in the queue.
-            events: hears of rounds that were accepted and of frames that were dropped.
+        """Args:
+        scheduler: whose rounds these are.
+        capacity: rounds that the queue and the consumers hold at most; 0 = no queue, the dataset takes all.
+        drops_oldest: a full queue drops its oldest round instead of making workers wait.
+        has_dataset: frames are durable, and count, whatever becomes of them in the queue.
+        events: hears of rounds that were accepted and of frames that were dropped.
         """
         self.blocks: BlockPool | None = None
-        """Set when the first worker has told the layout."""
+        """The memory of batches, once the first worker has told their layout."""
         self.has_lent = False
         """A consumer has taken a round."""
         self.dropped: dict[str, int] = {}
         """Frames that were stepped and never delivered, by reason."""
-        self._schedule = schedule
+        self._scheduler = scheduler
         self._capacity = capacity
         self._drops_oldest = drops_oldest
         self._has_dataset = has_dataset
@@ -84,13 +190,22 @@ class BatchQueue:
         """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
         self._events = events or Events()
 
+    def use(self, blocks: BlockPool) -> None:
+        """Batches lie in these blocks. Called once, before the first ticket."""
+        self.blocks = blocks
+
+    def close(self) -> None:
+        """Let go of all memory. Views of blocks stay valid."""
+        if self.blocks is not None:
+            self.blocks.close()
+
     # -- in ----------------------------------------------------------------------------------------------------
 
     def land(self, landed: Round, worker: Slot, part: RoundShare) -> list[Slot]:
         """A worker sealed its part of a round. Returns those who are to seal what they have of it now."""
         self._landed.setdefault(landed.number, {})[worker] = part
-        found = self._schedule.landed(landed.number, worker, part.message.num_frames)
-        late = [] if found.is_complete else self._schedule.preempt(found)
+        found = self._scheduler.landed(landed.number, worker, part.message.num_frames)
+        late = [] if found.is_complete else self._scheduler.preempt(found)
         if found.is_complete:
             self.complete([found])
         return late
@@ -103,11 +218,11 @@ class BatchQueue:
 
     def accept(self) -> None:
         """Move complete rounds into the queue as far as it has room; their frames count from now on."""
-        while self._backlog and not self._schedule.waits_for_earlier(self._backlog[0][1].round):
+        while self._backlog and not self._scheduler.waits_for_earlier(self._backlog[0][1].round):
             if self._capacity and not self._has_room and not self._make_room():
                 return
             _, delivery = heappop(self._backlog)
-            self._schedule.accepted(delivery.round.number)
+            self._scheduler.accepted(delivery.round.number)
             self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
             if self._capacity:
                 self._queue.append(delivery)
@@ -127,13 +242,43 @@ class BatchQueue:
             if min_version is not None and 0 <= delivery.min_version < min_version:
                 self._drop(delivery, "stale")
                 if not self._has_dataset:
-                    self._schedule.take_back(delivery.num_frames)
+                    self._scheduler.take_back(delivery.num_frames)
                 continue
             self.has_lent = True
             self._lent[delivery.round.number] = delivery
             self._at_work[delivery.round.number] = delivery.num_frames
             return delivery
         return None
+
+    def loan(
+        self, delivery: Delivery, *, storing_device: str, post_processing: Mapping[str, Any], locked: Locked
+    ) -> Loan:
+        """A taken round as its consumer gets it.
+
+        Args:
+            delivery: what `take` gave.
+            storing_device: torch device of the tensors that the consumer gets.
+            post_processing: what to make of the frames.
+            locked: calls a function with the fleet's condition held.
+        """
+        assert self.blocks is not None
+        number, parts = delivery.round.number, []
+        for (group, index), share in delivery.parts:
+            block = self.blocks.block(share.block_index)
+            block.num_rows, block.num_ends = share.message.num_rows, share.message.num_ends
+            memory = self.blocks.memory(share.block_index)
+            parts.append(LoanPart(worker=f"{group}-{index}", attempt=share.attempt, block=block, memory=memory))
+        return Loan(
+            tuple(parts),
+            mode=self._scheduler.mode,
+            num_frames=delivery.num_frames,
+            min_version=delivery.min_version,
+            max_version=delivery.max_version,
+            storing_device=storing_device,
+            post_processing=post_processing,
+            on_copied=lambda: locked(lambda: self.copied(number)),
+            on_release=lambda: locked(lambda: self.release(number)),
+        )
 
     def copied(self, number: int) -> None:
         """A consumer has copied a round and still works on it. May be called twice."""
@@ -154,7 +299,7 @@ class BatchQueue:
         self._queue.clear()
         self._backlog.clear()
         self._landed.clear()
-        self._schedule.forget_open()
+        self._scheduler.forget_open()
 
     # -- room --------------------------------------------------------------------------------------------------
 
@@ -182,11 +327,16 @@ class BatchQueue:
 
     @property
     def room(self) -> int:
-        """Slots that can be lent now, those that dropping would free among them."""
+        """Blocks that can be lent now, with those that dropping rounds would free."""
         if self.blocks is None:
             return 0
         droppable = sum(len(delivery.parts) for delivery in self._queue) if self._drops_oldest else 0
         return self.blocks.room + droppable
+
+    @property
+    def is_full(self) -> bool:
+        """True while workers wait for a block."""
+        return self.blocks is not None and not self.room
 
     @property
     def _has_room(self) -> bool:
@@ -195,7 +345,7 @@ class BatchQueue:
         return len(self._queue) + lent < self._capacity
 
     def free_a_block(self) -> None:
-        """Drop rounds, if need be, until a slot can be lent."""
+        """Drop rounds, if need be, until a block can be lent."""
         assert self.blocks is not None
         while not self.blocks.room and self._make_room():
             pass  # each turn drops one round

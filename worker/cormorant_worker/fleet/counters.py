@@ -1,29 +1,23 @@
-"""What a fleet has counted: of its workers, of those that are gone, and of who waited for whom. Guarded by the fleet's
-condition.
-"""
+"""What a fleet has counted: of its workers, of those that are gone, and of who waited for whom."""
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Literal
 
 from cormorant_contract.metrics.labels import ACTIVITIES
-from cormorant_worker.fleet.protocol import GroupStats
+from cormorant_worker.fleet.stats import GroupStats
+from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Sealed
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from cormorant_worker.fleet.worker_handle import WorkerHandle
 
 RestartReason = Literal["crash", "hang", "error"]
 _RECENT = 100
 
 
 class FleetCounters:
-    """Numbers that only grow, and the last episodes."""
+    """Numbers that only grow, and the last episodes. Guarded by the fleet's condition."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.episodes = 0
@@ -32,7 +26,7 @@ class FleetCounters:
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._producer_s = self._consumer_s = 0.0
-        self._looked = clock()
+        self._ticked = clock()
         self._was_full = False
         self._waiting = 0
 
@@ -55,25 +49,21 @@ class FleetCounters:
         if is_synced:
             books.leave(version)
 
-    def seal(self, sealed: Sealed, member: "WorkerHandle") -> None:
-        """A worker finished a batch."""
+    def sealed(self, handle: WorkerHandle, sealed: Sealed) -> None:
+        """A worker finished a batch. Called before the handle takes note of it."""
         self.episodes += len(sealed.returns)
         self.returns.extend(sealed.returns)
         self.lengths.extend(sealed.lengths)
-        self._group(member.place[0]).env_restarts += sealed.env_restarts - member.env_restarts
-        self.follow(member)
+        self._group(handle.group).env_restarts += sealed.env_restarts - handle.env_restarts
+        self.follow(handle)
 
-    def follow(self, member: "WorkerHandle") -> None:
-        """Take over what a worker's pulse says. What a worker did stays counted when it is gone."""
-        books, link = self._group(member.place[0]), member.link
-        frames, spent = link.frames, link.spent_ns
-        books.frames += frames - member.booked_frames
-        if spent != member.booked_ns:
-            before = member.booked_ns or (0,) * len(spent)
-            books.spent_ns = [
-                total + now - then for total, now, then in zip(books.spent_ns, spent, before, strict=True)
-            ]
-        member.booked_frames, member.booked_ns = frames, spent
+    def follow(self, handle: WorkerHandle) -> None:
+        """Take over what a worker's heartbeat says. What a worker did stays counted when it is gone."""
+        books = self._group(handle.group)
+        frames, spent = handle.take_progress()
+        books.frames += frames
+        if spent:
+            books.spent_ns = [total + new for total, new in zip(books.spent_ns, spent, strict=True)]
 
     def replaced(self, group: str, reason: RestartReason) -> None:
         """A worker that is gone is replaced."""
@@ -89,27 +79,24 @@ class FleetCounters:
             self._groups[name] = _Group()
         return self._groups[name]
 
-    def look(self, *, is_full: bool) -> None:
-        """The fleet's thread comes round: whether workers wait for room from now on."""
+    def tick(self, *, is_full: bool) -> None:
+        """Add up who has waited since the last call; `is_full`: workers wait for room from now on."""
         now = self._clock()
         if self._was_full:
-            self._producer_s += now - self._looked
+            self._producer_s += now - self._ticked
         if self._waiting:
-            self._consumer_s += now - self._looked
-        self._looked, self._was_full = now, is_full
-
-    def waiting(self) -> AbstractContextManager[None]:
-        """Inside, a consumer waits for a batch."""
-        return self._wait()
+            self._consumer_s += now - self._ticked
+        self._ticked, self._was_full = now, is_full
 
     @contextmanager
-    def _wait(self) -> "Iterator[None]":
-        self.look(is_full=self._was_full)
+    def waiting(self) -> Iterator[None]:
+        """Inside, a consumer waits for a batch."""
+        self.tick(is_full=self._was_full)
         self._waiting += 1
         try:
             yield
         finally:
-            self.look(is_full=self._was_full)
+            self.tick(is_full=self._was_full)
             self._waiting -= 1
 
     @property
@@ -122,7 +109,7 @@ class FleetCounters:
 
         Args:
             name: the group.
-            desired: places that are to be filled.
+            desired: slots that are to be filled.
         """
         books = self._group(name)
         ready = books.versions.total()

@@ -1,43 +1,44 @@
-"""The local fleet: worker processes of this machine, batches in shared memory. What `cormorant run` uses.
+"""A fleet: the collectors of one job, on any engine. What `open_fleet` gives.
 
-One thread owns the workers: it reads their sockets, hands out tickets, replaces the dead. Everything it knows is
-guarded by one condition, on which callers (the consumer of batches, control calls) wait with a limit.
+One thread owns the workers (`loop.py`): it reads their messages, hands out tickets, replaces the dead. Everything it
+knows is guarded by one condition, on which callers (the consumer of batches, control calls) wait with a limit.
 
     consumers -- borrow ---> queue <--- accept --- rounds <--- Sealed --- workers
                                |                                             ^
-                               +--- slots given back ---> tickets -----------+
+                               +--- blocks given back ---> tickets ----------+
 """
 
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, ClassVar, Self
 
+import numpy as np
 import structlog
 import torch
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
-from cormorant_worker.errors import FleetError, StaleWeights
-from cormorant_worker.fleet.background import BackgroundTasks
-from cormorant_worker.fleet.batch_queue import BatchQueue
-from cormorant_worker.fleet.events import Events, Listener
-from cormorant_worker.fleet.eyes import Eyes
+from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StaleWeights, WeightsError
+from cormorant_worker.fleet.batch_queue import Batch, Delivery, Loan
+from cormorant_worker.fleet.bootstrap import Bootstrap
+from cormorant_worker.fleet.core import make_core
+from cormorant_worker.fleet.events import Listener
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.inheritance import Inheritance
-from cormorant_worker.fleet.lending import Lending
-from cormorant_worker.fleet.loan import Batch, Loan
+from cormorant_worker.fleet.inbox import Inbox
 from cormorant_worker.fleet.local.engine import LocalEngine
-from cormorant_worker.fleet.options import FleetOptions, default_workers
-from cormorant_worker.fleet.protocol import FleetStats, Receipt
+from cormorant_worker.fleet.loop import FleetLoop
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.quiesce import Quiesce
-from cormorant_worker.fleet.scheduler import Scheduler
-from cormorant_worker.fleet.selector import ConnectionSelector, Event
-from cormorant_worker.fleet.stats import fleet_stats, with_workers
+from cormorant_worker.fleet.reaper import Reaper
+from cormorant_worker.fleet.selector import ConnectionSelector
+from cormorant_worker.fleet.spawner import Spawner
+from cormorant_worker.fleet.stats import FleetStats, Receipt
+from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.waker import Waker
-from cormorant_worker.fleet.worker_pool import WorkerPool
-from cormorant_worker.spaces import Space
+from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import in_models
 from cormorant_worker.weights.staged import PolicyVersion, Weights, WeightSpecs, specs_of_tensors, verify
@@ -48,82 +49,64 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger()
 
-_POLL_S = 0.2
-_TURN_S = 0.001
-"""What has come is dealt with for so long at once; then callers may have the condition."""
-_MOST_OFFERS = 48
-"""In one turn."""
-_BREATH_S = 0.0002
+_POLL_S = 0.02
+_HIGHEST_CHOSEN = 2**62
+"""The versions after it are left for publishes without a number of their own: frames are stamped with 64 bits."""
 _CLOSE_S = 20.0
 """For workers that are being killed, the last thing a fleet waits for."""
 
 
 class Fleet:
-    """Collectors in processes of this machine. Use as a context manager; methods may be called from any thread."""
+    """The collectors of one job. Use as a context manager; methods may be called from any thread."""
+
+    loop: ClassVar[type[FleetLoop]] = FleetLoop
+    """What turns; benchmarks measure one of their own."""
 
     def __init__(self, job: CollectorJob, options: FleetOptions | None = None, *, engine: Engine | None = None) -> None:
-        """Start the workers and wait until all of them stand at their first observation.
+        """Start the workers and wait until all of them stand at their first observation; where slots come from
+        elsewhere (pods in a cluster), until one does.
+
+        Args:
+            job: the manifest.
+            options: sizes, devices, time limits.
+            engine: where workers run; this machine by default. The fleet closes it, also when it cannot start.
 
         Raises:
             WorkerFailed: a worker cannot start; the message is the environment's, the policy's or the weights'.
+            ControlTimeout: workers did not start, or were not placed, in time.
             DatasetError: the manifest's dataset cannot be opened or belongs to another job.
             DeviceUnavailable: a gpu group, and no CUDA device.
+            FleetError: not even one batch fits into the engine's memory.
         """
         self.job = job
-        self.options = options or FleetOptions()
-        spec = job.spec
         self._engine = engine or LocalEngine()
-        self._engine.check_devices(job, self.options.device)
-        self._schedule = Scheduler(
-            mode=spec.collection.mode,
-            frames_per_batch=spec.collection.frames_per_batch,
-            total_frames=spec.collection.total_frames,
-            max_staleness=spec.collection.weights.max_staleness,
-            preemptive_threshold=spec.collection.preemptive_threshold,
-        )
-        queue = spec.output.queue
-        self._events = Events()
-        self._deliveries = BatchQueue(
-            self._schedule,
-            capacity=queue.capacity_batches if queue else 0,
-            drops_oldest=queue is not None and queue.on_full == "drop_oldest",
-            has_dataset=spec.output.dataset is not None,
-            events=self._events,
-        )
         self._changed = threading.Condition()
-        """Guards everything here, in the crew, the schedule and the deliveries; notified whenever it changes."""
-        self._bell = Waker()
-        self._porter = BackgroundTasks(self._bell.ring)
-        self._crew = WorkerPool(
-            job, self.options, self._engine, self._schedule, self._deliveries, self._events, self._porter
-        )
+        """Guards all parts of the fleet; notified at every turn of its thread."""
         self._taken: Loan | None = None
         """What `take` gave out last."""
-        self._waiting_room = ConnectionSelector(self._crew, self._bell)
-        self._turned_at = time.monotonic()
-        self._lending = Lending(
-            self._changed,
-            self._crew,
-            self._schedule,
-            self._deliveries,
-            storing_device=self.options.storing_device,
-            wake=self._bell.ring,
-        )
-        self._standstill = Quiesce(
-            self._changed, self._crew, self._schedule, self._deliveries, self.options, wake=self._bell.ring
-        )
-        self.eyes = Eyes(self._changed, self._crew, self._standstill)
-        self.inheritance = Inheritance(self._changed, self._crew, self._standstill)
-        self._has_told_failure = False
-        self._is_done = False
         self._is_closed = False
-        self._engine.open(self._waiting_room.note_news)
-        self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
-        self._crew.resize(self.options.workers or default_workers(job))
-        self._thread.start()
         try:
+            self.options = self._engine.complete(job, options or FleetOptions())
+            self._engine.check_devices(job, self.options.device)
+            self._core = core = make_core(job, self.options, self._engine, Waker())
+        except BaseException:
+            self._engine.close()
+            raise
+        self._bootstrap = Bootstrap(core)
+        self._tickets = Tickets(core)
+        self._reaper = Reaper(core, self._bootstrap, self._tickets)
+        self._spawner = Spawner(core, self._bootstrap, self._reaper)
+        self._quiesce = Quiesce(core, self._changed, self._bootstrap, self._tickets, self._reaper, self._spawner)
+        self._selector = ConnectionSelector(core, Inbox(core, self._bootstrap, self._tickets, self._reaper))
+        self._loop = self.loop(
+            core, self._changed, self._selector, self._spawner, self._reaper, self._tickets, self._quiesce
+        )
+        try:
+            self._engine.open(self._selector.note_news)
+            self._spawner.resize(self.options.workers)
+            self._loop.start()
             with self._changed:
-                self._standstill.await_crew("to start")
+                self._quiesce.await_workers("to start")
         except BaseException:
             self.close()
             raise
@@ -135,50 +118,49 @@ class Fleet:
 
         What was queued and not taken is given up. May be called twice.
         """
-        crew = self._crew
+        core = self._core
         with self._changed:
             if self._is_closed:
                 return
-            crew.is_closing = True
+            core.lifecycle.begin_closing()
             began = time.monotonic()
-            crew.open_gates()
-            crew.kill_starting()
-            self._bell.ring()
-            if not self._standstill.wait_until(lambda: crew.is_idle, began + self.options.drain_timeout_s * 0.5):
-                crew.stop_stepping()
-            self._standstill.wait_until(lambda: crew.is_empty, began + self.options.drain_timeout_s * 0.9)
+            core.requests.tell_all("resume")
+            self._reaper.kill_starting()
+            core.waker.wake()
+            if not self._quiesce.wait_until(lambda: self._tickets.is_idle, began + self.options.drain_timeout_s * 0.5):
+                core.requests.tell_all("stop", only_ready=False)
+            self._quiesce.wait_until(lambda: core.pool.is_empty, began + self.options.drain_timeout_s * 0.9)
             self._is_closed = True
-            self._bell.ring()
+            self._loop.stop()
             self._changed.notify_all()
-        self._thread.join(timeout=10)
-        for member in tuple(crew.members.values()):
-            log.warning("worker_killed", worker=member.name, reason="it did not end in time")
-            member.link.close()
-        for _, see_off in crew.parted:
+        self._loop.join()
+        for handle in tuple(core.pool.workers.values()):
+            log.warning("worker_killed", worker=handle.name, reason="it did not end in time")
+            handle.connection.close()
+        for _, see_off in core.pool.parted:
             see_off()
         # Those that were being started or seen off meanwhile.
         deadline = time.monotonic() + _CLOSE_S
-        while not self._porter.is_idle and time.monotonic() < deadline:
+        while not core.background.is_idle and time.monotonic() < deadline:
             with self._changed:
-                self._porter.settle()
-            time.sleep(_POLL_S / 10)
-        self._porter.close()
-        self._bell.close()
-        self._waiting_room.close()
-        crew.members.clear()
-        crew.shelf.clear()
-        if crew.store is not None:
-            crew.store.close()
-        if self._deliveries.blocks is not None:
-            self._deliveries.blocks.close()
+                core.background.settle()
+            time.sleep(_POLL_S)
+        core.background.close()
+        core.waker.close()
+        self._selector.close()
+        core.pool.clear()
+        core.offers.published.clear()
+        if core.dataset is not None:
+            core.dataset.close()
+        core.queue.close()
         self._engine.close()
 
     def kill(self) -> None:
         """End all workers at once, whatever they are doing. May be called twice, and while another thread closes."""
-        for member in (*tuple(self._crew.members.values()), *tuple(self._crew.gone.values())):
-            member.link.kill()
+        for handle in self._core.pool.all_handles():
+            handle.connection.kill()
 
-    def __enter__(self) -> "Fleet":
+    def __enter__(self) -> Self:
         """Use as a context manager to close the fleet."""
         return self
 
@@ -260,7 +242,46 @@ class Fleet:
         """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
-        return self._lending.borrow(timeout_s=timeout_s, is_over=lambda: self._is_done and self._schedule.is_done)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        core = self._core
+        with self._changed:
+            while True:
+                core.lifecycle.raise_error()
+                if (delivery := self._take_delivery()) is not None:
+                    return core.queue.loan(
+                        delivery,
+                        storing_device=self.options.storing_device,
+                        post_processing=self.job.spec.collection.post_processing,
+                        locked=self._locked,
+                    )
+                if self._loop.is_done and core.scheduler.is_done:
+                    return None
+                if core.lifecycle.is_closing:
+                    raise FleetClosed("the fleet was closed")
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    raise ControlTimeout(f"no batch came within {timeout_s} s; {core.pool.describe()}")
+                with core.counters.waiting():
+                    self._changed.wait(left)
+
+    def _take_delivery(self) -> Delivery | None:
+        core = self._core
+        bound, waiting = core.scheduler.max_staleness, core.queue.num_waiting
+        newest = core.offers.published.common_version
+        delivery = core.queue.take(min_version=None if bound is None else newest - bound)
+        # Only for news: the fleet's thread notifies callers that wait at every turn.
+        if core.queue.num_waiting != waiting:
+            core.waker.wake()
+        if delivery is not None:
+            acted = delivery.min_version
+            staleness = max(0, newest - acted) if acted >= 0 else 0
+            core.events.note("lent", frames=delivery.num_frames, version=acted, staleness=staleness)
+        return delivery
+
+    def _locked(self, give_back: Callable[[], None]) -> None:
+        with self._changed:
+            give_back()
+            self._core.waker.wake()
 
     # -- control -----------------------------------------------------------------------------------------------
 
@@ -286,9 +307,9 @@ class Fleet:
             Who acts with this version already, who has it staged, and who refused it.
 
         Raises:
-            WeightsError: these are no weights.
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
             StaleWeights: the version is not higher than the published one.
+            WeightsError: these are no weights, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
         blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
@@ -299,27 +320,33 @@ class Fleet:
             with self._changed:
                 return self._publish(blob, payload, version, wait_s, workers)
         except BaseException:
-            if not self._crew.shelf.has(payload):
+            if not self._core.offers.published.has(payload):
                 payload.close()
             raise
 
     def _publish(
         self, blob: WeightsBlob, payload: Payload, version: int | None, wait_s: float, workers: Sequence[str]
     ) -> Receipt:
-        crew = self._crew
-        crew.raise_error()
-        number = PolicyVersion(crew.version + 1 if version is None else version)
-        if number <= crew.version:
-            raise StaleWeights(f"weights version {number} is not newer than {crew.version}; publish a higher one")
-        crew.publish(blob, number, payload, crew.places.of(workers) if workers else None)
-        self._bell.ring()
+        core, offers = self._core, self._core.offers
+        core.lifecycle.raise_error()
+        newest = offers.published.version
+        number = PolicyVersion(newest + 1 if version is None else version)
+        if number <= newest:
+            raise StaleWeights(f"weights version {number} is not newer than {newest}; publish a higher one")
+        if version is not None and number > _HIGHEST_CHOSEN:
+            raise WeightsError(
+                f"weights version {number} is past {_HIGHEST_CHOSEN}, the highest that may be chosen; publish a lower "
+                "one"
+            )
+        offers.publish(blob, number, payload, core.pool.slots.of(workers) if workers else None)
+        core.waker.wake()
         if wait_s > 0:
-            behind = crew.offers.await_version(number)
+            behind = offers.await_version(number)
             try:
-                self._standstill.wait_until(lambda: not behind, time.monotonic() + wait_s)
+                self._quiesce.wait_until(lambda: not behind, time.monotonic() + wait_s)
             finally:
-                crew.offers.forget_version(number)
-        return self._receipt(number)
+                offers.forget_version(number)
+        return offers.receipt(number)
 
     def _blob_of(self, weights: Weights) -> WeightsBlob:
         # Before anything is copied, and without the condition: it takes as long as copying takes.
@@ -329,7 +356,7 @@ class Fleet:
     def receipt(self, version: int) -> Receipt:
         """Who acts with a published version by now."""
         with self._changed:
-            return self._receipt(PolicyVersion(version))
+            return self._core.offers.receipt(PolicyVersion(version))
 
     def pause(self) -> None:
         """Stop stepping at the next vector step of every worker; batches under way are kept and go on at `resume`.
@@ -337,15 +364,14 @@ class Fleet:
         Raises:
             ControlTimeout: a worker did not stop in time; the others stay paused.
         """
+        core = self._core
         with self._changed:
-            self._crew.raise_error()
-            if not self._crew.is_paused:
-                self._events.note("paused")
-            self._crew.is_paused = True
-            self._bell.ring()
+            core.lifecycle.raise_error()
+            core.lifecycle.pause()
+            core.waker.wake()
             # A worker that dies meanwhile is paused for good; its replacement gets no ticket.
-            still = self._standstill
-            still.answers(still.ask_all("pause"), "pause", timeout_s=self.options.control_timeout_s)
+            asked = core.requests.ask_all("pause")
+            self._quiesce.replies(asked, "pause", timeout_s=self.options.control_timeout_s)
 
     def resume(self) -> None:
         """Go on after `pause`. Does nothing when the fleet runs."""
@@ -353,19 +379,17 @@ class Fleet:
             self._resume()
 
     def _resume(self) -> None:
-        if self._crew.is_paused:
-            self._events.note("resumed")
-        self._crew.is_paused = False
-        self._crew.open_gates()
-        self._bell.ring()
+        self._core.lifecycle.resume()
+        self._core.requests.tell_all("resume")
+        self._core.waker.wake()
 
     def drain(self) -> None:
         """Hand out no more tickets: what is under way lands and is accepted, `borrow` and `take` give what is queued,
         then None; workers end. A paused fleet goes on to finish its batches. Returns at once.
         """
         with self._changed:
-            self._crew.raise_error()
-            self._deliveries.complete(self._schedule.drain())
+            self._core.lifecycle.raise_error()
+            self._core.queue.complete(self._core.scheduler.drain())
             self._resume()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
@@ -376,7 +400,7 @@ class Fleet:
         Returns:
             What ends it.
         """
-        return self._events.subscribe(listener)
+        return self._core.events.subscribe(listener)
 
     def state(self) -> bytes:
         """Save every collector, the weights and the count of frames at a batch boundary. Batches that are not taken yet
@@ -385,8 +409,8 @@ class Fleet:
         Raises:
             ControlTimeout: batches under way did not end in time.
         """
-        with self._changed, self._standstill.between_batches():
-            return self._standstill.save().to_bytes()
+        with self._changed, self._quiesce.between_batches():
+            return self._quiesce.save().to_bytes()
 
     def restore(self, state: bytes) -> None:
         """Go on from a `state()` of a fleet of the same job and as many workers.
@@ -398,8 +422,8 @@ class Fleet:
             StateError: it does not fit; nothing is changed unless a worker refuses, which its message names.
         """
         saved = FleetState.from_bytes(state)
-        with self._changed, self._standstill.between_batches():
-            self._standstill.restore(saved, publish=lambda blob, version: self.publish(blob, version=version))
+        with self._changed, self._quiesce.between_batches():
+            self._quiesce.restore(saved, publish=lambda blob, version: self.publish(blob, version=version))
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """Have every worker begin anew from another seed, at a batch boundary: with new environments and streams, as a
@@ -421,8 +445,8 @@ class Fleet:
         """
         if seed < 0:
             raise FleetError(f"seeds begin at 0, found {seed}; give another")
-        with self._changed, self._standstill.between_batches():
-            return self._standstill.reseed(seed)
+        with self._changed, self._quiesce.between_batches():
+            return self._quiesce.reseed(seed)
 
     def resize(self, workers: int | Mapping[str, int | Collection[int]], *, wait: bool = True) -> None:
         """Start workers, or retire those with the highest index: they finish what they hold first.
@@ -437,11 +461,11 @@ class Fleet:
             WorkerFailed, ControlTimeout: new workers did not start.
         """
         with self._changed:
-            self._crew.raise_error()
-            self._crew.resize(workers)
-            self._bell.ring()
+            self._core.lifecycle.raise_error()
+            self._spawner.resize(workers)
+            self._core.waker.wake()
             if wait:
-                self._standstill.await_crew("to start or retire")
+                self._quiesce.await_workers("to start or retire")
 
     def retire(self, name: str) -> None:
         """Let a worker finish what it holds and end; its place stays empty until its group's size is raised. Returns
@@ -451,9 +475,9 @@ class Fleet:
             FleetError: no such worker, or it is the last one.
         """
         with self._changed:
-            self._crew.raise_error()
-            self._crew.retire(name)
-            self._bell.ring()
+            self._core.lifecycle.raise_error()
+            self._spawner.retire(name)
+            self._core.waker.wake()
 
     def stats(self, *, workers: bool = True) -> FleetStats:
         """What is going on.
@@ -462,19 +486,20 @@ class Fleet:
             workers: with each of them, which costs as much as there are; all else does not.
         """
         with self._changed:
-            found = fleet_stats(self._crew, self._schedule, self._deliveries)
-            members = tuple(self._crew.members.values()) if workers else ()
-        return with_workers(found, members)
+            found = self._core.stats()
+            handles = tuple(self._core.pool.workers.values()) if workers else ()
+        ordered = sorted(handles, key=lambda handle: handle.slot)
+        return replace(found, workers=tuple(handle.stats(is_paused=found.paused) for handle in ordered))
 
     @property
     def version(self) -> PolicyVersion:
         """The newest published version. Costs nothing, and never waits."""
-        return self._crew.version
+        return self._core.offers.published.version
 
     @property
     def silent_s(self) -> float:
         """Seconds since the fleet's own thread turned last: more than a few say that it hangs. Never waits."""
-        return 0.0 if self._is_closed else time.monotonic() - self._turned_at
+        return self._loop.silent_s
 
     @property
     def is_done(self) -> bool:
@@ -484,8 +509,8 @@ class Fleet:
             WorkerFailed: a worker failed for good.
         """
         with self._changed:
-            self._crew.raise_error()
-            return self._is_done
+            self._core.lifecycle.raise_error()
+            return self._loop.is_done
 
     def wait_until_done(self, timeout_s: float) -> bool:
         """For jobs with a dataset and no queue: wait for the end. False after `timeout_s`.
@@ -494,16 +519,16 @@ class Fleet:
             WorkerFailed: a worker failed for good.
         """
         with self._changed:
-            self._standstill.wait_until(
-                lambda: self._is_done or self._crew.error is not None, time.monotonic() + timeout_s
+            self._quiesce.wait_until(
+                lambda: self._loop.is_done or self._core.lifecycle.error is not None, time.monotonic() + timeout_s
             )
-            self._crew.raise_error()
-            return self._is_done
+            self._core.lifecycle.raise_error()
+            return self._loop.is_done
 
     @property
     def found_frames(self) -> int:
-        """Frames that the dataset had when this fleet opened it."""
-        return self._crew.found_frames
+        """Frames that counted before this fleet collected any."""
+        return self._core.found_frames
 
     @property
     def spaces(self) -> tuple[Space, Space]:
@@ -520,75 +545,51 @@ class Fleet:
         """What a full batch of one worker holds."""
         return self._known.layout
 
-    # -- the fleet's thread ------------------------------------------------------------------------------------
-
-    def _run(self) -> None:
-        room = self._waiting_room
-        try:
-            has_more = True
-            while True:
-                ready = room.wait(0.0 if has_more else _POLL_S)
-                with self._changed:
-                    if self._is_closed:
-                        return
-                    has_more = self._one_turn(ready)
-                self._events.tell()  # without the condition: a listener must not hold callers up
-                if has_more:
-                    time.sleep(_BREATH_S)  # whoever waits for the condition gets it
-        except Exception as error:
-            log.exception("fleet_thread_failed")
-            with self._changed:
-                self._crew.error = FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}")
-                self._note_failure()
-                self._changed.notify_all()
-        finally:
-            self._events.tell()
-
-    def _one_turn(self, ready: list[Event]) -> bool:
-        """Deal with what has come, and with everything that may be due: new workers, the dead and hung, tickets, the
-        end. Returns whether there is more, for the next turn.
-        """
-        crew, room = self._crew, self._waiting_room
-        now = self._turned_at = time.monotonic()
-        self._bell.hush()
-        has_more = room.deal_with(ready, until=now + _TURN_S)
-        self._porter.settle()
-        crew.start_missing(now)
-        crew.watch.turn(now, is_paused=crew.is_paused)
-        self._deliveries.accept()
-        crew.tally.look(is_full=bool(self._deliveries.blocks) and not self._deliveries.room)
-        crew.offers.send_due(_MOST_OFFERS)
-        has_more |= crew.offers.has_due
-        if not (crew.is_paused or crew.is_closing or self._standstill.is_wanted or crew.error is not None):
-            has_more |= crew.grant_some()
-        has_more |= crew.finish_idle()
-        if self._schedule.is_done and self._deliveries.is_drained:
-            self._is_done = crew.store is None or crew.is_empty
-        self._note_failure()
-        room.follow_crew()
-        self._changed.notify_all()
-        return has_more
-
-    def _note_failure(self) -> None:
-        if self._crew.error is not None and not self._has_told_failure:
-            self._has_told_failure = True
-            self._events.note("failed", reason=str(self._crew.error))
-
-    # -- waiting -----------------------------------------------------------------------------------------------
-
     @property
     def _known(self) -> Ready:
-        if self._crew.ready is None:
+        if self._bootstrap.ready is None:
             raise FleetError("no worker has started yet")
-        return self._crew.ready
+        return self._bootstrap.ready
 
-    def _receipt(self, version: PolicyVersion) -> Receipt:
-        given = [m for m in self._crew.serving() if self._crew.shelf.version_of(m.place) >= version]
-        serving = sorted(given, key=lambda member: member.name)
-        behind = [m for m in serving if m.version < version]
-        return Receipt(
-            version=version,
-            applied=tuple(m.name for m in serving if m.version >= version),
-            waiting=tuple(m.name for m in behind if m.refusal[0] != version),
-            refused={m.name: m.refusal[1] for m in behind if m.refusal[0] == version},
-        )
+    # -- asking one worker -------------------------------------------------------------------------------------
+
+    def peek(self, worker: str, *, column: int, leaf: int) -> Array:
+        """What one environment shows now. Its worker answers beside its stepping, also while paused; it costs a copy.
+
+        Args:
+            worker: `<group>-<index>`.
+            column: the environment, of the layout's B.
+            leaf: the position of the array in the layout's observation.
+
+        Returns:
+            One leaf of the observation, in its own shape and dtype; read-only. In the moment in which a batch begins
+            or ends it may be older than the newest, or of two rows.
+
+        Raises:
+            FleetError: no such worker has started, or it ended meanwhile.
+            ControlTimeout: it did not answer within 2 s, for example because it is saving its state.
+        """
+        with self._changed:
+            self._core.lifecycle.raise_error()
+            data = self._quiesce.peek(worker, column=column, leaf=leaf)
+        found = self._known.layout.observation[leaf]
+        return np.frombuffer(data, found.dtype).reshape(found.shape)
+
+    def cached_versions(self) -> Mapping[str, PolicyVersion]:
+        """The newest weights that each worker's pod has of an earlier head and that were not fetched yet, by
+        `<group>-<index>`.
+        """
+        with self._changed:
+            return self._quiesce.cached_versions()
+
+    def fetch_cached(self, worker: str) -> bytes:
+        """What one worker's pod has of an earlier head, for `weights.cached.read_cached`. It is offered once.
+
+        Raises:
+            FleetError: no such worker works, or it ended meanwhile.
+            ControlTimeout: it did not answer within 60 s.
+            StateError: its disk failed.
+        """
+        with self._changed:
+            self._core.lifecycle.raise_error()
+            return self._quiesce.fetch_cached(worker)

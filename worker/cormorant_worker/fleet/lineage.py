@@ -91,6 +91,10 @@ class Lineage:
         if self._warmup and slot in self._warmup:
             self.owe(slot, self._warmup[slot] - sealed.num_frames)
 
+    def found(self, slot: Slot, frames: int) -> None:
+        """The dataset has so many frames more of a slot than its fleet heard of; fewer, where negative."""
+        self.written[slot] += frames
+
     # -- random frames -----------------------------------------------------------------------------------------
 
     def warmup_of(self, slot: Slot, places: Collection[Slot]) -> int:

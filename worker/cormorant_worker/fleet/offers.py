@@ -1,4 +1,4 @@
-"""Weights on their way from the shelf to the workers: one unanswered offer a worker, and the newest wins.
+"""Published weights on their way to the workers: one unanswered offer a worker, and the newest wins.
 
     publish -> due -> offered -> answered -> (due again, if there are newer ones) ... -> applied, or refused
 
@@ -11,7 +11,10 @@ from collections.abc import Callable, Collection, Mapping
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.published_weights import PublishedWeights
 from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Reply, Request
 
@@ -19,36 +22,41 @@ from cormorant_worker.worker.messages import Reply, Request
 class Offers:
     """Who has which version, and who is to get one. Guarded by the fleet's condition."""
 
-    def __init__(
-        self,
-        shelf: PublishedWeights,
-        members: Mapping[Slot, WorkerHandle],
-        events: Events,
-        *,
-        next_number: Callable[[], int],
-    ) -> None:
+    def __init__(self, workers: Mapping[Slot, WorkerHandle], events: Events, *, next_number: Callable[[], int]) -> None:
         """Offer nothing yet.
 
         Args:
-            shelf: what was published.
-            members: the workers that live.
-            events: hears of versions that were applied and refused.
+            workers: those that live.
+            events: hears of versions that were published, applied and refused.
             next_number: numbers requests.
         """
-        self._shelf, self._members, self._events = shelf, members, events
+        self.published = PublishedWeights()
+        self._workers, self._events = workers, events
         self._next_number = next_number
         self._due: dict[Slot, None] = {}
         self._awaited: dict[PolicyVersion, set[Slot]] = {}
-        """Workers that have not decided on versions that somebody waits for."""
+        """Workers that have not decided on versions that are waited for."""
 
     @property
     def has_due(self) -> bool:
         """Whether `send_due` has something to do."""
         return bool(self._due)
 
-    def note_published(self, slots: Collection[Slot] | None) -> None:
-        """There is something newer, for everybody or for some places."""
-        self._due.update(dict.fromkeys(self._members if slots is None else slots))
+    def publish(
+        self, blob: WeightsBlob, version: PolicyVersion, payload: Payload, slots: Collection[Slot] | None = None
+    ) -> None:
+        """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
+        later get them, too.
+
+        Args:
+            blob: the weights.
+            version: higher than any before.
+            payload: the same bytes as the engine shares them.
+            slots: None: all.
+        """
+        self.published.put(blob, version, slots, payload)
+        self._events.note("published", version=version)
+        self._due.update(dict.fromkeys(self._workers if slots is None else slots))
 
     def send_due(self, most: int) -> int:
         """Offer workers what they do not have, so many at once. Returns how many of them."""
@@ -56,79 +64,91 @@ class Offers:
         while self._due and sent < most:
             slot = next(iter(self._due))
             del self._due[slot]
-            member = self._members.get(slot)
-            if member is not None and member.is_ready and not member.is_leaving:
-                sent += self.offer_next(member)
+            handle = self._workers.get(slot)
+            if handle is not None and handle.is_ready and not handle.is_leaving:
+                sent += self.offer_next(handle)
         return sent
 
-    def offer_next(self, member: WorkerHandle) -> bool:
-        """Offer a worker the oldest of what it is to have and was not offered, of each model the newest. Does nothing
+    def offer_next(self, handle: WorkerHandle) -> bool:
+        """Offer a worker the oldest of what it should have and was not offered, of each model the newest. Does nothing
         while it has not answered the last one. Returns whether it has something to answer.
         """
-        if member.offer:
+        if handle.offer:
             return True
-        newer = (found for found in self._shelf.of(member.place) if found[0].version > member.offered)
+        newer = (found for found in self.published.of(handle.slot) if found[0].version > handle.offered)
         if (found := next(newer, None)) is None:
             return False
         published, models = found
         blob = published.blob
-        member.offer, member.offered = self._next_number(), published.version
+        handle.offer, handle.offered = self._next_number(), published.version
         request = Request(
-            number=member.offer,
+            number=handle.offer,
             action="offer",
             version=published.version,
             size_bytes=blob.size_bytes,
             default_model=blob.default_model,
             models=models,
         )
-        member.request(request, published.payload)
+        handle.request(request, published.payload)
         return True
 
-    def note_reply(self, member: WorkerHandle, reply: Reply) -> bool:
-        """A worker has answered an offer: it gets the next one. Returns whether it has all that it is to have."""
-        member.offer = 0
+    def note_reply(self, handle: WorkerHandle, reply: Reply) -> bool:
+        """A worker has answered an offer: it gets the next one. Returns whether it has all that it should have."""
+        handle.offer = 0
         if reply.error:
-            member.refusal = (member.offered, reply.error)
-            self._decided(member, up_to=member.offered)
-            self._events.note("refused", worker=member.name, version=member.offered, reason=reply.error)
-        return not self.offer_next(member)
+            handle.refusal = (handle.offered, reply.error)
+            self._decided(handle, up_to=handle.offered)
+            self._events.note("refused", worker=handle.name, version=handle.offered, reason=reply.error)
+        return not self.offer_next(handle)
 
-    def note_applied(self, member: WorkerHandle, version: PolicyVersion) -> None:
+    def note_applied(self, handle: WorkerHandle, version: PolicyVersion) -> None:
         """A worker acts with a version from now on."""
-        member.version = version
-        self._decided(member, up_to=version)
-        self._events.note("applied", worker=member.name, version=version)
+        handle.version = version
+        self._decided(handle, up_to=version)
+        self._events.note("applied", worker=handle.name, version=version)
 
-    # -- waiting for everybody ---------------------------------------------------------------------------------
+    # -- waiting for all workers ---------------------------------------------------------------------------------
 
     def await_version(self, version: PolicyVersion) -> set[Slot]:
         """The workers that have neither taken nor refused a version; kept up to date until `forget_version`."""
         return self._awaited.setdefault(
-            version, {m.place for m in self._members.values() if self._is_behind(m, version)}
+            version, {m.slot for m in self._workers.values() if self._is_behind(m, version)}
         )
 
     def forget_version(self, version: PolicyVersion) -> None:
-        """Nobody waits for it any more."""
+        """It is not waited for any more."""
         self._awaited.pop(version, None)
 
-    def note_joined(self, member: WorkerHandle) -> None:
+    def joined(self, handle: WorkerHandle) -> None:
         """A worker begins: it is waited for, too."""
         for version, behind in self._awaited.items():
-            if self._is_behind(member, version):
-                behind.add(member.place)
+            if self._is_behind(handle, version):
+                behind.add(handle.slot)
 
-    def note_gone(self, slot: Slot) -> None:
-        """Nobody waits for this worker any more."""
+    def gone(self, slot: Slot) -> None:
+        """This worker is not waited for any more."""
         self._due.pop(slot, None)
         for behind in self._awaited.values():
             behind.discard(slot)
 
-    def _decided(self, member: WorkerHandle, *, up_to: PolicyVersion) -> None:
+    def _decided(self, handle: WorkerHandle, *, up_to: PolicyVersion) -> None:
         for version, behind in self._awaited.items():
             if version <= up_to:
-                behind.discard(member.place)
+                behind.discard(handle.slot)
 
-    def _is_behind(self, member: WorkerHandle, version: PolicyVersion) -> bool:
-        is_given = self._shelf.version_of(member.place) >= version
-        is_serving = member.is_ready and not member.is_leaving
-        return is_serving and is_given and member.version < version and member.refusal[0] != version
+    def _is_behind(self, handle: WorkerHandle, version: PolicyVersion) -> bool:
+        is_given = self.published.version_of(handle.slot) >= version
+        is_serving = handle.is_ready and not handle.is_leaving
+        return is_serving and is_given and handle.version < version and handle.refusal[0] != version
+
+    def receipt(self, version: PolicyVersion) -> Receipt:
+        """What became of a published version."""
+        serving = (h for h in self._workers.values() if h.is_ready and not h.is_leaving)
+        given = sorted((h for h in serving if self.published.version_of(h.slot) >= version), key=lambda h: h.name)
+        behind = [h for h in given if h.version < version]
+        return Receipt(
+            version=version,
+            applied=tuple(h.name for h in given if h.version >= version),
+            waiting=tuple(h.name for h in behind if h.refusal[0] != version),
+            refused={h.name: h.refusal[1] for h in behind if h.refusal[0] == version},
+        )

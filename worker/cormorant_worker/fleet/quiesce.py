@@ -1,4 +1,4 @@
-"""A fleet between two batches, and waiting for its workers' answers: what callers' threads do with a crew.
+"""A fleet between two batches, and waiting for workers' replies: what callers' threads do.
 
 All of it wants the fleet's condition held, and lets go of it while it waits.
 """
@@ -12,19 +12,25 @@ from dataclasses import replace
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
-from cormorant_worker.fleet.batch_queue import BatchQueue
+from cormorant_worker.fleet.bootstrap import Bootstrap
+from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.scheduler import Scheduler, Slot
+from cormorant_worker.fleet.reaper import Reaper
+from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.spawner import Spawner
+from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.worker_handle import WorkerHandle
-from cormorant_worker.fleet.worker_pool import WorkerPool
 from cormorant_worker.weights.blob import WeightsBlob
-from cormorant_worker.weights.staged import PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Reply
 
 _POLL_S = 0.2
 _LONGEST_START_S = 86_400.0
 """Where a manifest sets no limit to the start."""
+_PEEK_S = 2.0
+"""A person watches: the next peek comes soon."""
+_FETCH_S = 60.0
+"""For the bytes of a policy from another node."""
 
 
 class Quiesce:
@@ -32,30 +38,15 @@ class Quiesce:
 
     def __init__(
         self,
+        core: FleetCore,
         changed: threading.Condition,
-        crew: WorkerPool,
-        schedule: Scheduler,
-        deliveries: BatchQueue,
-        options: FleetOptions,
-        *,
-        wake: Callable[[], None],
+        bootstrap: Bootstrap,
+        tickets: Tickets,
+        reaper: Reaper,
+        spawner: Spawner,
     ) -> None:
-        """Take the fleet's parts.
-
-        Args:
-            changed: guards the others, and is notified when they change.
-            crew: the workers.
-            schedule: who may collect.
-            deliveries: what is collected.
-            options: for limits.
-            wake: makes the fleet's thread look at once.
-        """
-        self._changed = changed
-        self._crew = crew
-        self._schedule = schedule
-        self._deliveries = deliveries
-        self._options = options
-        self._wake = wake
+        self._core, self._changed = core, changed
+        self._bootstrap, self._tickets, self._reaper, self._spawner = bootstrap, tickets, reaper, spawner
         self._holders = 0
 
     @property
@@ -65,64 +56,68 @@ class Quiesce:
 
     @contextmanager
     def between_batches(self) -> Iterator[None]:
-        """Inside, every place is filled and no worker holds a ticket: batches under way are finished first, even in a
+        """Inside, every slot is filled and no worker holds a ticket: batches under way are finished first, even in a
         paused fleet.
 
         Raises:
             ControlTimeout: they did not end in time.
         """
-        crew, timeout_s = self._crew, self._options.control_timeout_s
-        crew.raise_error()
+        core, timeout_s = self._core, self._core.options.control_timeout_s
+        lifecycle, pool = core.lifecycle, core.pool
+        lifecycle.raise_error()
         self._holders += 1
         try:
-            if crew.is_paused:
-                crew.open_gates()
+            if lifecycle.is_paused:
+                core.requests.tell_all("resume")
             is_still = self.wait_until(
-                lambda: crew.error is not None or (crew.is_idle and (crew.is_complete or self._schedule.is_done)),
+                lambda: (
+                    lifecycle.error is not None
+                    or (self._tickets.is_idle and (pool.is_complete or core.scheduler.is_done))
+                ),
                 time.monotonic() + timeout_s,
             )
-            crew.raise_error()
+            lifecycle.raise_error()
             if not is_still:
                 raise ControlTimeout(
-                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {crew.describe()}"
+                    f"batches under way did not end within {timeout_s:.0f} s (control_timeout_s); {pool.describe()}"
                 )
             yield
         finally:
             self._holders -= 1
-            if crew.is_paused:
-                crew.shut_gates()
-            self._wake()
+            if lifecycle.is_paused:
+                core.requests.tell_all("pause")
+            core.waker.wake()
 
     # -- between batches ---------------------------------------------------------------------------------------
 
     def save(self) -> FleetState:
         """Everything that going on from here needs. Between batches."""
-        crew = self._crew
-        if self._schedule.is_done:
+        core = self._core
+        if core.scheduler.is_done:
             states = self._final_states()
         else:
-            replies = self._all_answers(self.ask_all("save"), "save its state")
+            replies = self._all_replies(core.requests.ask_all("save"), "save its state")
             states = {slot: reply.state for slot, reply in replies.items()}
         return FleetState(
-            frames=self._schedule.landed_frames,
-            attempts={f"{group}-{index}": crew.lineage.attempts[group, index] for group, index in states},
-            run=crew.lineage.run,
-            epoch=crew.lineage.epoch,
-            dataset=self._dataset,
-            written={f"{group}-{index}": crew.lineage.written[group, index] for group, index in states},
-            version=crew.version,
-            weights=crew.shelf.to_bytes(),
-            seed=crew.seed,
+            frames=core.scheduler.landed_frames,
+            attempts={f"{group}-{index}": core.lineage.attempts[group, index] for group, index in states},
+            run=core.lineage.run,
+            epoch=core.lineage.epoch,
+            dataset=core.dataset_uri,
+            written={f"{group}-{index}": core.lineage.written[group, index] for group, index in states},
+            version=core.offers.published.version,
+            weights=core.offers.published.to_bytes(),
+            seed=self._spawner.seed,
             workers={f"{group}-{index}": state for (group, index), state in states.items()},
         )
 
     def _final_states(self) -> dict[Slot, bytes]:
         """What workers saved when everything was collected, before they ended."""
-        crew, timeout_s = self._crew, self._options.control_timeout_s
-        if not self.wait_until(lambda: crew.is_empty or not self._schedule.is_done, time.monotonic() + timeout_s):
-            raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {crew.describe()}")
-        states = {slot: crew.final_states.get(slot, b"") for slot in crew.places}
-        if not self._schedule.is_done:
+        core, timeout_s = self._core, self._core.options.control_timeout_s
+        if not self.wait_until(lambda: core.pool.is_empty or not core.scheduler.is_done, time.monotonic() + timeout_s):
+            raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.pool.describe()}")
+        states = {slot: self._reaper.final_states.get(slot, b"") for slot in core.pool.slots}
+        if not core.scheduler.is_done:
             raise StateError("a worker was lost, and its frames are collected again; call again")
         if missing := ["{}-{}".format(*slot) for slot, state in states.items() if not state]:
             raise StateError(f"{', '.join(missing)} ended and could not be saved before")
@@ -132,85 +127,87 @@ class Quiesce:
         """Go on from what `save` gave. Between batches.
 
         Environments that were saved go back to where they were, unless the dataset has frames of their slot that came
-        later: those would be written twice. All others begin anew, from seeds that no worker of this job had.
+        later: those would be written twice. All others are reseeded, with seeds that no worker of this job had.
 
         Raises:
             StateError: it does not fit this fleet.
             WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
         """
-        crew = self._crew
-        names = {f"{group}-{index}": (group, index) for group, index in crew.places}
+        core = self._core
+        names = {f"{group}-{index}": (group, index) for group, index in core.pool.slots}
         if set(saved.workers) != set(names):
             raise StateError(
                 f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
                 "use the same job and number of workers"
             )
-        if self._schedule.is_done or not crew.is_complete:
+        if core.scheduler.is_done or not core.pool.is_complete:
             raise StateError("this fleet has collected all its frames; restore the state into a new one")
         told = {name: read_metadata(data) for name, data in saved.workers.items()}
-        is_last = {slot: crew.lineage.is_last(saved, slot, self._dataset) for slot in names.values()}
-        crew.lineage.join(saved)
-        collected = self._schedule.landed_frames
-        self._deliveries.discard("restore")
-        crew.seed = saved.seed
-        if saved.weights and saved.version > crew.version:
+        is_last = {slot: core.lineage.is_last(saved, slot, core.dataset_uri) for slot in names.values()}
+        core.lineage.join(saved)
+        collected = core.scheduler.landed_frames
+        core.queue.discard("restore")
+        self._spawner.use_seed(saved.seed)
+        if saved.weights and saved.version > core.offers.published.version:
             publish(WeightsBlob.from_bytes(saved.weights), saved.version)
-        members = dict(crew.members)
+        handles = dict(core.pool.workers)
         rewinds = {
-            slot: told[name]["envs_saved"] and (not self._dataset or is_last[slot]) for name, slot in names.items()
+            slot: told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]) for name, slot in names.items()
         }
         streams = {
-            slot: crew.lineage.begin(replace(member.stream, seed=saved.seed, warmup_frames=-1))
-            for slot, member in members.items()
+            slot: core.lineage.begin(replace(handle.stream, seed=saved.seed, warmup_frames=-1))
+            for slot, handle in handles.items()
             if not (rewinds[slot] and is_last[slot])
         }
-        self._begin_anew({slot: members[slot] for slot in streams if not rewinds[slot]}, streams)
+        self._reseed({slot: handles[slot] for slot in streams if not rewinds[slot]}, streams)
         asked = {}
         for name, slot in names.items():
             first = streams[slot].first_trajectory if slot in streams else 0
-            number = crew.request(
-                members[slot], "restore", state=saved.workers[name], first_trajectory=first, rewinds=rewinds[slot]
+            number = core.requests.ask(
+                handles[slot], "restore", state=saved.workers[name], first_trajectory=first, rewinds=rewinds[slot]
             )
-            asked[number] = members[slot]
-            crew.lineage.owe(slot, told[name]["warmup_left"])
-        self._all_answers(asked, "restore its state")
-        self._schedule.accepted_frames = saved.frames if crew.store is None else collected
+            asked[number] = handles[slot]
+            core.lineage.owe(slot, told[name]["warmup_left"])
+        self._all_replies(asked, "restore its state")
+        core.scheduler.count_from(saved.frames if core.dataset is None else collected)
 
-    def _begin_anew(self, members: Mapping[Slot, WorkerHandle], streams: Mapping[Slot, WorkerPlace]) -> None:
-        crew = self._crew
-        asked = {crew.begin_anew(member, streams[slot]): member for slot, member in members.items()}
-        self._all_answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
-        for member in members.values():
-            self._deliveries.count_dropped("restore", member.drop_ahead())
-
-    @property
-    def _dataset(self) -> str:
-        return self._crew.store.uri if self._crew.store is not None else ""
+    def _reseed(self, handles: Mapping[Slot, WorkerHandle], streams: Mapping[Slot, WorkerPlace]) -> None:
+        core = self._core
+        asked = {core.requests.reseed(handle, streams[slot]): handle for slot, handle in handles.items()}
+        self._all_replies(asked, "begin anew", timeout_s=core.options.startup_timeout_s)
+        for handle in handles.values():
+            core.queue.count_dropped("restore", handle.drop_ahead())
 
     def reseed(self, seed: int) -> tuple[str, ...]:
-        """Have every worker begin anew. Between batches. Returns those that have.
+        """Reseed every worker. Between batches. Returns those that have.
 
         Raises:
             FleetError: everything is collected.
             WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
         """
-        crew = self._crew
-        if self._schedule.is_done or not crew.is_complete:
+        core = self._core
+        if core.scheduler.is_done or not core.pool.is_complete:
             raise FleetError("this fleet has collected all its frames; there is nothing left to seed")
         warmup: dict[Slot, int] = {}
-        if not self._deliveries.has_lent and crew.store is None:
-            # Nobody has seen a batch: the seed rules the first one.
-            self._deliveries.discard("seed")
-            self._schedule.accepted_frames = crew.found_frames
-            warmup = crew.lineage.owe_all()
-        asked = crew.reseed(seed, warmup)
-        replies = self.answers(asked, "begin anew", timeout_s=self._options.startup_timeout_s)
-        crew.raise_error()
+        if not core.queue.has_lent and core.dataset is None:
+            # No batch was taken yet: the seed rules the first one.
+            core.queue.discard("seed")
+            core.scheduler.count_from(core.found_frames)
+            warmup = core.lineage.owe_all()
+        self._spawner.use_seed(seed)
+        core.events.note("seeded", reason=f"seed {seed}")
+        asked = {}
+        for handle in core.pool.workers.values():
+            if handle.is_ready:
+                stream = replace(handle.stream, seed=seed, warmup_frames=warmup.get(handle.slot, -1))
+                asked[core.requests.reseed(handle, stream)] = handle
+        replies = self.replies(asked, "begin anew", timeout_s=core.options.startup_timeout_s)
+        core.lifecycle.raise_error()
         # Of those that died meanwhile, the replacements begin with the new seed.
-        anew = [member for member in asked.values() if member.place in replies]
-        for member in anew:
-            self._deliveries.count_dropped("seed", member.drop_ahead())
-        return tuple(sorted(member.name for member in anew))
+        anew = [handle for handle in asked.values() if handle.slot in replies]
+        for handle in anew:
+            core.queue.count_dropped("seed", handle.drop_ahead())
+        return tuple(sorted(handle.name for handle in anew))
 
     # -- waiting -----------------------------------------------------------------------------------------------
 
@@ -223,60 +220,90 @@ class Quiesce:
             self._changed.wait(min(left, _POLL_S))
         return True
 
-    def await_crew(self, what: str) -> None:
-        """Wait until every place is filled and nobody else is left, or everything is collected. Where somebody else
-        brings the places, one that is filled is enough.
+    def await_workers(self, what: str) -> None:
+        """Wait until every slot is filled and no other worker is left, or everything is collected. Where slots come
+        from elsewhere (`waits_for_places`), one that is filled is enough.
 
         Raises:
             WorkerFailed, ControlTimeout: workers could not start, or not in time.
             FleetInterrupted: `options.should_stop` says so.
         """
-        crew, options = self._crew, self._options
-        timeout_s = crew.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
+        core, options = self._core, self._core.options
+        timeout_s = core.job.spec.run_policy.startup_deadline_seconds or _LONGEST_START_S
         timeout_s = timeout_s if options.waits_for_places else options.startup_timeout_s
 
         def is_there() -> bool:
-            return crew.has_begun if options.waits_for_places else crew.is_complete
+            return core.pool.has_begun if options.waits_for_places else core.pool.is_complete
 
         in_time = self.wait_until(
-            lambda: crew.error is not None or self._schedule.is_done or is_there() or options.should_stop(),
+            lambda: core.lifecycle.error is not None or core.scheduler.is_done or is_there() or options.should_stop(),
             time.monotonic() + timeout_s,
         )
-        crew.raise_error()
+        core.lifecycle.raise_error()
         if not is_there() and options.should_stop():
-            raise FleetInterrupted(f"whoever waited for the fleet {what} does not wait any more")
+            raise FleetInterrupted(f"waiting for the fleet {what} was cancelled")
         if not in_time:
-            late = ", ".join(f"{group}-{index}" for group, index in crew.places if not crew.is_serving((group, index)))
-            raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {crew.describe()}")
+            late = ", ".join("{}-{}".format(*slot) for slot in core.pool.slots if not core.pool.is_serving(slot))
+            raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.pool.describe()}")
 
-    def ask_all(self, action: str) -> dict[int, WorkerHandle]:
-        """Ask every worker for something. Returns who was asked, for `answers`."""
-        return {self._crew.request(m, action): m for m in self._crew.members.values() if m.is_ready}
-
-    def answers(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
-        """Wait for every worker's answer; one that died meanwhile needs none, nor does its replacement.
+    def replies(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float) -> dict[Slot, Reply]:
+        """Wait for every worker's reply; one that died meanwhile needs none, nor does its replacement.
 
         Raises:
             ControlTimeout: one did not answer in time.
             StateError: one could not.
         """
-        crew = self._crew
+        core = self._core
 
         def late() -> list[str]:
-            return [m.name for n, m in asked.items() if crew.requests[n] is None and crew.members.get(m.place) is m]
+            return [
+                handle.name
+                for number, handle in asked.items()
+                if not core.requests.is_answered(number) and core.pool.workers.get(handle.slot) is handle
+            ]
 
         self.wait_until(lambda: not late(), time.monotonic() + timeout_s)
         names = ", ".join(late())
-        replies = {m.place: reply for n, m in asked.items() if (reply := crew.requests.pop(n)) is not None}
+        replies = {h.slot: reply for n, h in asked.items() if (reply := core.requests.take(n)) is not None}
         if names:
-            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {crew.describe()}")
+            raise ControlTimeout(f"{names} did not {what} within {timeout_s:.0f} s; {core.pool.describe()}")
         if errors := [f"{group}-{index}: {reply.error}" for (group, index), reply in replies.items() if reply.error]:
             raise StateError(f"workers could not {what}: {'; '.join(errors)}")
         return replies
 
-    def _all_answers(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float = 0.0) -> dict[Slot, Reply]:
-        """As `answers`, when none may be missing; by default within `control_timeout_s`."""
-        replies = self.answers(asked, what, timeout_s=timeout_s or self._options.control_timeout_s)
-        if lost := [member.name for member in asked.values() if member.place not in replies]:
+    def _all_replies(self, asked: dict[int, WorkerHandle], what: str, *, timeout_s: float = 0.0) -> dict[Slot, Reply]:
+        """As `replies`, when none may be missing; by default within `control_timeout_s`."""
+        replies = self.replies(asked, what, timeout_s=timeout_s or self._core.options.control_timeout_s)
+        if lost := [handle.name for handle in asked.values() if handle.slot not in replies]:
             raise StateError(f"{', '.join(lost)} ended and could not {what}; call again")
         return replies
+
+    # -- asking one worker -------------------------------------------------------------------------------------
+
+    def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
+        """One leaf of what an environment shows now: see `Fleet.peek`."""
+        handle = self._core.pool.find(worker)
+        if handle is None or not handle.is_ready:
+            raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
+        asked = {self._core.requests.ask(handle, "look", column=column, leaf=leaf): handle}
+        reply = self.replies(asked, "show its environment", timeout_s=_PEEK_S).get(handle.slot)
+        if reply is None:
+            raise FleetError(f"worker {worker} ended before it showed its environment; its replacement will")
+        return reply.state
+
+    def cached_versions(self) -> Mapping[str, PolicyVersion]:
+        """The newest weights that each worker's pod has of an earlier head and that were not fetched yet."""
+        handles = self._core.pool.workers.values()
+        return {h.name: h.cached_version for h in handles if h.is_synced and h.cached_version > INITIAL_VERSION}
+
+    def fetch_cached(self, worker: str) -> bytes:
+        """What one worker's pod has of an earlier head: see `Fleet.fetch_cached`."""
+        handle = self._core.pool.find(worker)
+        if handle is None or not handle.is_synced:
+            raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
+        handle.cached_version = INITIAL_VERSION
+        asked = {self._core.requests.ask(handle, "kept"): handle}
+        replies = self.replies(asked, "hand over the weights that it kept", timeout_s=_FETCH_S)
+        if handle.slot not in replies:
+            raise FleetError(f"worker {worker} ended before it handed over the weights that it kept")
+        return replies[handle.slot].state

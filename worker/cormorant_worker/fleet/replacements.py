@@ -14,7 +14,7 @@ _LONGEST_BACKOFF_S = 30.0
 
 
 class Replacements:
-    """Failures by place. Guarded by the fleet's condition."""
+    """Failures by slot. Guarded by the fleet's condition."""
 
     def __init__(self, job: CollectorJob, options: FleetOptions) -> None:
         self.count = 0
@@ -25,15 +25,15 @@ class Replacements:
         """In a row."""
         self._not_before: dict[Slot, float] = {}
 
-    def plan(self, member: WorkerHandle, reason: str, *, now: float) -> None:
+    def plan(self, handle: WorkerHandle, reason: str, *, now: float) -> None:
         """A worker is gone, and will be replaced.
 
         Raises:
             WorkerFailed: it was replaced too often already.
         """
         self.count += 1
-        slot = member.place
-        was_healthy = member.landed_frames > 0 and now - member.started >= self._options.healthy_s
+        slot = handle.slot
+        was_healthy = handle.landed_frames > 0 and now - handle.started >= self._options.healthy_s
         failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
         if failures > self._limit:
             # A script has no manifest whose field it could change.
@@ -41,15 +41,15 @@ class Replacements:
             healthy_s = self._options.healthy_s
             between = f", and never lived {healthy_s:g} s in between" if math.isfinite(healthy_s) else ""
             raise WorkerFailed(
-                f"worker {member.name} {reason}; it was restarted {self._limit} times already ({field}){between}"
+                f"worker {handle.name} {reason}; it was restarted {self._limit} times already ({field}){between}"
             )
         backoff = 0.0 if failures == 1 else min(_LONGEST_BACKOFF_S, _FIRST_BACKOFF_S * 2 ** (failures - 1))
         self._not_before[slot] = now + backoff
 
     def due(self, vacant: Collection[Slot], now: float) -> list[Slot]:
-        """Those of these places whose replacements need not wait any more, in order."""
+        """Those of these slots whose replacements need not wait any more, in order."""
         return sorted(slot for slot in vacant if now >= self._not_before.get(slot, 0.0))
 
     def forget(self, slot: Slot) -> None:
-        """A place is filled, or given up: its next worker need not wait."""
+        """A slot is filled, or given up: its next worker need not wait."""
         self._not_before.pop(slot, None)

@@ -1,7 +1,10 @@
-"""What a fleet asks of its workers beside tickets, and their replies. Guarded by the fleet's condition."""
+"""What a fleet asks of its workers beside tickets, and their replies."""
 
-from itertools import islice
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
+
+import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Slot
@@ -9,71 +12,69 @@ from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.worker.messages import Reply, Request, Reseed
 
-_SHOWN = 8
-"""Of the workers, in a message."""
+log = structlog.get_logger()
 
 
 class Requests:
-    """Asks members, and keeps what they answer until somebody takes it."""
+    """Asks workers, and keeps their replies until they are taken. Guarded by the fleet's condition."""
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.members: dict[Slot, WorkerHandle] = {}
-        self.requests: dict[int, Reply | None] = {}
-        """Requests under way, and their replies once they came."""
+    def __init__(self, engine: Engine, workers: Mapping[Slot, WorkerHandle]) -> None:
+        self.stuck: deque[WorkerHandle] = deque()
+        """Workers that do not read as fast as they are sent; the selector takes them out."""
+        self._engine, self._workers = engine, workers
+        self._replies: dict[int, Reply | None] = {}
+        """Of requests under way: None until the reply comes."""
         self._numbers = 0
 
-    def serving(self) -> list[WorkerHandle]:
-        return [member for member in self.members.values() if member.is_ready and not member.is_leaving]
+    def next_number(self) -> int:
+        self._numbers += 1
+        return self._numbers
 
-    def describe(self) -> str:
-        """Who does what, for messages: a few of them."""
-        shown = sorted(islice(self.members.items(), _SHOWN))
-        found = [f"{m.name} is {m.link.describe_doing()}" for _, m in shown]
-        if (more := len(self.members) - len(found)) > 0:
-            found.append(f"and {more:,} more")
-        return ", ".join(found) or "there are no workers"
+    def ask(self, handle: WorkerHandle, action: str, *, state: bytes = b"", **details: Any) -> int:
+        """Ask a worker for something. Returns a number, for `is_answered` and `take`.
 
-    def request(self, member: WorkerHandle, action: str, *, state: bytes = b"", **details: Any) -> int:
-        """Ask a worker for something; the reply will be in `requests` under the number that is returned."""
-        number = self._next_number()
-        self.requests[number] = None
-        payload = self.engine.share(state) if state else None
-        # A worker that is dying hears nothing and answers nothing: whoever waits sees that it is no member any more.
-        asked = Request(number=number, action=action, size_bytes=len(state), **details)
-        member.request(asked, payload)
+        A worker that is dying does not answer: callers see that it is not in the pool any more.
+        """
+        number = self.next_number()
+        self._replies[number] = None
+        payload = self._engine.share(state) if state else None
+        handle.request(Request(number=number, action=action, size_bytes=len(state), **details), payload)
         if payload is not None:
             payload.close()
         return number
 
-    def begin_anew(self, member: WorkerHandle, stream: WorkerPlace) -> int:
-        """Have a worker begin anew from the seeds of a place. Returns the number of the reply."""
-        number = self._next_number()
-        self.requests[number] = None
-        member.stream = stream
-        member.send(Reseed(number=number, place=stream))
+    def reseed(self, handle: WorkerHandle, stream: WorkerPlace) -> int:
+        """Have a worker build its environments again, with the seeds of a place. Returns a number as `ask`."""
+        number = self.next_number()
+        self._replies[number] = None
+        handle.stream = stream
+        handle.send(Reseed(number=number, place=stream))
         return number
 
-    def open_gates(self) -> None:
-        """Let every worker go on."""
-        for member in self.members.values():
-            if member.is_ready:
-                self._tell(member, "resume")
+    def ask_all(self, action: str) -> dict[int, WorkerHandle]:
+        """Ask every worker that is ready. Returns who was asked."""
+        return {self.ask(handle, action): handle for handle in self._workers.values() if handle.is_ready}
 
-    def shut_gates(self) -> None:
-        """Make every worker stop at its next vector step, without waiting for it."""
-        for member in self.members.values():
-            if member.is_ready:
-                self._tell(member, "pause")
+    def tell(self, handle: WorkerHandle, action: str) -> None:
+        """Ask a worker, and wait for no reply."""
+        del self._replies[self.ask(handle, action)]
 
-    def stop_stepping(self) -> None:
-        """Make every worker give its batch up and finish."""
-        for member in self.members.values():
-            self._tell(member, "stop")
+    def tell_all(self, action: str, *, only_ready: bool = True) -> None:
+        """Tell every worker "pause" (stop at the next vector step), "resume" or "stop" (give the batch up)."""
+        for handle in self._workers.values():
+            if handle.is_ready or not only_ready:
+                self.tell(handle, action)
 
-    def _tell(self, member: WorkerHandle, action: str) -> None:
-        self.requests.pop(self.request(member, action), None)
+    def note_reply(self, handle: WorkerHandle, reply: Reply) -> None:
+        handle.unanswered.pop(reply.number, None)
+        if reply.number in self._replies:
+            self._replies[reply.number] = reply
+        elif reply.error:
+            log.warning("request_refused", worker=handle.name, reason=reply.error)
 
-    def _next_number(self) -> int:
-        self._numbers += 1
-        return self._numbers
+    def is_answered(self, number: int) -> bool:
+        return self._replies[number] is not None
+
+    def take(self, number: int) -> Reply | None:
+        """The reply, if it has come; it is not waited for any more."""
+        return self._replies.pop(number, None)

@@ -69,8 +69,7 @@ class Scheduler:
         self.total_frames = total_frames
         self.max_staleness = max_staleness
         self.preemptive_threshold = preemptive_threshold
-        self.accepted_frames = 0
-        """Frames that the output has taken; what `totalFrames` counts."""
+        self._accepted_frames = 0
         self.is_draining = False
         """No ticket goes out any more."""
         self.outstanding_frames = 0
@@ -91,6 +90,11 @@ class Scheduler:
         """
 
     # -- what there is left ------------------------------------------------------------------------------------
+
+    @property
+    def accepted_frames(self) -> int:
+        """Frames that the output has taken; what `totalFrames` counts."""
+        return self._accepted_frames
 
     @property
     def landed_frames(self) -> int:
@@ -286,7 +290,7 @@ class Scheduler:
         """Frames of a lost member are in the dataset though they never landed: they count, and its tickets ask for so
         many less. Returns the rounds that are complete now, without it.
         """
-        self.accepted_frames += num_frames
+        self._accepted_frames += num_frames
         completed = []
         for found in sorted(self._pending.values(), key=lambda found: found.number):
             if slot not in found.pending:
@@ -335,7 +339,7 @@ class Scheduler:
 
     def accepted(self, round_number: int) -> None:
         """A round entered the queue: its frames count."""
-        self.accepted_frames += self._close_round(round_number)
+        self._accepted_frames += self._close_round(round_number)
 
     def forget_open(self) -> None:
         """No round that is not accepted will ever be: what is missing is collected anew. No ticket may be out."""
@@ -343,6 +347,10 @@ class Scheduler:
         self._pending.clear()
         self.outstanding_frames = 0
 
+    def count_from(self, num_frames: int) -> None:
+        """So many frames are accepted: what earlier fleets collected, or a restored state has."""
+        self._accepted_frames = num_frames
+
     def take_back(self, num_frames: int) -> None:
         """Accepted frames turned out to be lost or too stale: they are collected again."""
-        self.accepted_frames -= num_frames
+        self._accepted_frames -= num_frames

@@ -1,54 +1,93 @@
-"""A fleet's books as numbers for others."""
+"""What a fleet tells of itself: counters at one moment, and what became of published weights."""
 
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
 
-from cormorant_worker.fleet.protocol import FleetStats
-
-if TYPE_CHECKING:
-    from cormorant_worker.fleet.batch_queue import BatchQueue
-    from cormorant_worker.fleet.scheduler import Scheduler
-    from cormorant_worker.fleet.worker_handle import WorkerHandle
-    from cormorant_worker.fleet.worker_pool import WorkerPool
+from cormorant_worker.weights.staged import PolicyVersion
 
 
-_SWEPT = 256
-"""Workers whose pulses are looked at for an answer: of a larger fleet, the others' were within the last second."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What became of a published version."""
+
+    version: PolicyVersion
+    applied: tuple[str, ...]
+    """Workers that act with this version or a newer one."""
+    waiting: tuple[str, ...]
+    """Workers that have it staged for their next batch."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """Why workers that are in neither of the others refused it, by name."""
 
 
-def fleet_stats(crew: "WorkerPool", schedule: "Scheduler", deliveries: "BatchQueue") -> FleetStats:
-    """The whole fleet at this moment, without `workers`. The caller holds the fleet's condition."""
-    crew.watch.sweep(_SWEPT)
-    tally = crew.tally
-    sizes = crew.places.sizes
-    groups = {
-        group.name: tally.group(group.name, desired=sizes.get(group.name, 0)) for group in crew.job.spec.worker_groups
-    }
-    queue = crew.job.spec.output.queue
-    has_store = crew.store is not None
-    return FleetStats(
-        frames=schedule.accepted_frames,
-        settled_frames=max(0, schedule.accepted_frames - deliveries.unsettled_frames),
-        stepped_frames=tally.stepped_frames,
-        total_frames=schedule.total_frames,
-        episodes=tally.episodes,
-        recent_returns=tuple(tally.returns),
-        recent_lengths=tuple(tally.lengths),
-        version=crew.version,
-        dropped=dict(deliveries.dropped),
-        restarts=crew.replacements.count,
-        queued_batches=deliveries.num_waiting,
-        paused=crew.is_paused,
-        workers=(),
-        groups=groups,
-        queue_capacity=queue.capacity_batches if queue is not None else 0,
-        queue_waits_s=tally.waits_s,
-        undurable_frames=sum(m.landed_frames - m.durable_frames for m in crew.members.values()) if has_store else 0,
-    )
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStats:
+    """One worker as the fleet sees it."""
+
+    name: str
+    """`<group>-<index>`."""
+    attempt: int
+    phase: str
+    """importing, building, waiting, stepping, storing, paused."""
+    frames: int
+    """Frames that this attempt has stepped."""
+    version: PolicyVersion
+    """The version that acts."""
+    pid: int
+    """0 while it has none: a Ray actor that is not placed."""
+    env_restarts: int
 
 
-def with_workers(stats: FleetStats, members: "Sequence[WorkerHandle]") -> FleetStats:
-    """The same with each worker. Without the condition: it costs as much as there are workers."""
-    ordered = sorted(members, key=lambda member: member.place)
-    return replace(stats, workers=tuple(member.stats(is_paused=stats.paused) for member in ordered))
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupStats:
+    """One worker group, with those of its workers that are gone."""
+
+    desired: int
+    """Places that are to be filled."""
+    ready: int
+    """Workers that may collect."""
+    starting: int
+    stepped_frames: int
+    """So far."""
+    spent_s: Mapping[str, float]
+    """Seconds of all workers by activity: `cormorant_contract.metrics.labels.ACTIVITIES`."""
+    restarts: Mapping[Literal["crash", "hang", "error"], int]
+    """Workers replaced so far, by reason."""
+    env_restarts: int
+    min_version: PolicyVersion
+    """The oldest that acts in it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetStats:
+    """The whole fleet at one moment."""
+
+    frames: int
+    """Frames accepted by the output: what `totalFrames` counts."""
+    settled_frames: int
+    """Those of them that nobody can lose any more: consumers are done with them, or they were dropped as the oldest, or
+    are in a dataset."""
+    stepped_frames: int
+    """Frames stepped so far, those of unfinished batches among them: for rates."""
+    total_frames: int | None
+    episodes: int
+    """Episodes ended so far."""
+    recent_returns: tuple[float, ...]
+    """Returns of the last episodes, 100 at most."""
+    recent_lengths: tuple[int, ...]
+    version: PolicyVersion
+    """The newest published version."""
+    dropped: Mapping[str, int]
+    """Frames that were stepped and never delivered, by reason: crash, stale, drop_oldest, drain, restore, seed."""
+    restarts: int
+    """Workers replaced so far."""
+    queued_batches: int
+    paused: bool
+    workers: tuple[WorkerStats, ...]
+    groups: Mapping[str, GroupStats]
+    queue_capacity: int
+    """Batches; 0: no queue."""
+    queue_waits_s: Mapping[str, float]
+    """Seconds in which somebody waited: producer for room, consumer for a batch."""
+    undurable_frames: int
+    """In sealed batches that the dataset has not made durable yet; 0 without one."""

@@ -10,6 +10,7 @@ from typing import Protocol
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Phase
 from cormorant_worker.worker.messages import Request, Start, Ticket
@@ -196,6 +197,10 @@ class Engine(Protocol):
         """
         ...
 
+    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        """Options with what this engine alone knows: how many workers there are unless told, and who brings slots."""
+        ...
+
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         """Called once, before anything else.
 
@@ -222,7 +227,7 @@ class Engine(Protocol):
         """Processors that each of so many workers may use; 0: the worker finds out where it runs."""
         ...
 
-    def make_store(self, layout: Layout, limit: int) -> BlockPool:
+    def make_blocks(self, layout: Layout, limit: int) -> BlockPool:
         """Lay out the memory of batches. Called once, when the first worker has told the layout, without the condition:
         it may take long.
         """

@@ -1,38 +1,38 @@
-"""What wakes the fleet's thread out of its wait: rung by callers that have changed something."""
+"""Wakes the fleet's thread out of its wait, when another thread has changed something."""
 
 import os
 import threading
 
 
 class Waker:
-    """A pipe of which only the fleet's thread reads. `ring` may be called by any thread, and after `close`."""
+    """A pipe of which only the fleet's thread reads. `wake` may be called by any thread, and after `close`."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
         os.set_blocking(self._read, False)
         os.set_blocking(self._write, False)
         self._lock = threading.Lock()
-        """Guards what follows, and the descriptors: after `close` their numbers are somebody else's. Held for one
+        """Guards what follows, and the descriptors: after `close` their numbers may be another file's. Held for one
         system call that never waits.
         """
-        self._is_rung = self._is_closed = False
+        self._is_set = self._is_closed = False
 
     def fileno(self) -> int:
-        """What to wait on: readable once somebody has rung."""
+        """What to wait on: readable after `wake`."""
         return self._read
 
-    def ring(self) -> None:
-        """Have the thread look at once. Never waits; ringing twice is as good as once."""
+    def wake(self) -> None:
+        """Have the thread look at once. Never waits; a second call before it looks changes nothing."""
         with self._lock:
-            if not (self._is_rung or self._is_closed):
-                self._is_rung = True
+            if not (self._is_set or self._is_closed):
+                self._is_set = True
                 os.write(self._write, b"x")
 
-    def hush(self) -> None:
-        """Forget who has rung so far. Called by the fleet's thread."""
+    def clear(self) -> None:
+        """Take back all calls of `wake` so far. Called by the fleet's thread."""
         with self._lock:
-            if self._is_rung and not self._is_closed:
-                self._is_rung = False
+            if self._is_set and not self._is_closed:
+                self._is_set = False
                 os.read(self._read, 1)
 
     def close(self) -> None:

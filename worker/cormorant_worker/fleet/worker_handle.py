@@ -1,4 +1,4 @@
-"""One worker of a fleet, as the fleet's books know it."""
+"""One worker as its fleet knows it."""
 
 import time
 from collections import deque
@@ -6,13 +6,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from cormorant_worker.collect.place import WorkerPlace
-from cormorant_worker.fleet.protocol import WorkerStats
 from cormorant_worker.fleet.scheduler import Round, Slot
+from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Request, Ticket
+from cormorant_worker.worker.messages import Ready, Request, Sealed, Ticket
 
 _LONG_REQUESTS = frozenset({"save", "restore", "kept"})
 
@@ -28,133 +28,159 @@ class TicketOut:
 
 @dataclass(slots=True, eq=False)
 class WorkerHandle:
-    """One filled place. Guarded by the fleet's condition.
+    """One filled slot. Guarded by the fleet's condition.
 
-    starting -> ready (has said its layout) -> synced (has the current weights: may hold tickets) -> leaving -> finished
+    starting -> ready (has told its layout) -> synced (has the current weights: may hold tickets) -> leaving -> finished
     """
 
-    link: WorkerConnection
-    started: float
-    stream: WorkerPlace
-    """The place whose seeds its environments have: that of its start, until it begins anew."""
+    connection: WorkerConnection
     stuck: "deque[WorkerHandle]"
     """Where it puts itself when it does not read what it is sent."""
+    stream: WorkerPlace
+    """The place whose seeds its environments have: that of its start, until it is reseeded."""
+    last_progress: float
+    """In the fleet's time: see `HangDetector`."""
+    started: float = field(default_factory=time.monotonic)
     tickets: dict[int, TicketOut] = field(default_factory=dict)
     is_ready: bool = False
     is_synced: bool = False
+    is_leaving: bool = False
+    """Gets no more tickets, and is told to finish when it holds none."""
+    is_gone: bool = False
+    """It has ended, or is being ended: nothing is expected of it any more."""
+    has_finished: bool = False
     sync_request: int = 0
     """The request whose reply makes it synced, where there are no weights to offer."""
     offer: int = 0
     """The offer of weights that it has not answered; 0: none. It gets no other one before."""
     offered: PolicyVersion = INITIAL_VERSION
     """The version that it was offered last."""
-    unanswered: dict[int, str] = field(default_factory=dict)
-    """What it was asked for and has not answered, by request."""
     refusal: tuple[PolicyVersion, str] = (INITIAL_VERSION, "")
     """The version that it refused last, and why."""
-    kept_version: PolicyVersion = INITIAL_VERSION
-    """The newest weights that its pod kept from an earlier head, as long as nobody has fetched them."""
-    is_leaving: bool = False
-    """Gets no more tickets, and is told to finish when it holds none."""
-    was_told_to_finish: bool = False
-    has_finished: bool = False
     version: PolicyVersion = INITIAL_VERSION
     """The version that acts."""
+    cached_version: PolicyVersion = INITIAL_VERSION
+    """The newest weights that its pod has of an earlier head, until they are fetched."""
     landed_frames: int = 0
-    dropped_frames: int = 0
-    """Stepped by this attempt, and dropped when it began anew."""
     durable_frames: int = 0
+    dropped_frames: int = 0
+    """Stepped by this attempt, and dropped when it was reseeded."""
     env_restarts: int = 0
-    is_gone: bool = False
-    """It has ended, or is being ended: nothing is expected of it any more."""
-    last_pulse: tuple[int, Phase] = (-1, Phase.IMPORTING)
-    last_progress: float = 0.0
-    """In the fleet's time: see `Crew.watch`."""
-    booked_frames: int = 0
-    """Of `stepped_frames`, what the tally has."""
-    booked_ns: tuple[int, ...] = ()
-    """Likewise, of the time that it has spent."""
+    unanswered: dict[int, str] = field(default_factory=dict)
+    """Actions that it was asked for and has not answered, by request."""
+    _last_heartbeat: tuple[int, Phase] = (-1, Phase.IMPORTING)
+    _counted_frames: int = 0
+    _counted_ns: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
         """`<group>-<index>`."""
-        return f"{self.link.place.group}-{self.link.place.index}"
+        return f"{self.connection.place.group}-{self.connection.place.index}"
 
     @property
-    def place(self) -> Slot:
-        """(group, index)."""
-        return self.link.place.group, self.link.place.index
+    def slot(self) -> Slot:
+        return self.connection.place.group, self.connection.place.index
+
+    @property
+    def group(self) -> str:
+        return self.connection.place.group
 
     @property
     def attempt(self) -> int:
-        """Which process of its place it is, from 0."""
-        return self.link.place.attempt
+        """Which process of its slot it is, from 0."""
+        return self.connection.place.attempt
 
     @property
     def stepped_frames(self) -> int:
         """Frames that this attempt has stepped."""
-        return self.link.frames
+        return self.connection.frames
+
+    # -- talking -----------------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Send Begin, Reseed or Finish. A worker that is dying hears nothing: its link tells the fleet."""
+        """Send Begin, Reseed or Finish. A worker that is dying hears nothing: its connection tells the fleet."""
         with suppress(ConnectionClosed):
-            self.link.send(message)
+            self.connection.send(message)
         self._note_unsent()
 
-    def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
+    def send_ticket(self, ticket: Ticket, out: TicketOut, memory: SharedMemory | None) -> None:
         """Have a batch collected, unless the worker is dying."""
+        self.tickets[ticket.number] = out
         with suppress(ConnectionClosed):
-            self.link.send_ticket(ticket, memory)
+            self.connection.send_ticket(ticket, memory)
         self._note_unsent()
 
     def request(self, request: Request, payload: Payload | None = None) -> None:
         """Ask for something, unless the worker is dying."""
         self.unanswered[request.number] = request.action
         with suppress(ConnectionClosed):
-            self.link.request(request, payload)
+            self.connection.request(request, payload)
         self._note_unsent()
 
     def _note_unsent(self) -> None:
-        if self.link.unsent():
+        if self.connection.unsent():
             self.stuck.append(self)
 
-    def silent_for_s(self, now: float, *, is_paused: bool) -> float:
-        """Seconds without a sign of life, while there should be one: it has a ticket and does not stand still on
-        purpose, or was asked for something.
-        """
-        pulse = self.stepped_frames, self.link.phase
-        rests = is_paused or (pulse[1] is Phase.WAITING and not self.tickets)
-        if pulse != self.last_pulse or (rests and self.is_ready and not self.unanswered):
-            self.last_pulse, self.last_progress = pulse, now
-        return now - self.last_progress
+    # -- what it has told --------------------------------------------------------------------------------------
+
+    def ready(self, ready: Ready, *, now: float) -> None:
+        """It stands at its first observation. From here on it is held to the hang limit, which its start may exceed."""
+        self.is_ready = True
+        self.cached_version = PolicyVersion(ready.kept_version)
+        self.last_progress = now
+
+    def landed(self, sealed: Sealed) -> None:
+        self.landed_frames += sealed.num_frames
+        self.durable_frames = sealed.durable_frames
+        self.env_restarts = sealed.env_restarts
 
     def drop_ahead(self) -> int:
-        """It has begun anew: what its environments were ahead of its last batch will not be delivered. Returns how many
+        """It was reseeded: what its environments were ahead of its last batch will not be delivered. Returns how many
         frames that are.
         """
         ahead = max(0, self.stepped_frames - self.landed_frames - self.dropped_frames)
         self.dropped_frames += ahead
         return ahead
 
+    def take_progress(self) -> tuple[int, tuple[int, ...]]:
+        """Frames, and nanoseconds by activity (empty: none), since the last call."""
+        frames, spent = self.connection.frames, self.connection.spent_ns
+        new_ns: tuple[int, ...] = ()
+        if spent != self._counted_ns:
+            before = self._counted_ns or (0,) * len(spent)
+            new_ns = tuple(now - then for now, then in zip(spent, before, strict=True))
+        new_frames = frames - self._counted_frames
+        self._counted_frames, self._counted_ns = frames, spent
+        return new_frames, new_ns
+
+    def rest(self, now: float) -> None:
+        """Nothing is expected of it at this moment: it has no machine to run on."""
+        self.last_progress = now
+
+    def silent_for_s(self, now: float, *, is_paused: bool) -> float:
+        """Seconds without a sign of life, while there should be one: it has a ticket and is not paused, or was asked
+        for something.
+        """
+        heartbeat = self.stepped_frames, self.connection.phase
+        rests = is_paused or (heartbeat[1] is Phase.WAITING and not self.tickets)
+        if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
+            self._last_heartbeat, self.last_progress = heartbeat, now
+        return now - self.last_progress
+
     @property
     def is_storing(self) -> bool:
         """True while it writes or reads what may be on another machine, or is asked for all that it holds."""
-        return self.link.phase is Phase.STORING or not _LONG_REQUESTS.isdisjoint(self.unanswered.values())
+        return self.connection.phase is Phase.STORING or not _LONG_REQUESTS.isdisjoint(self.unanswered.values())
 
     def stats(self, *, is_paused: bool) -> WorkerStats:
-        phase = self.link.phase
+        phase = self.connection.phase
         is_held = is_paused and phase in (Phase.STEPPING, Phase.WAITING)
         return WorkerStats(
             name=self.name,
-            attempt=self.link.place.attempt,
+            attempt=self.attempt,
             phase="paused" if is_held else phase.name.lower(),
             frames=self.stepped_frames,
             version=self.version,
-            pid=self.link.pid,
+            pid=self.connection.pid,
             env_restarts=self.env_restarts,
         )
-
-
-def new_handle(link: WorkerConnection, *, now: float, stuck: "deque[WorkerHandle]") -> WorkerHandle:
-    """A place has just been filled, at this moment of the fleet's time."""
-    return WorkerHandle(link=link, started=time.monotonic(), stream=link.place, stuck=stuck, last_progress=now)

@@ -10,7 +10,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
 from cormorant_contract.metrics.labels import ACTIVITIES, END
 from cormorant_worker.fleet.events import FleetEvent
-from cormorant_worker.fleet.protocol import FleetStats, GroupStats
+from cormorant_worker.fleet.stats import FleetStats, GroupStats
 from cormorant_worker.metrics.exposition import Exposition, Rising
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.worker.messages import Sealed

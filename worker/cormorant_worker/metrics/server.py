@@ -5,7 +5,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from cormorant_contract.metrics.head import FLEET_METRICS
-from cormorant_worker.fleet.protocol import Fleet
+from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.metrics.exposition import Exposition
 from cormorant_worker.metrics.fleet import FleetMetrics
 

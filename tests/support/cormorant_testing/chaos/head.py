@@ -4,10 +4,12 @@ import faulthandler
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
+from cormorant_contract.job import CollectorJob
 from cormorant_testing.chaos.fleet_world import CONTROL_S, HANG_S, STARTUP_S
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -39,11 +41,13 @@ def main() -> None:
         startup_timeout_s=STARTUP_S[engine],
         should_stop=over.is_set,
     )
-    make = Fleet
+    make: Callable[[CollectorJob, FleetOptions], Fleet] = Fleet
     if engine == "ray":
-        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.ray.engine import RayEngine
 
-        make = RayFleet
+        def make(job: CollectorJob, options: FleetOptions) -> Fleet:
+            return Fleet(job, options, engine=RayEngine())
+
     with HeadServer(load_job(job), settings) as server:
         server.start_fleet(make, options)
         server.wait(over.is_set)

@@ -31,10 +31,10 @@ from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights,
 from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.compat.torchrl.settings import Settings, broadcast, exploration_of, limit
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
-from cormorant_worker.fleet.loan import Loan
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.protocol import Receipt
+from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.launch import load_job
 from cormorant_worker.policy.loading import MAIN_MODEL
 

@@ -22,9 +22,9 @@ from cormorant_worker.compat.torchrl.receivers import NotSet
 from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.compat.torchrl.storing import StoreInBuffer
 from cormorant_worker.errors import StateError
-from cormorant_worker.fleet.loan import Loan
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.options import FleetOptions
-from cormorant_worker.fleet.protocol import Receipt
+from cormorant_worker.fleet.stats import Receipt
 
 
 class RayCollector(FleetCollector):
@@ -192,9 +192,11 @@ class RayCollector(FleetCollector):
 
     def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
         # Who has no Ray collector needs no Ray.
-        from cormorant_worker.fleet.ray.fleet import RayFleet
+        from cormorant_worker.fleet.fleet import Fleet
+        from cormorant_worker.fleet.ray.engine import RayEngine
 
-        return RayFleet(job, options, self._ray_options)
+        self._engine = RayEngine(self._ray_options)
+        return Fleet(job, options, engine=self._engine)
 
     def _all_parts(self) -> list[WorkerOverrides]:
         if not self._extends_in_workers:
@@ -210,7 +212,7 @@ class RayCollector(FleetCollector):
     @property
     def remote_collectors(self) -> list[Any]:
         """Ray's handles of the actors that live now, in the collectors' order."""
-        return list(self.fleet.actors)
+        return list(self._engine.actors)
 
     @property
     def num_collectors(self) -> int:

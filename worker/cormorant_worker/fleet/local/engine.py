@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
@@ -11,6 +12,7 @@ from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.local.block_pool import SharedBlockPool
 from cormorant_worker.fleet.local.fork_server import ForkServer, Imports, borrow, give_back
 from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
+from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import ConnectionClosed, WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
@@ -39,6 +41,10 @@ class LocalEngine:
         elif any(group.device == "gpu" for group in job.spec.worker_groups):
             find_device("cuda")
 
+    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        """Workers share this machine's processors: at most one each, unless told otherwise."""
+        return replace(options, workers=options.workers or default_workers(job))
+
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         """Workers have sockets that the fleet's thread waits on. What they import is imported from now on."""
         self._fork_server()
@@ -64,7 +70,7 @@ class LocalEngine:
         """Workers share this process's processors."""
         return max(1, available_cpus() // num_workers)
 
-    def make_store(self, layout: Layout, limit: int) -> SharedBlockPool:
+    def make_blocks(self, layout: Layout, limit: int) -> SharedBlockPool:
         """Shared memory, mapped by every worker that fills it."""
         return SharedBlockPool(layout, limit)
 

@@ -19,7 +19,7 @@ from multiprocessing.reduction import send_handle
 from pathlib import Path
 from typing import Any
 
-from cormorant_worker.fleet.local.socket_pair import socket_pair
+from cormorant_worker.fleet.local.channel import socket_pair
 
 _MODULE = "cormorant_worker.fleet.local.fork_server_main"
 _ANSWER_S = 5.0

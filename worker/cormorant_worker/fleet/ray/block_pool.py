@@ -1,9 +1,11 @@
 """The memory of batches in a Ray fleet: objects in Ray's store, mapped here and never copied. The local counterpart is
-`SlotPool`.
+`SharedBlockPool`.
 """
 
+import threading
 from collections.abc import Mapping
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -16,20 +18,78 @@ _USABLE = 0.8
 """Of the object store: the rest is for weights, and for objects that are on their way out."""
 
 
+class StoreShares:
+    """What each fleet of a process may lay out in the object store that they share: first what each needs for one
+    round, then as much more as each wants, in equal parts.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        """Guards everything here, and the pools' limits."""
+        self._pools: WeakSet[RayBlockPool] = WeakSet()
+
+    def resize(self, pool: "RayBlockPool", wanted: int, *, at_least: int) -> None:
+        """Give a pool as many blocks as it wants, or as there is room for. Others may get fewer: they lend no more
+        until enough of theirs are back.
+
+        Raises:
+            FleetError: there is no room for `at_least`; nothing has changed.
+        """
+        with self._lock:
+            others = [known for known in self._pools if known is not pool]
+            usable = int(pool.store_bytes * _USABLE)
+            needed = sum(known.fewest * known.block_bytes for known in others)
+            if usable - needed < at_least * pool.block_bytes:
+                taken = f" ({needed:,} bytes of it are other fleets' of this process)" if others else ""
+                raise FleetError(
+                    f"Ray's object store has {pool.store_bytes:,} bytes on a node, a batch takes up to "
+                    f"{pool.block_bytes:,} and {at_least} of them must fit into {_USABLE:.0%} of it{taken}; give it "
+                    "more memory (RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower "
+                    "framesPerBatch"
+                )
+            pool.wanted, pool.fewest = wanted, at_least
+            self._pools.add(pool)
+            self._share(usable)
+
+    def leave(self, pool: "RayBlockPool") -> None:
+        """A pool needs nothing any more; the others may have its share."""
+        with self._lock:
+            self._pools.discard(pool)
+            self._share(int(pool.store_bytes * _USABLE))
+
+    def _share(self, usable: int) -> None:
+        left = usable - sum(pool.fewest * pool.block_bytes for pool in self._pools)
+        # Those that want least come first, so that what they leave goes to the others.
+        pools = sorted(self._pools, key=lambda pool: (pool.wanted - pool.fewest) * pool.block_bytes)
+        for number, pool in enumerate(pools):
+            more = min(max(0, pool.wanted - pool.fewest), left // (len(pools) - number) // pool.block_bytes)
+            pool.limit = min(pool.wanted, pool.fewest + more)
+            left -= more * pool.block_bytes
+
+
 class RayBlockPool:
     """At most `limit` blocks: those that workers fill or have filled, and those that consumers hold."""
 
-    def __init__(self, layout: Layout, limit: int, *, store_bytes: int) -> None:
+    def __init__(self, layout: Layout, limit: int, *, store_bytes: int, shares: StoreShares | None = None) -> None:
         """Make room for blocks in an object store.
+
+        Args:
+            layout: of a batch.
+            limit: blocks that are wanted.
+            store_bytes: memory of the object store.
+            shares: of the fleets that use the store; None: this is the only one.
 
         Raises:
             FleetError: not even one batch fits.
         """
         self._layout = layout
-        self._store_bytes = store_bytes
+        self.block_bytes = layout.size_bytes
+        self.store_bytes = store_bytes
+        self._shares = shares or StoreShares()
         self._next = 0
         self._lent: dict[int, Block | None] = {}
-        self.limit = 0
+        self.limit = self.wanted = self.fewest = 0
+        """Written by `StoreShares`."""
         self.resize(limit, at_least=1)
 
     def resize(self, limit: int, *, at_least: int) -> None:
@@ -38,14 +98,7 @@ class RayBlockPool:
         Raises:
             FleetError: it has no room for `at_least`.
         """
-        fitting = int(self._store_bytes * _USABLE) // self._layout.size_bytes
-        if fitting < at_least:
-            raise FleetError(
-                f"Ray's object store has {self._store_bytes:,} bytes on a node, a batch takes up to "
-                f"{self._layout.size_bytes:,} and {at_least} of them must fit into {_USABLE:.0%} of it; give it more "
-                "memory (RayOptions.object_store_bytes, or `ray start --object-store-memory`) or lower framesPerBatch"
-            )
-        self.limit = min(limit, fitting)
+        self._shares.resize(self, limit, at_least=at_least)
 
     @property
     def room(self) -> int:
@@ -89,6 +142,7 @@ class RayBlockPool:
 
     def close(self) -> None:
         """Let go of all objects. Views of blocks stay valid."""
+        self._shares.leave(self)
         self._lent.clear()
 
 

@@ -12,8 +12,9 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.fleet.file_limit import raise_file_limit
+from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
-from cormorant_worker.fleet.ray.block_pool import RayBlockPool
+from cormorant_worker.fleet.ray.block_pool import RayBlockPool, StoreShares
 from cormorant_worker.fleet.ray.cluster import Cluster
 from cormorant_worker.fleet.ray.connection import ObjectPayload, RayConnection
 from cormorant_worker.fleet.ray.demand import demand_of
@@ -22,6 +23,8 @@ from cormorant_worker.fleet.transport import WorkerConnection
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
 
+_SHARES = StoreShares()
+"""This process is connected to one cluster at a time, and its fleets share that one's object store."""
 _DESCRIPTORS = 3
 """Of a worker in this process: Ray's connections to its actor and to that one's node."""
 
@@ -29,21 +32,37 @@ _DESCRIPTORS = 3
 class RayEngine:
     """Asks a cluster for actors, one a worker. Ray restarts none of them: the fleet does, with seeds of their own."""
 
-    def __init__(self, options: RayOptions) -> None:
+    def __init__(self, options: RayOptions | None = None) -> None:
         """Connect to a cluster, or start one.
 
         Raises:
             FleetError: it cannot be reached or started.
         """
-        self._options = options
+        self._options = options = options or RayOptions()
         self.cluster = Cluster(options)
         self._node_id = self.cluster.node_id
         self._actors: Any = ray.remote(concurrency_groups=GROUPS)(WorkerActor)
         self._blocks: RayBlockPool | None = None
+        self._connections: dict[tuple[str, int], RayConnection] = {}
+        """The newest of each slot."""
         self._wake: Callable[[WorkerConnection], None] = _nobody
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
+
+    def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
+        """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
+        processor. With `slot_resources`, pods bring the slots.
+        """
+        workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
+        waits_for_places = options.waits_for_places or self._options.slot_resources
+        return replace(options, workers=workers, waits_for_places=waits_for_places)
+
+    @property
+    def actors(self) -> tuple[Any, ...]:
+        """Ray's handles of the workers that live now, in the order of their slots."""
+        living = [slot for slot, known in tuple(self._connections.items()) if known.is_open]
+        return tuple(self._connections[slot].handle for slot in sorted(living))
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
         """Have the fleet's thread woken when something arrives."""
@@ -90,7 +109,7 @@ class RayEngine:
             max_restarts=0,
             max_task_retries=0,
         ).remote(replace(start, place=place), [path for path in sys.path if path])
-        return RayConnection(
+        connection = RayConnection(
             place,
             handle,
             node_id=self._node_id,
@@ -98,18 +117,20 @@ class RayEngine:
             wake=self._wake,
             describe_waiting=lambda: f"it asks for {demand.describe()}; Ray has {self.cluster.describe()}",
         )
+        self._connections[place.group, place.index] = connection
+        return connection
 
     def cpus_for(self, num_workers: int) -> int:
         """Workers share this machine's processors if the cluster is the fleet's own; else each has its node's limit."""
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
-    def make_store(self, layout: Layout, limit: int) -> RayBlockPool:
+    def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
         """Room in the object store.
 
         Raises:
             FleetError: not even one batch fits.
         """
-        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes())
+        self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes(), shares=_SHARES)
         return self._blocks
 
     def share(self, data: bytes | SharedMemory) -> ObjectPayload:

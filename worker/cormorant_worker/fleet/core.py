@@ -1,0 +1,149 @@
+"""What all parts of a fleet share. Each field's class alone writes its own state; the fleet's condition guards it.
+
+Bootstrap            what the first worker tells, and what is laid out for it
+Spawner, Reaper  fill slots, and empty them
+Tickets          who collects what next
+Inbox            what workers say
+Quiesce          callers that wait for workers; a fleet between two batches
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.fleet.background import BackgroundTasks
+from cormorant_worker.fleet.batch_queue import BatchQueue
+from cormorant_worker.fleet.counters import FleetCounters
+from cormorant_worker.fleet.desired_slots import DesiredSlots
+from cormorant_worker.fleet.events import Events
+from cormorant_worker.fleet.hang_detector import HangDetector
+from cormorant_worker.fleet.job_facts import dataset_of
+from cormorant_worker.fleet.lifecycle import Lifecycle
+from cormorant_worker.fleet.lineage import Lineage
+from cormorant_worker.fleet.offers import Offers
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.replacements import Replacements
+from cormorant_worker.fleet.requests import Requests
+from cormorant_worker.fleet.scheduler import Scheduler
+from cormorant_worker.fleet.stats import FleetStats
+from cormorant_worker.fleet.transport import Engine
+from cormorant_worker.fleet.waker import Waker
+from cormorant_worker.fleet.worker_pool import WorkerPool
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.dataset_root import DatasetRoot
+
+_SWEPT = 256
+"""Workers whose heartbeats are read for an answer: of a larger fleet, the others' were within the last second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetCore:
+    job: CollectorJob
+    options: FleetOptions
+    engine: Engine
+    waker: Waker
+    events: Events
+    lifecycle: Lifecycle
+    scheduler: Scheduler
+    queue: BatchQueue
+    background: BackgroundTasks
+    pool: WorkerPool
+    requests: Requests
+    offers: Offers
+    counters: FleetCounters
+    hang_detector: HangDetector
+    replacements: Replacements
+    lineage: Lineage
+    dataset: "DatasetRoot | None"
+    found_frames: int
+    """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
+
+    @property
+    def dataset_uri(self) -> str:
+        """Empty: none."""
+        return self.dataset.uri if self.dataset is not None else ""
+
+    @property
+    def num_slots(self) -> int:
+        return len(self.pool.slots)
+
+    def stats(self) -> FleetStats:
+        """The whole fleet at this moment, without `workers`."""
+        self.hang_detector.sweep(_SWEPT)
+        counters, pool, queue = self.counters, self.pool, self.job.spec.output.queue
+        accepted = self.scheduler.accepted_frames
+        undurable = (h.landed_frames - h.durable_frames for h in pool.workers.values()) if self.dataset else ()
+        return FleetStats(
+            frames=accepted,
+            settled_frames=max(0, accepted - self.queue.unsettled_frames),
+            stepped_frames=counters.stepped_frames,
+            total_frames=self.scheduler.total_frames,
+            episodes=counters.episodes,
+            recent_returns=tuple(counters.returns),
+            recent_lengths=tuple(counters.lengths),
+            version=self.offers.published.version,
+            dropped=dict(self.queue.dropped),
+            restarts=self.replacements.count,
+            queued_batches=self.queue.num_waiting,
+            paused=self.lifecycle.is_paused,
+            workers=(),
+            groups={
+                group.name: counters.group(group.name, desired=pool.slots.sizes.get(group.name, 0))
+                for group in self.job.spec.worker_groups
+            },
+            queue_capacity=queue.capacity_batches if queue is not None else 0,
+            queue_waits_s=counters.waits_s,
+            undurable_frames=sum(undurable),
+        )
+
+
+def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: Waker) -> FleetCore:
+    """An empty fleet.
+
+    Raises:
+        DatasetError: the manifest's dataset cannot be opened, or another process writes to it.
+    """
+    collection, queue = job.spec.collection, job.spec.output.queue
+    events = Events()
+    scheduler = Scheduler(
+        mode=collection.mode,
+        frames_per_batch=collection.frames_per_batch,
+        total_frames=collection.total_frames,
+        max_staleness=collection.weights.max_staleness,
+        preemptive_threshold=collection.preemptive_threshold,
+    )
+    pool, counters = WorkerPool(DesiredSlots(job)), FleetCounters()
+    requests = Requests(engine, pool.workers)
+    dataset = dataset_of(job, epoch=options.epoch)
+    found_frames = options.floor_frames if dataset is None else dataset.frames
+    return FleetCore(
+        job=job,
+        options=options,
+        engine=engine,
+        waker=waker,
+        events=events,
+        lifecycle=Lifecycle(events, is_paused=options.starts_paused),
+        scheduler=scheduler,
+        queue=BatchQueue(
+            scheduler,
+            capacity=queue.capacity_batches if queue else 0,
+            drops_oldest=queue is not None and queue.on_full == "drop_oldest",
+            has_dataset=dataset is not None,
+            events=events,
+        ),
+        background=BackgroundTasks(waker.wake),
+        pool=pool,
+        requests=requests,
+        offers=Offers(pool.workers, events, next_number=requests.next_number),
+        counters=counters,
+        hang_detector=HangDetector(job, options, pool.workers, counters),
+        replacements=Replacements(job, options),
+        lineage=Lineage(
+            epoch=options.epoch if dataset is None else dataset.epoch,
+            written={} if dataset is None else dataset.written,
+            warmup_frames=max(0, collection.init_random_frames - found_frames),
+        ),
+        dataset=dataset,
+        found_frames=found_frames,
+    )

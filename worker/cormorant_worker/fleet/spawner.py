@@ -1,0 +1,101 @@
+"""Fills slots: starts workers in those that are vacant, and decides how many there are."""
+
+from collections.abc import Collection, Mapping
+
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.bootstrap import Bootstrap
+from cormorant_worker.fleet.core import FleetCore
+from cormorant_worker.fleet.job_facts import device_of
+from cormorant_worker.fleet.reaper import Reaper
+from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.transport import WorkerConnection
+from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.worker.messages import Start
+
+_MOST_STARTS = 24
+"""In one turn."""
+
+
+class Spawner:
+    """Guarded by the fleet's condition."""
+
+    def __init__(self, core: FleetCore, bootstrap: Bootstrap, reaper: Reaper) -> None:
+        self.seed = core.job.spec.collection.seed
+        """Workers that start from now on derive their streams from it."""
+        self._core, self._bootstrap, self._reaper = core, bootstrap, reaper
+
+    def use_seed(self, seed: int) -> None:
+        self.seed = seed
+
+    def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None:
+        """Say how many slots there are, in all or by group: see `DesiredSlots.resize`.
+
+        Raises:
+            FleetError: no such group, a negative size, or no worker would be left.
+        """
+        self._reaper.give_up(self._core.pool.resize(workers, check=self._core.engine.make_room_for))
+
+    def retire(self, name: str) -> None:
+        """Give a worker's slot up until its group's size is raised. It finishes what it holds.
+
+        Raises:
+            FleetError: no such worker, or no worker would be left.
+        """
+        self._reaper.give_up(self._core.pool.give_up(name))
+
+    def start_missing(self, now: float) -> None:
+        """Start workers in vacant slots that need not wait."""
+        core = self._core
+        if not core.pool.vacant or core.lifecycle.error or core.lifecycle.is_closing or core.scheduler.is_done:
+            return
+        for slot in core.replacements.due(core.pool.vacant, now)[:_MOST_STARTS]:
+            core.pool.start(slot)
+            core.replacements.forget(slot)
+            try:
+                self._start(slot)
+            except CormorantError as error:
+                core.pool.not_started(slot)
+                core.lifecycle.fail(error)
+                return
+
+    def _start(self, slot: Slot) -> None:
+        core = self._core
+        group, index = slot
+        names = [known.name for known in core.job.spec.worker_groups]
+        place = WorkerPlace(
+            group=group,
+            index=index,
+            group_number=names.index(group),
+            num_groups=len(names),
+            warmup_frames=core.lineage.warmup_of(slot, core.pool.slots),
+            max_threads=core.engine.cpus_for(core.num_slots),
+            num_threads=self._bootstrap.num_threads,
+            device=core.options.device or device_of(core.job, group),
+            seed=self.seed,
+        )
+        first_free = core.dataset.next_attempt(slot) if core.dataset is not None else 0
+        place = core.lineage.begin(place, first_free=first_free, batch_ids=self._bootstrap.batch_ids)
+        start = Start(
+            job=core.job,
+            place=place,
+            frames_per_batch=core.scheduler.frames_per_batch,
+            overrides=core.options.overrides_of(index),
+        )
+        core.background.submit(lambda: core.engine.start(start), lambda found: self._started(slot, found))
+
+    def _started(self, slot: Slot, connection: WorkerConnection | Exception) -> None:
+        core = self._core
+        if isinstance(connection, Exception):
+            core.pool.not_started(slot)
+            core.lifecycle.fail(connection, what="start a worker")
+            return
+        now = core.hang_detector.lived_s
+        handle = WorkerHandle(connection, core.requests.stuck, stream=connection.place, last_progress=now)
+        core.pool.admit(slot, handle)
+        core.hang_detector.add(slot)
+        core.counters.joined(slot[0])
+        if slot not in core.pool.slots:
+            self._reaper.let_go(handle)
+        if core.lifecycle.is_closing:
+            self._reaper.lose(handle, is_killed=True)  # it has nothing to lose yet
