@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from cormorant_worker import FleetOptions, LocalFleet, make_collector, open_fleet
+from cormorant_worker import Fleet, FleetOptions, make_collector, open_fleet
 from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import load_job
 from cormorant_worker.policy.staging import Staging
@@ -67,7 +67,7 @@ def test_drawn_actions_are_reproduced_by_the_seed_and_leave_the_callers_generato
 
 def test_a_gpu_group_acts_on_cuda_takes_weights_and_hands_batches_to_the_storing_device() -> None:
     options = FleetOptions(workers=1, storing_device="cuda")
-    with LocalFleet(load_job(job(device="gpu")), options) as fleet:
+    with Fleet(load_job(job(device="gpu")), options) as fleet:
         frames = 0
         for batch in fleet.batches():
             assert batch.device is not None

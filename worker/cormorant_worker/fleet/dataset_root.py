@@ -3,24 +3,20 @@
 Imported only by fleets that have a dataset: pyarrow takes a while to load.
 """
 
-import hashlib
 import json
 import os
 import socket
 import uuid
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.lock import FolderLock, LockHeld
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
-from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.description import describe_job
 from cormorant_worker.sinks.local_store import local_path
-from cormorant_worker.spaces import Space
 from cormorant_worker.worker.messages import Ready
 
 
@@ -88,33 +84,6 @@ class DatasetRoot:
         """Let others write to it. May be called twice."""
         if self._lock is not None:
             self._lock.release()
-
-
-def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:
-    """What a dataset says about the job that fills it; the same in the fleet and in its workers."""
-    document = job.to_document()
-    manifest = json.dumps(document, sort_keys=True).encode()
-    return DatasetDescription.of(
-        _describe_env(job),
-        observation,
-        action,
-        layout,
-        job=job.metadata.name,
-        seed=job.spec.collection.seed,
-        manifest_sha256=hashlib.sha256(manifest).hexdigest(),
-    )
-
-
-def _describe_env(job: CollectorJob) -> dict[str, Any]:
-    """What tells environments apart, and nothing of how many there are or who steps them."""
-    env = job.spec.env
-    limit = {"maxEpisodeSteps": env.max_episode_steps}
-    if env.envpool is not None:
-        return {"envpool": {"taskId": env.envpool.task_id, "kwargs": dict(env.envpool.kwargs)}, **limit}
-    assert env.gymnasium is not None
-    wrappers = [wrapper.to_document() for wrapper in env.gymnasium.wrappers]
-    named = {"id": env.gymnasium.id} if env.gymnasium.id else {"entrypoint": env.gymnasium.entrypoint}
-    return {"gymnasium": {**named, "kwargs": dict(env.gymnasium.kwargs), "wrappers": wrappers}, **limit}
 
 
 def _lock(uri: str) -> FolderLock | None:

@@ -95,7 +95,9 @@ class WorkerPool:
 
     # -- what happens ------------------------------------------------------------------------------------------
 
-    def resize(self, workers: int | Mapping[str, int | Collection[int]], *, check: Callable[[int], None]) -> frozenset[Slot]:
+    def resize(
+        self, workers: int | Mapping[str, int | Collection[int]], *, check: Callable[[int], None]
+    ) -> frozenset[Slot]:
         """Say how many slots there are: see `DesiredSlots.resize`. Returns those that are given up."""
         given_up = self.slots.resize(workers, check=check)
         self._unsynced = {slot for slot in self.slots if not self.is_serving(slot)}

@@ -1,5 +1,6 @@
 """What a dataset is of: its environment, its spaces and the leaves of its frames. Kept in `dataset.json`."""
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetCorrupt
 from cormorant_worker.sinks import space_json
@@ -150,3 +152,30 @@ def _leaf_changes(kind: str, old: tuple[Leaf, ...], new: tuple[Leaf, ...]) -> It
             yield f"{kind} {name}: {was.get(name, _ABSENT)} is stored, now it is {now.get(name, _ABSENT)}"
     if was == now and list(was) != list(now):
         yield f"{kind}: {', '.join(was)} are stored in this order, now it is {', '.join(now)}"
+
+
+def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: Space) -> DatasetDescription:
+    """What a dataset says about the job that fills it; the same in the fleet and in its workers."""
+    document = job.to_document()
+    manifest = json.dumps(document, sort_keys=True).encode()
+    return DatasetDescription.of(
+        _describe_env(job),
+        observation,
+        action,
+        layout,
+        job=job.metadata.name,
+        seed=job.spec.collection.seed,
+        manifest_sha256=hashlib.sha256(manifest).hexdigest(),
+    )
+
+
+def _describe_env(job: CollectorJob) -> dict[str, Any]:
+    """What tells environments apart, and nothing of how many there are or who steps them."""
+    env = job.spec.env
+    limit = {"maxEpisodeSteps": env.max_episode_steps}
+    if env.envpool is not None:
+        return {"envpool": {"taskId": env.envpool.task_id, "kwargs": dict(env.envpool.kwargs)}, **limit}
+    assert env.gymnasium is not None
+    wrappers = [wrapper.to_document() for wrapper in env.gymnasium.wrappers]
+    named = {"id": env.gymnasium.id} if env.gymnasium.id else {"entrypoint": env.gymnasium.entrypoint}
+    return {"gymnasium": {**named, "kwargs": dict(env.gymnasium.kwargs), "wrappers": wrappers}, **limit}

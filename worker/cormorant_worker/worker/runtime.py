@@ -358,8 +358,8 @@ def _versions(block: Block) -> tuple[int, int]:
 
 def _open_sink(begin: Begin, start: Start, collector: Collector, layout: Layout) -> "Sink":
     # Imported by those who have a dataset: pyarrow takes a while to load.
-    from cormorant_worker.fleet.dataset_root import describe_job
     from cormorant_worker.sinks.dataset import open_dataset
+    from cormorant_worker.sinks.description import describe_job
     from cormorant_worker.sinks.shards import ShardLimits
 
     observation, action = collector.spaces
