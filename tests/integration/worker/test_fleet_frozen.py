@@ -87,10 +87,10 @@ def test_worker_that_hangs_in_its_storage_has_a_limit_of_its_own(tmp_path: Path,
     job = make_job(num_envs=2, lengths=5, collection={"framesPerBatch": 20}, dataset=f"file://{tmp_path}/data")
     with Fleet(job, FleetOptions(workers=1, hang_timeout_s=0.5, store_timeout_s=limit_s)) as fleet:
         handle = fleet._core.pool.workers["cpu", 0]
-        # As its pulse says when a write to a hung file system does not return.
+        # As its heartbeat says when a write to a hung file system does not return.
         until(lambda: handle.landed_frames > 0)
         os.kill(handle.connection.pid, signal.SIGSTOP)
-        handle.connection.pulse.enter(4)
+        handle.connection.heartbeat.enter(4)
         if limit_s > 60:
             time.sleep(1.5)
             assert fleet._core.pool.workers["cpu", 0] is handle

@@ -81,7 +81,7 @@ class BackgroundTasks:
             job, then = found
             try:
                 result = job()
-            except Exception as error:  # noqa: BLE001  # the thread's edge: whoever asked for it decides
+            except Exception as error:  # noqa: BLE001  # the thread's edge: the caller of `submit` decides
                 result = error
             self._done.append((then, result))
             self._wake()

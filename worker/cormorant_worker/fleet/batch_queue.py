@@ -61,7 +61,7 @@ class Loan:
         post_processing: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self.parts = parts
-        """In the order of the workers' places; exactly one in async mode."""
+        """In the order of the workers' slots; exactly one in async mode."""
         self.mode = mode
         self.num_frames = num_frames
         self.min_version = min_version
@@ -84,7 +84,7 @@ class Loan:
         Raises:
             FleetError: the loan was released.
         """
-        # Whoever reads batches pays for tensordict's import, some seconds; `cormorant run` only counts them.
+        # Importing tensordict takes seconds; `cormorant run` only counts batches and never needs it.
         from cormorant_worker.collect.batch import stack_workers, to_tensordict
 
         if not self._has_memory:
@@ -138,7 +138,7 @@ class Delivery:
     def __init__(self, found: Round, parts: tuple[tuple[Slot, RoundShare], ...]) -> None:
         self.round = found
         self.parts = parts
-        """In the order of the workers' places."""
+        """In the order of the workers' slots."""
         self.num_frames = sum(part.message.num_frames for _, part in parts)
         acted = [part.message.min_version for _, part in parts if part.message.min_version != RANDOM_VERSION]
         self.min_version = min(acted, default=RANDOM_VERSION)
@@ -211,7 +211,7 @@ class BatchQueue:
         return late
 
     def complete(self, rounds: Iterable[Round]) -> None:
-        """These rounds wait for nobody any more."""
+        """These rounds wait for no worker any more."""
         for found in rounds:
             parts = tuple(sorted(self._landed.pop(found.number).items()))
             heappush(self._backlog, (found.number, Delivery(found, parts)))

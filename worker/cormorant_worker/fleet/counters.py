@@ -71,7 +71,7 @@ class FleetCounters:
 
     @property
     def stepped_frames(self) -> int:
-        """Frames that workers have stepped, as far as their pulses were looked at."""
+        """Frames that workers have stepped, as far as their heartbeats were looked at."""
         return sum(books.frames for books in self._groups.values())
 
     def _group(self, name: str) -> "_Group":

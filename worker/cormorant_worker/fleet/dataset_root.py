@@ -65,7 +65,7 @@ class DatasetRoot:
         return self._attempts.get(slot, -1) + 1
 
     def durable_frames(self, part: str) -> int:
-        """Frames of a part that its manifest has: of one that nobody wrote, none."""
+        """Frames that a part's manifest has; 0 for a part that was never written."""
         return self._dataset.durable_frames(part) if self._dataset is not None else 0
 
     def open(self, job: CollectorJob, ready: Ready) -> None:

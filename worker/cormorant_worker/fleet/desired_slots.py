@@ -1,4 +1,4 @@
-"""The places of a fleet's workers: which are to be filled. Guarded by the fleet's condition."""
+"""Which slots of a fleet are to be filled. Guarded by the fleet's condition."""
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -10,7 +10,7 @@ from cormorant_worker.fleet.scheduler import Slot
 
 
 class DesiredSlots:
-    """Those that are to be filled, in the order of the manifest's groups. Iterating gives them."""
+    """In the order of the manifest's groups; iterating gives them."""
 
     def __init__(self, job: CollectorJob) -> None:
         self._job = job
@@ -20,7 +20,6 @@ class DesiredSlots:
         """By group."""
 
     def __contains__(self, slot: object) -> bool:
-        """Whether a place is to be filled."""
         return slot in self._known
 
     def __iter__(self) -> Iterator[Slot]:
@@ -45,11 +44,11 @@ class DesiredSlots:
             Those that are given up.
 
         Raises:
-            FleetError: no such group, a negative size, or nobody would be left.
+            FleetError: no such group, a negative size, or no worker would be left.
         """
         names = [group.name for group in self._job.spec.worker_groups]
         if isinstance(workers, int):
-            counted = Counter(self._place_of(number)[0] for number in range(workers))
+            counted = Counter(self._slot_of(number)[0] for number in range(workers))
             sizes: dict[str, int | Collection[int]] = {name: counted[name] for name in names}
         else:
             sizes = dict(workers)
@@ -72,17 +71,17 @@ class DesiredSlots:
         return self._want(wanted)
 
     def give_up(self, name: str) -> frozenset[Slot]:
-        """Leave a worker's place empty until its group's size is raised. Returns that place alone.
+        """Leave a worker's slot empty until its group's size is raised. Returns that slot alone.
 
         Raises:
             NoSuchWorker: it is not there, or was given up before.
-            LastWorker: nobody would be left.
+            LastWorker: no worker would be left.
         """
         (given_up,) = self.of((name,))
         return self._want([slot for slot in self._wanted if slot != given_up])
 
     def of(self, names: Collection[str]) -> frozenset[Slot]:
-        """The places of workers by name.
+        """The slots of workers by name.
 
         Raises:
             FleetError: no such worker.
@@ -101,8 +100,8 @@ class DesiredSlots:
         self.sizes = Counter(group for group, _ in wanted)
         return given_up
 
-    def _place_of(self, number: int) -> Slot:
-        """The place of the n-th worker: the manifest's fixed groups first, then the elastic one."""
+    def _slot_of(self, number: int) -> Slot:
+        """The slot of the n-th worker: the manifest's fixed groups first, then the elastic one."""
         elastic = self._job.spec.elastic
         for group in self._job.spec.worker_groups:
             if group.name == elastic.name:

@@ -1,4 +1,4 @@
-"""What happens in a fleet, told to whoever listens: the head's event stream, its update objects, its metrics."""
+"""What happens in a fleet, for listeners: the head's event stream, its update objects, its metrics."""
 
 import threading
 from collections import deque
@@ -40,7 +40,7 @@ class FleetEvent:
     gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
     the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
     consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on
-    its way. seeded: every worker begins anew, with the seed in `reason`. dropped: `frames` will not be delivered, for
+    its way. seeded: every worker is reseeded, with the seed in `reason`. dropped: `frames` will not be delivered, for
     `reason` (crash, stale, drop_oldest, drain, restore, seed). failed: the fleet cannot go on, for `reason`."""
     worker: str = ""
     """`<group>-<index>`."""
@@ -93,7 +93,7 @@ class Events:
             self._noted.append(event)
 
     def tell(self) -> None:
-        """Tell everybody what was noted, in order. A listener that raises is logged and does no harm."""
+        """Tell all listeners what was noted, in order. One that raises is logged and does no harm."""
         while self._noted:
             event = self._noted.popleft()
             for listener in self._listeners:

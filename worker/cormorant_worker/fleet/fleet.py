@@ -170,7 +170,7 @@ class Fleet:
     # -- batches -----------------------------------------------------------------------------------------------
 
     def batches(self, *, copy: bool = False) -> Iterator["TensorDict"]:
-        """Batches until `totalFrames` are delivered, or for ever.
+        """Batches until `totalFrames` are delivered; without `totalFrames`, until the fleet is closed.
 
         Args:
             copy: by default the tensors are views of shared memory, valid until the next batch is taken; True makes
@@ -225,8 +225,8 @@ class Fleet:
         return self._taken
 
     def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
-        """Borrow the next round. Any number may be out at a time; those that nobody gives back hold up the workers,
-        because each of them counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they
+        """Borrow the next round. Any number may be out at a time; those that are not given back hold up the workers,
+        because each counts against `output.queue.capacityBatches` (with `onFull: drop_oldest`: only once they
         have all memory). A loan is never dropped.
 
         Args:
@@ -297,14 +297,14 @@ class Fleet:
 
         Args:
             weights: a state dict of the policy, or state dicts by model name; or a blob that was checked, which is
-                handed on as it is: nobody may write to it any more.
+                handed on as it is: do not write to it any more.
             version: higher than any before; by default the next number.
             wait_s: how long to wait for every worker to act with them; 0 returns at once.
-            workers: names of those that alone get them, and their replacements; empty: everybody. `state()` holds what
-                everybody has, and staleness is measured by it.
+            workers: names of those that alone get them, and their replacements; empty: all. `state()` holds what all
+                have, and staleness is measured by it.
 
         Returns:
-            Who acts with this version already, who has it staged, and who refused it.
+            Which workers act with this version already, which have it staged, and which refused it.
 
         Raises:
             WeightsMismatch: the tensors do not fit the policy; nothing was published.
@@ -313,7 +313,7 @@ class Fleet:
             FleetError: no such worker; nothing was published.
         """
         blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
-        # Without the condition: whoever shares them may have to wait for memory.
+        # Without the condition: the engine may have to wait for memory.
         verify(blob.specs, self._known.specs)
         payload = self._engine.share(blob.memory)
         try:
@@ -354,7 +354,6 @@ class Fleet:
         return WeightsBlob.of(weights)
 
     def receipt(self, version: int) -> Receipt:
-        """Who acts with a published version by now."""
         with self._changed:
             return self._core.offers.receipt(PolicyVersion(version))
 
@@ -415,7 +414,7 @@ class Fleet:
     def restore(self, state: bytes) -> None:
         """Go on from a `state()` of a fleet of the same job and as many workers.
 
-        What this fleet has collected and nobody has taken is dropped. With a dataset, the count of frames stays that of
+        What this fleet has collected and was not taken is dropped. With a dataset, the count of frames stays that of
         the dataset.
 
         Raises:
@@ -426,16 +425,16 @@ class Fleet:
             self._quiesce.restore(saved, publish=lambda blob, version: self.publish(blob, version=version))
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """Have every worker begin anew from another seed, at a batch boundary: with new environments and streams, as a
-        new fleet with this seed would, and so will their replacements. Batches under way are finished first, even in
-        a paused fleet; before the first batch is taken they are dropped, unless a dataset has them: the seed rules
-        from the first batch on.
+        """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed
+        would have, and so will their replacements. Batches under way are finished first, even in a paused fleet;
+        before the first batch is taken they are dropped, unless a dataset has them: the seed rules from the first
+        batch on.
 
         Open trajectories end where their last batch did, under ids that do not come again; what asynchronous
         environments were ahead of it is dropped. The policy, its weights and versions and the count of frames stay.
 
         Returns:
-            The workers that have begun anew.
+            The workers that were reseeded.
 
         Raises:
             FleetError: a negative seed, or everything is collected.

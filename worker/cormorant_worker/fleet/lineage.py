@@ -97,14 +97,14 @@ class Lineage:
 
     # -- random frames -----------------------------------------------------------------------------------------
 
-    def warmup_of(self, slot: Slot, places: Collection[Slot]) -> int:
+    def warmup_of(self, slot: Slot, slots: Collection[Slot]) -> int:
         """Random frames that the next worker of a slot begins with: its share, less what came from the slot.
 
         The first workers share all of them. A slot that is added later has what slots that were given up still owed.
         """
         if self._warmup is None:
-            share, rest = divmod(self._warmup_frames, len(places))
-            self._warmup = {place: share + (i < rest) for i, place in enumerate(places)}
+            share, rest = divmod(self._warmup_frames, len(slots))
+            self._warmup = {known: share + (i < rest) for i, known in enumerate(slots)}
             self._warmup_frames = 0
             self._shares = dict(self._warmup)
         if slot not in self._warmup:
@@ -123,5 +123,5 @@ class Lineage:
         return self._shares
 
     def give_up(self, slot: Slot) -> None:
-        """Nobody will fill the slot: another one collects the random frames that it owed."""
+        """The slot will not be filled: another one collects the random frames that it owed."""
         self._warmup_frames += (self._warmup or {}).pop(slot, 0)

@@ -28,11 +28,11 @@ class FleetOptions:
     floor_frames: int = 0
     """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
     starts_paused: bool = False
-    """Workers start and stand still until `resume`: whoever opens the fleet has weights to publish first."""
+    """Workers start and step nothing until `resume`: there are weights to publish first."""
     waits_for_places: bool = False
-    """Somebody else brings the places of workers, pods in a cluster: the fleet begins with the first one, at most
-    `runPolicy.startupDeadlineSeconds` after its start, and a worker that has no place yet is waited for without limit
-    and without being counted as lost."""
+    """Machines for workers come from elsewhere, as pods in a cluster: the fleet begins with the first one, at most
+    `runPolicy.startupDeadlineSeconds` after its start, and waits for the others without limit and without counting
+    them as lost."""
     should_stop: Callable[[], bool] = lambda: False
     """Asked several times a second while the fleet waits for its first workers: pods may take an hour to come."""
     epoch: int = 0

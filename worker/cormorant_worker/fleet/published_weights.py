@@ -1,6 +1,6 @@
-"""Weights on their way to the workers: kept by the crew for those that come later.
+"""The newest weights of each model, kept for workers that come later.
 
-What is published for everybody takes the place of what single workers had of the same models.
+What is published for all workers takes the place of what single workers had of the same models.
 """
 
 from collections.abc import Collection
@@ -26,20 +26,20 @@ class PublishedVersion:
 
 
 class PublishedWeights:
-    """The newest weights of each model, for everybody and for single places. Guarded by the fleet's condition."""
+    """For all workers, and for single slots. Guarded by the fleet's condition."""
 
     def __init__(self) -> None:
         self.version = INITIAL_VERSION
         """The highest number that was given out."""
         self.common_version = INITIAL_VERSION
-        """The newest that everybody was given: what staleness is measured by."""
+        """The newest that all workers were given: what staleness is measured by."""
         self._common: dict[str, PublishedVersion] = {}
         self._own: dict[Slot, dict[str, PublishedVersion]] = {}
 
     def put(
         self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None, payload: Payload
     ) -> PublishedVersion:
-        """Keep new weights, for everybody or for some places, and let go of what nobody needs any more."""
+        """Keep new weights, for all slots or for some, and let go of those that are the newest of nothing any more."""
         before = self._kept()
         found = PublishedVersion(version, blob, payload)
         self.version = version
@@ -57,7 +57,7 @@ class PublishedWeights:
         return found
 
     def has(self, payload: Payload) -> bool:
-        """Whether somebody may still be offered these bytes."""
+        """Whether a worker may still be offered these bytes."""
         return any(one.payload is payload for one in self._kept())
 
     def of(self, slot: Slot) -> list[tuple[PublishedVersion, tuple[str, ...]]]:
@@ -72,7 +72,7 @@ class PublishedWeights:
         return max([self.common_version, *(one.version for one in own)])
 
     def to_bytes(self) -> bytes:
-        """Safetensors of what everybody has; empty when nothing was published."""
+        """Safetensors of what all workers have; empty when nothing was published."""
         newest = {model: one.blob.weights()[model] for model, one in self._common.items()}
         return to_bytes(newest) if newest else b""
 

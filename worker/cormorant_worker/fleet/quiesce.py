@@ -174,7 +174,7 @@ class Quiesce:
     def _reseed(self, handles: Mapping[Slot, WorkerHandle], streams: Mapping[Slot, WorkerPlace]) -> None:
         core = self._core
         asked = {core.requests.reseed(handle, streams[slot]): handle for slot, handle in handles.items()}
-        self._all_replies(asked, "begin anew", timeout_s=core.options.startup_timeout_s)
+        self._all_replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
         for handle in handles.values():
             core.queue.count_dropped("restore", handle.drop_ahead())
 
@@ -201,13 +201,13 @@ class Quiesce:
             if handle.is_ready:
                 stream = replace(handle.stream, seed=seed, warmup_frames=warmup.get(handle.slot, -1))
                 asked[core.requests.reseed(handle, stream)] = handle
-        replies = self.replies(asked, "begin anew", timeout_s=core.options.startup_timeout_s)
+        replies = self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
         core.lifecycle.raise_error()
         # Of those that died meanwhile, the replacements begin with the new seed.
-        anew = [handle for handle in asked.values() if handle.slot in replies]
-        for handle in anew:
+        reseeded = [handle for handle in asked.values() if handle.slot in replies]
+        for handle in reseeded:
             core.queue.count_dropped("seed", handle.drop_ahead())
-        return tuple(sorted(handle.name for handle in anew))
+        return tuple(sorted(handle.name for handle in reseeded))
 
     # -- waiting -----------------------------------------------------------------------------------------------
 

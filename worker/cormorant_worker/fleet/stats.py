@@ -43,7 +43,7 @@ class GroupStats:
     """One worker group, with those of its workers that are gone."""
 
     desired: int
-    """Places that are to be filled."""
+    """Slots that are to be filled."""
     ready: int
     """Workers that may collect."""
     starting: int
@@ -65,7 +65,7 @@ class FleetStats:
     frames: int
     """Frames accepted by the output: what `totalFrames` counts."""
     settled_frames: int
-    """Those of them that nobody can lose any more: consumers are done with them, or they were dropped as the oldest, or
+    """Those of them that cannot be lost any more: consumers are done with them, or they were dropped as the oldest, or
     are in a dataset."""
     stepped_frames: int
     """Frames stepped so far, those of unfinished batches among them: for rates."""
@@ -88,6 +88,6 @@ class FleetStats:
     queue_capacity: int
     """Batches; 0: no queue."""
     queue_waits_s: Mapping[str, float]
-    """Seconds in which somebody waited: producer for room, consumer for a batch."""
+    """Seconds waited: producers for room, consumers for a batch."""
     undurable_frames: int
     """In sealed batches that the dataset has not made durable yet; 0 without one."""

@@ -32,7 +32,7 @@ class Payload(Protocol):
     size_bytes: int
 
     def close(self) -> None:
-        """Nobody will be sent it any more; who has it keeps it."""
+        """No worker will be sent it any more; those that have it keep it."""
         ...
 
 

@@ -38,7 +38,7 @@ class Heartbeat:
 
     @classmethod
     def create(cls, path: str = "") -> "Heartbeat":
-        """Make a pulse for a new worker.
+        """Make a heartbeat for a new worker.
 
         Args:
             path: of a file that others on this machine can read it in; empty: those who get its descriptor alone.
@@ -47,7 +47,7 @@ class Heartbeat:
 
     @classmethod
     def attach(cls, descriptor: int) -> "Heartbeat":
-        """Map the pulse that the fleet made."""
+        """Map the heartbeat that the fleet made."""
         return cls(SharedMemory(descriptor, SIZE_BYTES))
 
     def sign(self) -> None:

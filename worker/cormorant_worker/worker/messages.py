@@ -90,7 +90,7 @@ class Sealed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reseed:
-    """Fleet -> worker: begin anew with environments and streams of another place in the order of seeds. On the data
+    """Fleet -> worker: build environments and streams again, with the seeds of another place. On the data
     socket, because the thread that steps them builds them.
     """
 
@@ -109,7 +109,7 @@ class Finish:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaving:
-    """Worker -> fleet: what I run on is about to end. No more tickets, please, and somebody else in my place."""
+    """Worker -> fleet: what I run on is about to end. Send no more tickets, and start another worker in my slot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

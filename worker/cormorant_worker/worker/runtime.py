@@ -1,4 +1,4 @@
-"""A worker's station: one collector, its sink, and the answers to its fleet. It knows no transport.
+"""A worker's runtime: one collector, its sink, and the answers to its fleet. It knows no transport.
 
 One thread runs it and steps; others answer requests beside it. `worker.py` gives it sockets and shared memory, the Ray
 actor gives it calls and objects.
@@ -82,9 +82,9 @@ class Uplink(Protocol):
 class WorkerRuntime:
     """One collector and its sink. The thread that calls `run` steps; `answer` is called by others."""
 
-    def __init__(self, uplink: Uplink, pulse: Heartbeat, kept: CachedWeights | None = None) -> None:
+    def __init__(self, uplink: Uplink, heartbeat: Heartbeat, kept: CachedWeights | None = None) -> None:
         self._uplink = uplink
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._kept = kept or CachedWeights(None)
         self._sink: Sink | None = None
         self._is_built = False
@@ -111,16 +111,16 @@ class WorkerRuntime:
         Raises:
             Stopped: the fleet gave the batch under way up; everything was closed.
         """
-        self._pulse.enter(Phase.BUILDING)
-        timing = self._timing = Timing(self._pulse.timing)
+        self._heartbeat.enter(Phase.BUILDING)
+        timing = self._timing = Timing(self._heartbeat.timing)
         seed_globals(start.place.seeds)
         self._overrides = read_overrides(start.overrides)
         built = build_collector(start.job, start.place, self._overrides)
         self.collector: Collector = built.collector
         self._is_built = True
-        self.collector.pulse = self._pulse.frames
+        self.collector.pulse = self._heartbeat.frames
         self.collector.timing = timing
-        # Whoever lets weights act, this class between batches or the collector as it begins one, they are reported.
+        # Reported wherever weights begin to act: here between batches, or in the collector as it begins one.
         self.collector.weights.on_applied = lambda version: self._uplink.send(Applied(version=version))
         self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
@@ -149,7 +149,7 @@ class WorkerRuntime:
 
     def _serve(self) -> None:
         while True:
-            self._pulse.enter(Phase.WAITING)
+            self._heartbeat.enter(Phase.WAITING)
             self._timing.rest(IDLE)
             if self._sink is not None and not self._uplink.has_message(_IDLE_S):
                 self._sink.flush()  # nothing to do for a while: what was appended need not wait for a full shard
@@ -159,7 +159,7 @@ class WorkerRuntime:
                 return
             try:
                 if isinstance(message, Reseed):
-                    self._begin_anew(message)
+                    self._reseed(message)
                 else:
                     self._fill(message)
             except Stopped:
@@ -181,15 +181,15 @@ class WorkerRuntime:
         self.collector.weights.wait_until_offered(version, _OFFER_TIMEOUT_S)
         with self._boundary:
             self._apply_weights()
-            self._pulse.enter(Phase.STEPPING)
+            self._heartbeat.enter(Phase.STEPPING)
             with self._sealable(ticket.number):
                 filled = self.collector.fill(block, ticket.num_frames)
             if self._sink is not None:
-                self._pulse.enter(Phase.STORING)
+                self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)
                 self._sink.append(block)
             if self._overrides.on_batch is not None:
-                self._pulse.enter(Phase.STORING)
+                self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)
                 self._overrides.on_batch(block)
         timing = self._timing.take()
@@ -213,9 +213,9 @@ class WorkerRuntime:
             )
         )
 
-    def _begin_anew(self, message: Reseed) -> None:
+    def _reseed(self, message: Reseed) -> None:
         """Build the environments again. What goes wrong ends this worker: its replacement begins with the new seed."""
-        self._pulse.enter(Phase.BUILDING)
+        self._heartbeat.enter(Phase.BUILDING)
         self._timing.rest(BUILD)
         place = self._place = replace(message.place, num_threads=self._place.num_threads)
         with self._boundary:
@@ -249,7 +249,7 @@ class WorkerRuntime:
         self.collector.weights.apply()
 
     def _finish(self, *, saves: bool = False) -> None:
-        self._pulse.enter(Phase.STORING)
+        self._heartbeat.enter(Phase.STORING)
         self._timing.rest(STORE)
         durable = 0
         if self._sink is not None:
@@ -275,7 +275,7 @@ class WorkerRuntime:
         Args:
             request: what to do.
             payload: the bytes that came with it. Weights are not copied before they act: a memoryview of them is kept
-                until then, and nobody may write to its memory meanwhile.
+                until then, and its memory must not be written to meanwhile.
         """
         try:
             return Reply(number=request.number, state=self._answer(request, payload))

@@ -18,7 +18,7 @@ from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
 
 _DESCRIPTORS = 9
-"""Of a worker in this process: 2 sockets, 2 of its pulse, 4 of the two batches that it may fill, 1 to spare."""
+"""Of a worker in this process: 2 sockets, 2 of its heartbeat, 4 of the two batches that it may fill, 1 to spare."""
 
 
 class LocalEngine:
@@ -50,7 +50,7 @@ class LocalEngine:
         self._fork_server()
 
     def make_room_for(self, num_workers: int) -> None:
-        """Two sockets, a pulse and two batches each.
+        """Two sockets, a heartbeat and two batches each.
 
         Raises:
             FleetError: this process may not open so many files.

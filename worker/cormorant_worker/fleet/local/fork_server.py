@@ -38,7 +38,7 @@ class Imports:
 
 @dataclass(frozen=True)
 class ForkRequest:
-    """A worker to be forked. Its descriptors follow: data, control, pulse, and what it writes to."""
+    """A worker to be forked. Its descriptors follow: data, control, heartbeat, and what it writes to."""
 
     number: int
     name: str
@@ -75,7 +75,7 @@ class Kill:
 
 @dataclass(frozen=True)
 class Release:
-    """Nobody will ask for this worker again."""
+    """This worker is not asked for again."""
 
     number: int
 
@@ -116,7 +116,7 @@ class ForkServer:
 
         Args:
             name: shown by ps and top.
-            descriptors: of its data socket, its control socket and its pulse; the fork server gets copies.
+            descriptors: of its data socket, its control socket and its heartbeat; the fork server gets copies.
             imports: what it and its siblings need.
 
         Returns:
@@ -138,11 +138,11 @@ class ForkServer:
         return self._number
 
     def return_code(self, number: int) -> int | None:
-        """How a worker ended, negative for a signal. None while it runs, is not forked yet, and when nobody knows."""
+        """How a worker ended, negative for a signal. None while it runs or is not forked yet, and if not known."""
         deadline = time.monotonic() + _ANSWER_S
         with self._lock, suppress(OSError, EOFError):
             self._connection.send(StatusQuery(number))
-            # An answer that came too late for whoever asked is still in the socket.
+            # An answer that came too late is still in the socket.
             while self._connection.poll(max(0.0, deadline - time.monotonic())):
                 answer: ExitStatus = self._connection.recv()
                 if answer.number == number:
@@ -150,12 +150,12 @@ class ForkServer:
         return None
 
     def kill(self, number: int) -> None:
-        """Have a worker killed, unless it has ended. Does not wait; a fork server that is gone kills nobody."""
+        """Have a worker killed, unless it has ended. Does not wait; a fork server that has ended kills no worker."""
         with self._lock, suppress(OSError):
             self._connection.send(Kill(number))
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for this worker again."""
+        """This worker is not asked for again."""
         with self._lock, suppress(OSError):
             self._connection.send(Release(number))
 

@@ -47,7 +47,7 @@ class Children:
             os.kill(self._pids[number], signal.SIGKILL)
 
     def forget(self, number: int) -> None:
-        """Nobody will ask for this one again."""
+        """This one is not asked for again."""
         if number in self._pids:
             self._forgotten.add(number)
         self.reap()
@@ -64,7 +64,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     connection = Connection(int(sys.argv[1]))
     gc.collect()
-    gc.freeze()  # forks share these pages for as long as nobody counts their references
+    gc.freeze()  # forks share these pages for as long as their references are not counted
     forked = _serve(connection, Children())
     connection.close()
     return 0 if forked is None else _become_worker(*forked)
@@ -108,7 +108,7 @@ def _import(modules: Iterable[str]) -> None:
 
 
 def _become_worker(request: ForkRequest, descriptors: Sequence[int]) -> int:
-    data, control, pulse, output = descriptors
+    data, control, heartbeat, output = descriptors
     os.setsid()
     with suppress(OSError):
         Path("/proc/self/comm").write_text(request.name)  # the system keeps 15 bytes
@@ -120,7 +120,7 @@ def _become_worker(request: ForkRequest, descriptors: Sequence[int]) -> int:
     sys.path[:] = request.path
     with suppress(OSError):
         os.chdir(request.folder)
-    return run_worker(data, control, pulse)
+    return run_worker(data, control, heartbeat)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ class SharedPayload:
         self._is_borrowed = is_borrowed
 
     def close(self) -> None:
-        """Close the memory, unless somebody else will."""
+        """Close the memory, unless it is borrowed."""
         if not self._is_borrowed:
             self.memory.close()
 
@@ -49,10 +49,10 @@ class WorkerProcess:
         self.is_open = True
         self.data, theirs_data = channel_pair()
         self.control, theirs_control = channel_pair()
-        self.pulse = Heartbeat.create()
+        self.heartbeat = Heartbeat.create()
         self._fork_server = fork_server
         self._is_closed = False
-        handed = (theirs_data.fileno(), theirs_control.fileno(), self.pulse.memory.descriptor)
+        handed = (theirs_data.fileno(), theirs_control.fileno(), self.heartbeat.memory.descriptor)
         self._number = fork_server.fork(place.attempt_name, handed, imports=imports)
         theirs_data.close()
         theirs_control.close()
@@ -60,21 +60,21 @@ class WorkerProcess:
     @property
     def pid(self) -> int:
         """The process id; 0 before it is forked."""
-        return self.pulse.pid
+        return self.heartbeat.pid
 
     @property
     def phase(self) -> Phase:
-        return self.pulse.phase
+        return self.heartbeat.phase
 
     @property
     def frames(self) -> int:
         """Frames that the worker has stepped."""
-        return int(self.pulse.frames[0])
+        return int(self.heartbeat.frames[0])
 
     @property
     def spent_ns(self) -> tuple[int, ...]:
         """Nanoseconds by activity."""
-        return self.pulse.spent_ns
+        return self.heartbeat.spent_ns
 
     def describe_doing(self) -> str:
         """What the worker does, in words."""
@@ -200,7 +200,7 @@ class WorkerProcess:
         self._fork_server.forget(self._number)
         self.data.close()
         self.control.close()
-        self.pulse.close()
+        self.heartbeat.close()
 
 
 @contextmanager

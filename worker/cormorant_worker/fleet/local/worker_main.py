@@ -1,4 +1,4 @@
-"""A worker process: a station behind two sockets, filling slots of shared memory.
+"""A worker process: a runtime behind two sockets, filling blocks of shared memory.
 
 The main thread steps; a second one answers control requests. When the fleet's process ends, however it ends, the
 control socket closes and this process ends too.
@@ -61,11 +61,11 @@ class SocketUplink:
 class Control(threading.Thread):
     """Answers the fleet's requests while the main thread steps."""
 
-    def __init__(self, connection: Connection, uplink: SocketUplink, station: WorkerRuntime) -> None:
+    def __init__(self, connection: Connection, uplink: SocketUplink, runtime: WorkerRuntime) -> None:
         super().__init__(name="control", daemon=True)
         self._connection = connection
         self._uplink = uplink
-        self._station = station
+        self._runtime = runtime
 
     def run(self) -> None:
         """Serve requests until the fleet is gone; then end the process at once, whatever it is doing."""
@@ -74,43 +74,43 @@ class Control(threading.Thread):
                 request: Request = self._connection.recv()
                 if request.size_bytes:
                     memory = SharedMemory(recv_handle(self._connection), request.size_bytes)
-                    self._uplink.send(self._station.answer(request, memory.buffer))
+                    self._uplink.send(self._runtime.answer(request, memory.buffer))
                     memory.close()
                 else:
-                    self._uplink.send(self._station.answer(request, memoryview(b"")))
+                    self._uplink.send(self._runtime.answer(request, memoryview(b"")))
         except (EOFError, OSError):
             os._exit(1)
 
 
-def run_worker(data_socket: int, control_socket: int, pulse_memory: int) -> int:
+def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> int:
     """Be a worker until its end, in a process that is this worker's own.
 
     Args:
         data_socket: descriptor of Start, tickets and what is said of them.
         control_socket: descriptor of requests that do not wait behind tickets.
-        pulse_memory: descriptor of the Heartbeat's memory.
+        heartbeat_memory: descriptor of the Heartbeat's memory.
 
     Returns:
         The exit code: 0 when it finished, 1 when it failed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the fleet's: it drains its workers
-    data, control, pulse = Connection(data_socket), Connection(control_socket), Heartbeat.attach(pulse_memory)
-    pulse.sign()
+    data, control, heartbeat = Connection(data_socket), Connection(control_socket), Heartbeat.attach(heartbeat_memory)
+    heartbeat.sign()
     torch.set_num_threads(1)
     uplink = SocketUplink(data, control)
     forward_logs(uplink)
-    station = WorkerRuntime(uplink, pulse)
+    runtime = WorkerRuntime(uplink, heartbeat)
     # From the first moment on: it ends this process when the fleet is gone, even in an environment's constructor.
-    Control(control, uplink, station).start()
+    Control(control, uplink, runtime).start()
     try:
         start = uplink.recv()
         assert isinstance(start, Start), start
-        station.run(start)
+        runtime.run(start)
     except Stopped:
         return 0
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return 1  # the fleet is gone
     except Exception as error:  # noqa: BLE001  # the process's edge: whatever it was, the fleet is told with its traceback
-        uplink.send(describe_failure(error, acts_as_published=station.acts_as_published))
+        uplink.send(describe_failure(error, acts_as_published=runtime.acts_as_published))
         return 1
     return 0

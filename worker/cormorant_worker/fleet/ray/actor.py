@@ -1,14 +1,14 @@
-"""A worker as a Ray actor: a station behind calls.
+"""A worker as a Ray actor: a runtime behind calls.
 
 Four kinds of calls, each with threads of its own, so that none waits behind another:
 
     collect   a ticket; its result is what was sealed, and the arrays      2 threads
     tell      Begin, Reseed and Finish
     answer    a control request
-    listen    what else there is to say, and the pulse; returns at once when there is news
+    listen    what else there is to say, and the heartbeat; returns at once when there is news
 
-The station steps in one thread. Each of the two threads of `collect` has a block of its own: while one copies its
-batch into the object store, the station fills the other's.
+The runtime steps in one thread. Each of the two threads of `collect` has a block of its own: while one copies its
+batch into the object store, the runtime fills the other's.
 """
 
 import os
@@ -40,7 +40,7 @@ GROUPS = {"collect": 2, "tell": 1, "answer": 1, "listen": 1}
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 LISTEN_S = 0.5
-"""How long `listen` waits for news: the pulse comes at least this often."""
+"""How long `listen` waits for news: the heartbeat comes at least this often."""
 
 
 def _method(*, concurrency_group: str, num_returns: int = 1) -> Callable[[_Function], _Function]:
@@ -53,7 +53,7 @@ def _method(*, concurrency_group: str, num_returns: int = 1) -> Callable[[_Funct
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What a worker reports, and its pulse."""
+    """What a worker reports, and its heartbeat."""
 
     messages: tuple[object, ...]
     is_from_listen: bool
@@ -65,7 +65,7 @@ class News:
 
 
 class CallUplink:
-    """The station's way to the fleet: calls bring messages, and take the answers back."""
+    """The runtime's way to the fleet: calls bring messages, and take the answers back."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -79,7 +79,7 @@ class CallUplink:
         self._collecting: dict[int, tuple[int, Future[tuple[Sealed, dict[str, Array]]]]] = {}
         """Thread and result of the calls under way, by ticket number."""
 
-    # -- the station's side ------------------------------------------------------------------------------------
+    # -- the runtime's side ------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
         """Report to the fleet. Called by all threads."""
@@ -115,7 +115,7 @@ class CallUplink:
     # -- the calls' side ---------------------------------------------------------------------------------------
 
     def deliver(self, turn: int, message: object) -> None:
-        """A message for the station has come."""
+        """A message for the runtime has come."""
         with self._changed:
             self._inbox[turn] = message
             self._changed.notify_all()
@@ -152,22 +152,22 @@ class WorkerActor:
         # Subprocess environments search where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
-        self._pulse = Heartbeat.create(os.environ.get(PULSE_FILE, ""))
+        self._heartbeat = Heartbeat.create(os.environ.get(PULSE_FILE, ""))
         folder = os.environ.get(KEPT_FOLDER, "")
-        self._station = WorkerRuntime(self._uplink, self._pulse, CachedWeights(Path(folder) if folder else None))
+        self._runtime = WorkerRuntime(self._uplink, self._heartbeat, CachedWeights(Path(folder) if folder else None))
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
-        threading.Thread(target=self._run, args=(start,), name="station", daemon=True).start()
+        threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)
         forward_logs(self._uplink)
         try:
-            self._station.run(start)
+            self._runtime.run(start)
         except Stopped:
             return
         except Exception as error:  # noqa: BLE001  # the thread's edge: whatever it was, the fleet is told
-            self._uplink.send(describe_failure(error, acts_as_published=self._station.acts_as_published))
+            self._uplink.send(describe_failure(error, acts_as_published=self._runtime.acts_as_published))
 
     @_method(concurrency_group="collect", num_returns=2)
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
@@ -190,7 +190,7 @@ class WorkerActor:
         """
         # Only read, but torch warns of every view of memory that it may not write.
         data = writable(ray.get(payload[0])) if payload else np.empty(0, np.uint8)
-        return self._report((self._station.answer(request, data.data),), is_from_listen=False)
+        return self._report((self._runtime.answer(request, data.data),), is_from_listen=False)
 
     @_method(concurrency_group="listen")
     def listen(self) -> News:
@@ -205,9 +205,9 @@ class WorkerActor:
         return News(
             messages=messages,
             is_from_listen=is_from_listen,
-            frames=int(self._pulse.frames[0]),
-            phase=self._pulse.phase,
-            spent_ns=self._pulse.spent_ns,
+            frames=int(self._heartbeat.frames[0]),
+            phase=self._heartbeat.phase,
+            spent_ns=self._heartbeat.spent_ns,
             pid=os.getpid(),
             node_id=self._node_id,
         )

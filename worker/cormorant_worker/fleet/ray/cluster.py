@@ -59,7 +59,7 @@ class Cluster:
             _refuse_unreachable(options.address)
         with _connection.lock:
             if not ray.is_initialized():
-                _connection.holders, _connection.is_own = 0, False  # somebody else has ended an earlier one
+                _connection.holders, _connection.is_own = 0, False  # an earlier one was ended from outside
                 self._connect(options)
                 _connection.is_own = self.is_own
             if self.has_connected or _connection.holders:
@@ -119,8 +119,8 @@ class Cluster:
             )
 
     def describe(self) -> str:
-        """What the living nodes have, for messages: as it was a few seconds ago, since nobody may wait for Ray's head
-        to say how it is. A node that died is listed by Ray for a while; not here.
+        """What the living nodes have, for messages: as it was a few seconds ago, since no caller may wait for Ray's
+        head. A node that died is listed by Ray for a while; not here.
         """
         if time.monotonic() - self._looked_at > _LOOK_AGAIN_S and not self._is_looking:
             self._is_looking = True
@@ -164,7 +164,7 @@ class Cluster:
 
 
 def disconnect() -> None:
-    """End this process's connection to Ray, whoever made it, and what it has there. May be called twice."""
+    """End this process's connection to Ray, also one that no fleet made, and what it has there. May be called twice."""
     ray.shutdown()
 
 
@@ -233,7 +233,7 @@ def _signals_kept() -> Iterator[Callable[[], None]]:
     has_alarm = signal.getitimer(signal.ITIMER_REAL)[0] > 0
 
     def calm() -> None:
-        if not has_alarm:  # else it is somebody's own
+        if not has_alarm:  # else it is the program's own
             signal.alarm(0)
 
     try:

@@ -30,7 +30,7 @@ from cormorant_worker.worker.messages import Failed, Finished, Leaving, Request,
 log = structlog.get_logger()
 
 _SILENT_S = 10.0
-"""Without a pulse, after which a worker cannot be taken to be waiting."""
+"""Without a heartbeat, after which a worker cannot be taken to be waiting."""
 
 
 class ObjectPayload:
@@ -94,7 +94,7 @@ class RayConnection:
         self._turn = 0
         self._batches: deque[_Batch] = deque()
         self._inbox: deque[tuple[_Batch | None, Future[Any]]] = deque()
-        self._last_pulse = time.monotonic()
+        self._last_heartbeat = time.monotonic()
         self._landed_frames = 0
         self._end = ""
         self._is_dead = False
@@ -105,8 +105,8 @@ class RayConnection:
 
     @property
     def phase(self) -> Phase:
-        """What the worker does, as of its last pulse; one without a pulse is not taken to be waiting."""
-        is_silent = time.monotonic() - self._last_pulse > _SILENT_S
+        """What the worker does, as of its last heartbeat; one without a heartbeat is not taken to be waiting."""
+        is_silent = time.monotonic() - self._last_heartbeat > _SILENT_S
         return Phase.STEPPING if is_silent and self._phase in (Phase.WAITING, Phase.STORING) else self._phase
 
     def describe_doing(self) -> str:
@@ -149,14 +149,14 @@ class RayConnection:
         news: News = result.result()
         if news.is_from_listen:
             self._listen()
-        self._last_pulse = time.monotonic()
+        self._last_heartbeat = time.monotonic()
         self.pid, self._node_id, self._phase = news.pid, news.node_id, news.phase
         self.frames = max(self.frames, news.frames)
         self.spent_ns = news.spent_ns
         for message in news.messages:
             if isinstance(message, Leaving):
                 # Beside the fleet's thread: Ray's head may take its time to answer.
-                threading.Thread(target=self._place_nobody_there, name="drain-node", daemon=True).start()
+                threading.Thread(target=self._keep_workers_off, name="drain-node", daemon=True).start()
             yield message
             if isinstance(message, Finished | Failed):
                 self.is_open = False
@@ -172,7 +172,7 @@ class RayConnection:
                 return
             self._blocks().land(batch.ticket.block_index, arrays, num_rows=sealed.num_rows, num_ends=sealed.num_ends)
             self._landed_frames += sealed.num_frames
-            self.frames = max(self.frames, self._landed_frames)  # the pulse comes later than the batch
+            self.frames = max(self.frames, self._landed_frames)  # the heartbeat comes later than the batch
             yield sealed
 
     def _lose(self, error: BaseException) -> None:
@@ -226,8 +226,8 @@ class RayConnection:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
 
-    def _place_nobody_there(self) -> None:
-        """Have Ray give the node's resources to nobody: the replacement is for the pod that comes, not the one that
+    def _keep_workers_off(self) -> None:
+        """Have Ray place no worker on the node: the replacement is for the pod that comes, not the one that
         goes. Without it the replacement is lost with the node, and replaced in turn.
         """
         try:

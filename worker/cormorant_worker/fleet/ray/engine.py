@@ -45,7 +45,7 @@ class RayEngine:
         self._blocks: RayBlockPool | None = None
         self._connections: dict[tuple[str, int], RayConnection] = {}
         """The newest of each slot."""
-        self._wake: Callable[[WorkerConnection], None] = _nobody
+        self._wake: Callable[[WorkerConnection], None] = _not_open
 
     def check_devices(self, job: CollectorJob, device: str) -> None:
         """Nothing is known of other machines: a worker that finds no device says so; one without GPUs is not placed."""
@@ -148,5 +148,5 @@ class RayEngine:
         return self._blocks
 
 
-def _nobody(link: WorkerConnection) -> None:
+def _not_open(link: WorkerConnection) -> None:
     """Before the fleet has opened the engine."""

@@ -14,7 +14,7 @@ class RayOptions:
     runs; tokens come from RAY_AUTH_MODE and RAY_AUTH_TOKEN. A process that is connected already stays so."""
     num_cpus: float | None = None
     """CPUs that each worker asks for; None: what its group's `resources` say, else 1. In a cluster of the fleet's own,
-    and with `slot_resources`, nobody asks."""
+    and with `slot_resources`, none is asked for."""
     num_gpus: float | None = None
     """GPUs that each worker asks for; None: what its group's `resources` say, else 1 where `device: gpu`; with
     `slot_resources` none."""

@@ -1,5 +1,5 @@
-"""What a pod's supervisor and the actor in it share: the order to leave, a file that appears; the actor's pulse; the
-weights that actors keep for the next head. Light: imports no Ray.
+"""What a pod's supervisor and the actor in it share: the order to leave (a file that appears), the actor's heartbeat,
+and the weights that actors cache for the next head. Light: imports no Ray.
 """
 
 import os
@@ -9,7 +9,7 @@ LEAVE_FILE = "CORMORANT_LEAVE_FILE"
 """Environment variable with the file's path; Ray hands it on to its workers."""
 
 PULSE_FILE = "CORMORANT_PULSE_FILE"
-"""Likewise: where the actor keeps its pulse, for the supervisor's metrics."""
+"""Likewise: where the actor keeps its heartbeat, for the supervisor's metrics."""
 
 KEPT_FOLDER = "CORMORANT_KEPT_FOLDER"
 """Likewise: where the actor keeps the newest weights, for the actor that a new head starts here."""
