@@ -148,9 +148,15 @@ def test_weights_are_published_whole_or_not_at_all_and_never_act_late() -> None:
         # Weights published for one model keep the other's.
         receipt = fleet.publish({"policy": numbered(5)}, version=5, wait_s=20)
         assert fleet.receipt(5).applied == ("cpu-0", "cpu-1")
-        for _ in range(16):
+        for _ in range(8):
             checker.take(next(batches))
-        assert {stream.version for stream in checker.streams.values()} == {5}
+        # On a busy machine one worker may get no processor for as long as the other fills many batches.
+        deadline = time.monotonic() + 120
+        while {stream.version for stream in checker.streams.values()} != {5}:
+            assert time.monotonic() < deadline
+            batch = next(batches)
+            checker.take(batch)
+            assert int(batch["collector", "policy_version"].min()) >= 5
 
 
 @on_both_engines_slowly
