@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed, ObjectMissing
-from cormorant_contract.children import API_PORT, tokens_secret
+from cormorant_contract.children import API_PORT, api_host, tls_secret, tokens_secret
 
 if TYPE_CHECKING:
     from cormorant_cli.cluster import Cluster, Raw
@@ -121,11 +121,13 @@ class Connection:
         is_own = _given(self.token, _TOKEN) or _given(self.token_file, _TOKEN_FILE)
         token = self._own_token(role) if is_own else token_of(cluster, job, role)
         secret = tokens_secret(job["metadata"]["name"])
+        tls = tls_of(cluster, job)
         open_stream = partial(cluster.open_port, head.name, API_PORT, namespace=job["metadata"]["namespace"])
         with forwarded(open_stream) as forwarder:
             hint = "" if is_own else f"; the token comes from Secret {secret}"
             try:
-                with _client_of(f"http://127.0.0.1:{forwarder.port}", token, hint=hint) as client:
+                url = f"{'https' if tls else 'http'}://127.0.0.1:{forwarder.port}"
+                with _client_of(url, token, hint=hint, **tls) as client:
                     yield client
             except HeadAway as error:
                 reason = forwarder.error or str(error)
@@ -177,6 +179,23 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
     )
 
 
+def tls_of(cluster: "Cluster", job: "Raw") -> dict[str, str]:
+    """How a job's head is verified: nothing for one that speaks HTTP.
+
+    The authority is ca.crt of the job's Secret; for one without it, or that the user may not read, the system's.
+    """
+    tls = ((job["spec"].get("head") or {}).get("tls")) or {}
+    if not tls:
+        return {}
+    name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
+    try:
+        secret = cluster.get("Secret", tls.get("secretName") or tls_secret(name), namespace=namespace)
+        authority = base64.b64decode((secret.get("data") or {}).get("ca.crt") or "", validate=True).decode()
+    except (NotAllowed, ObjectMissing, binascii.Error, UnicodeDecodeError):
+        authority = ""
+    return {"server_name": api_host(name, namespace), "ca_data": authority}
+
+
 def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
     """The head that a job has now."""
     from cormorant_cli.jobs import holds, identity, live_head, pods_of, why_waiting
@@ -200,11 +219,11 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
 
 
 @contextmanager
-def _client_of(url: str, token: str, *, hint: str) -> Iterator["Client"]:
+def _client_of(url: str, token: str, *, hint: str, server_name: str = "", ca_data: str = "") -> Iterator["Client"]:
     from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, Unauthenticated, connect
 
     try:
-        with connect(url, token=token, reconnect_s=_RECONNECT_S) as client:
+        with connect(url, token=token, reconnect_s=_RECONNECT_S, server_name=server_name, ca_data=ca_data) as client:
             yield client
     except (BadAddress, BadTensors) as error:
         raise BadInput(str(error)) from error

@@ -45,6 +45,8 @@ def connect(
     timeout_s: float = 30.0,
     reconnect_s: float = 600.0,
     ca_file: str | os.PathLike[str] = "",
+    ca_data: str = "",
+    server_name: str = "",
     allow_nonfinite: bool = False,
 ) -> "Client":
     """Create a client for a head. Sends nothing yet.
@@ -58,6 +60,8 @@ def connect(
         reconnect_s: how long requests that are safe to repeat are repeated while the head is away; the default outlasts
             a restart with back-off. A head that has not answered once is tried for a minute at most.
         ca_file: certificates to trust with https; by default those of the system.
+        ca_data: the same as PEM text.
+        server_name: the host that the certificate names, where it is not the URL's, as behind a forwarded port.
         allow_nonfinite: publish weights with NaN or infinite values, e.g. masks of minus infinity, which the head
             refuses otherwise.
 
@@ -80,10 +84,10 @@ def connect(
     context = None
     if address.is_tls:
         try:
-            context = ssl.create_default_context(cafile=os.fspath(ca_file) or None)
+            context = ssl.create_default_context(cafile=os.fspath(ca_file) or None, cadata=ca_data or None)
         except (OSError, ssl.SSLError) as error:
             raise BadAddress(f"cannot use the certificates in {ca_file}: {error}") from error
-    transport = Transport(token=token, tls=context, timeout_s=timeout_s)
+    transport = Transport(token=token, tls=context, server_name=server_name, timeout_s=timeout_s)
     return Client(Head(address, transport, reconnect_s=reconnect_s), allow_nonfinite=allow_nonfinite)
 
 

@@ -76,14 +76,32 @@ class Interrupt:
                 self._connection = None
 
 
+class _TlsConnection(http.client.HTTPConnection):
+    """HTTPS to an address whose certificate may name another host, as behind a forwarded port."""
+
+    def __init__(self, address: Address, context: ssl.SSLContext, *, name: str, timeout_s: float) -> None:
+        super().__init__(address.host, address.port, timeout=timeout_s)
+        self._context, self._name = context, name or address.host
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
+
+
 class Transport:
     """Connections to the listeners of one head. Thread-safe: a request has a connection to itself."""
 
     def __init__(
-        self, *, token: str = "", tls: ssl.SSLContext | None = None, timeout_s: float, connect_timeout_s: float = 10.0
+        self,
+        *,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        server_name: str = "",
+        timeout_s: float,
+        connect_timeout_s: float = 10.0,
     ) -> None:
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._tls = tls
+        self._tls, self._server_name = tls, server_name
         self.timeout_s = timeout_s
         """A connection that says nothing for so long is broken."""
         self._connect_timeout_s = min(timeout_s, connect_timeout_s)
@@ -215,10 +233,8 @@ class Transport:
         return made
 
     def _connection(self, address: Address) -> http.client.HTTPConnection:
-        if address.is_tls:
-            return http.client.HTTPSConnection(
-                address.host, address.port, timeout=self._connect_timeout_s, context=self._tls
-            )
+        if address.is_tls and self._tls is not None:
+            return _TlsConnection(address, self._tls, name=self._server_name, timeout_s=self._connect_timeout_s)
         return http.client.HTTPConnection(address.host, address.port, timeout=self._connect_timeout_s)
 
     def _give_back(

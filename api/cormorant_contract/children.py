@@ -29,6 +29,16 @@ def api_service(job: str) -> str:
     return f"{job}-api"
 
 
+def api_host(job: str, namespace: str) -> str:
+    """The name in the cluster that users reach the control plane by, and that its certificate has."""
+    return f"{api_service(job)}.{namespace}.svc"
+
+
+def tls_secret(job: str) -> str:
+    """Secret of the certificate that cert-manager makes for the head."""
+    return f"{job}-tls"
+
+
 def tokens_secret(job: str) -> str:
     """Secret of the job's tokens: one key a role."""
     return f"{job}-tokens"

@@ -12,6 +12,7 @@ MAX_REPLICAS = 9999
 
 Replicas = Annotated[Whole, Field(ge=0, le=MAX_REPLICAS)]
 GroupName = Annotated[str, Field(strict=True, max_length=10, pattern=LABEL_PATTERN)]
+ObjectName = Annotated[str, Field(strict=True, min_length=1, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 ClaimName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 
 
@@ -20,6 +21,54 @@ class Persistence(Contract):
 
     claim_name: ClaimName = ""
     """PersistentVolumeClaim in the job's namespace. Empty means none: a new head continues from the job's status."""
+
+
+class IssuerRef(Contract):
+    """The issuer of cert-manager that signs a head's certificate."""
+
+    name: ObjectName
+    """Its name."""
+
+    kind: Annotated[str, Field(strict=True, min_length=1, max_length=63)] = "Issuer"
+    """Issuer, of the job's namespace, or ClusterIssuer."""
+
+    group: Annotated[str, Field(strict=True, min_length=1, max_length=253)] = "cert-manager.io"
+    """API group of the issuer."""
+
+
+class CertManager(Contract):
+    """A certificate that cert-manager makes for the head, and renews."""
+
+    issuer_ref: IssuerRef
+    """Who signs it."""
+
+
+class HeadTls(Contract):
+    """The head's certificate: exactly one of secretName and certManager. The head then speaks HTTPS alone."""
+
+    secret_name: ObjectName | None = None
+    """Secret of the job's namespace with tls.crt and tls.key, and ca.crt for the command line. The certificate names
+    JOB-api.NAMESPACE.svc."""
+
+    cert_manager: CertManager | None = None
+    """Have the operator ask cert-manager for one, into the Secret JOB-tls."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[HeadTls], ...]":
+        """One source of the certificate."""
+        return (
+            Rule(
+                cel="has(self.secretName) != has(self.certManager)",
+                holds=lambda tls: (tls.secret_name is None) != (tls.cert_manager is None),
+                sentence="exactly one of secretName and certManager is required, found {found}; write one of the two",
+                values={
+                    "found": Value(
+                        cel="has(self.secretName) ? 'both' : 'neither'",
+                        get=lambda tls: "neither" if tls.secret_name is None else "both",
+                    )
+                },
+            ),
+        )
 
 
 class Head(Contract):
@@ -33,6 +82,9 @@ class Head(Contract):
 
     persistence: Persistence = Persistence()
     """A volume that holds the head's state."""
+
+    tls: HeadTls | None = None
+    """HTTPS on both ports of the head. Unset means HTTP."""
 
 
 class WorkerGroup(Contract):

@@ -51,7 +51,7 @@ async def _serve(settings: Settings) -> int:
     cluster = KubeClient(
         find_connection, rate_limiter=RateLimiter(rate=settings.requests_per_s, burst=settings.request_burst)
     )
-    heads = HeadClient(key=settings.key, url=settings.head_url)
+    heads = HeadClient(key=settings.key, url=settings.head_url, ca_file=settings.head_ca_file)
     controller = Controller(
         cluster,
         heads,

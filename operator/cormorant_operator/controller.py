@@ -20,7 +20,7 @@ from cormorant_operator.decide.plan import CheckNode, CheckTemplate, DrainHead, 
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.errors import ApiError, HeadSilent, OperatorError, Refused, TokenRefused
+from cormorant_operator.errors import ApiError, CertificateRefused, HeadSilent, OperatorError, Refused, TokenRefused
 from cormorant_operator.executor import Executor, HeadCommands
 from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.job_state import Census, JobState
@@ -316,6 +316,7 @@ class Controller:
             answered_at=state.answered_at,
             is_silent=state.is_silent,
             is_token_refused=state.is_token_refused,
+            distrust=state.distrust,
             is_cut_off=state.is_silent and self.census.is_cut_off,
             refusals=dict(state.refusals),
             verdicts=dict(state.verdicts),
@@ -372,6 +373,7 @@ class Controller:
             if not state.is_silent:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
             state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
+            state.distrust = str(error) if isinstance(error, CertificateRefused) else ""
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True

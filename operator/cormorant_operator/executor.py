@@ -242,7 +242,13 @@ class Executor:
         kind, name = manifest["kind"], manifest["metadata"]["name"]
         if (kind, name) not in self._cache.children(job.uid):
             await self._require_free_name(job, kind, name)
-        self._cache.see(await self._api.apply(manifest))
+        try:
+            self._cache.see(await self._api.apply(manifest))
+        except NotFound as error:
+            if kind != "Certificate" or "NamespaceTerminating" in error.causes:
+                raise
+            words = "this cluster has no kind Certificate; install cert-manager, or give head.tls.secretName"
+            raise Refused(403, {"reason": "NotFound", "message": words}, request=f"PATCH {kind} {name}") from error
 
     async def _require_free_name(self, job: Job, kind: str, name: str) -> None:
         """Raise NameTaken unless the name is free or the job's own. Objects of an earlier job are never adopted."""

@@ -1,13 +1,16 @@
 """Client of heads: polls their status and sends commands. Every request has a timeout."""
 
+import ssl
+from pathlib import Path
 from typing import TypeVar
 
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
+from cormorant_contract.children import api_host
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
-from cormorant_operator.errors import HeadSilent, TokenRefused
+from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError, TokenRefused
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Pod
 from cormorant_operator.render.entrypoints import API_PORT
@@ -19,18 +22,19 @@ ANSWER_S = 2.0
 _KEEP_ALIVE_S = 70.0
 """Idle time after which a connection is closed; less than the 75 s after which a head closes it."""
 _MAX_BYTES = 4 << 20
-DEFAULT_URL = f"http://{{ip}}:{API_PORT}"
+DEFAULT_URL = f"{{scheme}}://{{ip}}:{API_PORT}"
 
 
 class HeadClient:
     """Client of all heads. Belongs to one event loop."""
 
-    def __init__(self, *, key: bytes, url: str = DEFAULT_URL) -> None:
-        """`url` may contain {ip}, {namespace}, {job} and {epoch}.
+    def __init__(self, *, key: bytes, url: str = DEFAULT_URL, ca_file: Path | None = None) -> None:
+        """`url` may contain {scheme}, {ip}, {namespace}, {job} and {epoch}.
 
         It uses the pod's own address rather than the Service's, so that the answer is known to come from this head.
         """
         self._key, self._url = key, url
+        self._trust = _trust(ca_file)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=ANSWER_S),
             connector=aiohttp.TCPConnector(limit=64, keepalive_timeout=_KEEP_ALIVE_S),
@@ -90,6 +94,7 @@ class HeadClient:
 
     async def _call(self, job: Job, head: Pod, method: str, path: str, answer: type[T], *, body: str = "") -> T:
         place = {
+            "scheme": "https" if head.is_tls else "http",
             "ip": f"[{head.ip}]" if ":" in head.ip else head.ip,
             "namespace": job.identity.namespace,
             "job": job.name,
@@ -100,12 +105,26 @@ class HeadClient:
         if body:
             headers["Content-Type"] = "application/json"
         try:
-            async with self._session.request(method, url, data=body or None, headers=headers) as response:
+            async with self._session.request(
+                method,
+                url,
+                data=body or None,
+                headers=headers,
+                ssl=self._trust,
+                # It is asked by its address, and has the certificate of its Service.
+                server_hostname=api_host(job.name, job.identity.namespace) if head.is_tls else None,
+            ) as response:
                 content = bytearray()
                 async for part in response.content.iter_any():
                     content += part
                     if len(content) > _MAX_BYTES:
                         raise HeadSilent(f"{head.name} answered {method} {path} with more than {_MAX_BYTES} bytes")
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise CertificateRefused(
+                f"the operator does not trust the certificate of {head.name}: {error.certificate_error}; give the "
+                f"authority that signed it to the chart as jobs.tls.caBundle, and see that it names "
+                f"{api_host(job.name, job.identity.namespace)}"
+            ) from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise HeadSilent(
                 f"{head.name} did not answer {method} {path} within {ANSWER_S:.0f} s: {error!r}"
@@ -120,3 +139,14 @@ class HeadClient:
             raise HeadSilent(
                 f"{head.name} answered {method} {path} with a body that cannot be parsed: {error}"
             ) from error
+
+
+def _trust(ca_file: Path | None) -> ssl.SSLContext:
+    """Authorities that heads' certificates are signed by: the system's, and those of a file."""
+    context = ssl.create_default_context()
+    if ca_file is not None:
+        try:
+            context.load_verify_locations(ca_file)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"cannot read certificates of --head-ca-file {ca_file}: {error}") from error
+    return context

@@ -25,6 +25,8 @@ class JobState:
     """Since when the head has answered without a gap."""
     answered_at: datetime | None = None
     is_silent: bool = False
+    distrust: str = ""
+    """Why the operator does not trust the head's certificate."""
     is_token_refused: bool = False
     """The head rejects the operator's token."""
     remade_at: float = -math.inf
@@ -46,9 +48,9 @@ class JobState:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @property
-    def head_report(self) -> tuple[HeadAnswer | None, bool, bool]:
+    def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
         """The head's last answer; a change triggers a reconcile."""
-        return self.answer, self.is_silent, self.is_token_refused
+        return self.answer, self.is_silent, self.is_token_refused, self.distrust
 
     def may_remake_tokens(self, now: float) -> bool:
         """Whether the token Secret may be recreated now; if so, the attempt is recorded."""
@@ -63,6 +65,7 @@ class JobState:
             self.answering_since = at
         self.answer, self.answered_at = answer, at
         self.is_silent = self.is_token_refused = False
+        self.distrust = ""
 
     def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:
         before = self.refusals.get(owner)

@@ -21,7 +21,9 @@ from cormorant_contract.children import (
     RESTARTS,
     ROLE,
     WORKER,
+    api_host,
     api_service,
+    tls_secret,
     tokens_secret,
 )
 
@@ -37,12 +39,17 @@ __all__ = [
     "RESTARTS",
     "ROLE",
     "WORKER",
+    "api_host",
     "api_service",
+    "tls_secret",
     "tokens_secret",
 ]
 
 Manifest: TypeAlias = dict[str, Any]
 """A Kubernetes object as JSON."""
+
+TLS_OPTION = "--tls-cert"
+"""In the command of a head that speaks HTTPS."""
 
 CANARY = "canary"
 """Role of a pod that verifies an image, and the name of its container."""

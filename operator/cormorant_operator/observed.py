@@ -83,6 +83,8 @@ class Pod:
     draining_since: datetime | None = None
     stalled_since: datetime | None = None
     ip: str = ""
+    is_tls: bool = False
+    """A head that speaks HTTPS alone."""
 
     @property
     def is_terminating(self) -> bool:
@@ -329,6 +331,8 @@ class Observed:
     """When it answered last."""
     is_silent: bool = False
     """The head was asked after that, and did not answer."""
+    distrust: str = ""
+    """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
     is_token_refused: bool = False
     """The head did answer: it does not take the operator's token."""
     is_cut_off: bool = False

@@ -73,6 +73,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         draining_since=_moment(annotations.get(names.DRAINING)),
         stalled_since=_moment(annotations.get(names.STALLED)),
         ip=status.get("podIP") or "",
+        is_tls=role == "head" and _speaks_tls(raw),
     )
 
 
@@ -97,6 +98,12 @@ def _role(text: str | None) -> Role | None:
 def _image(role: Role, raw: Mapping[str, Any]) -> str:
     containers = (raw.get("spec") or {}).get("containers") or ()
     return next((str(item.get("image") or "") for item in containers if item.get("name") == role), "")
+
+
+def _speaks_tls(raw: Mapping[str, Any]) -> bool:
+    """By what it was started with: the manifest may say otherwise by now."""
+    containers = (raw.get("spec") or {}).get("containers") or ()
+    return any(names.TLS_OPTION in (item.get("command") or ()) for item in containers if item.get("name") == names.HEAD)
 
 
 def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:

@@ -29,6 +29,8 @@ class Settings:
     selector: str
     """Label selector of the jobs to manage; empty: all."""
     head_url: str
+    head_ca_file: Path | None
+    """Authorities of heads' certificates, beside the system's."""
     lease: tuple[str, str] | None
     """Namespace and name of the Lease; None: no leader election."""
     identity: str
@@ -72,6 +74,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         namespaces=tuple(given.namespace),
         selector=given.selector,
         head_url=given.head_url,
+        head_ca_file=given.head_ca_file,
         lease=(namespace, name) if given.lease else None,
         identity=f"{socket.gethostname()}-{os.getpid()}",
         probe_port=given.probe_port,
@@ -145,7 +148,14 @@ def _parser() -> argparse.ArgumentParser:
         "--api-burst", type=int, default=BURST, help="burst of requests to the API server (default: 100)"
     )
     parser.add_argument(
-        "--head-url", default=DEFAULT_URL, help="URL of a head; may contain {ip}, {namespace}, {job} and {epoch}"
+        "--head-url",
+        default=DEFAULT_URL,
+        help="URL of a head; may contain {scheme}, {ip}, {namespace}, {job} and {epoch}",
+    )
+    parser.add_argument(
+        "--head-ca-file",
+        type=Path,
+        help="PEM file of authorities that sign heads' certificates (default: the system's)",
     )
     parser.add_argument(
         "--probe-port", type=int, default=8080, help="port of /livez, /readyz and /metrics (0: any free port)"

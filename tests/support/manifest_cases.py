@@ -92,6 +92,12 @@ VALID: dict[str, Document] = {
     ),
     "run-policy": manifest(runPolicy={"onStall": "Fail", "onUnschedulable": "ScaleToFit", "cleanPodPolicy": "None"}),
     "longest-name": manifest("a" * 40),
+    "tls-of-a-secret": manifest(head={"tls": {"secretName": "pong-certificate"}}),
+    "tls-of-an-issuer": manifest(
+        head={
+            "tls": {"certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer", "group": "cert-manager.io"}}}
+        }
+    ),
 }
 
 INVALID: dict[str, Case] = {
@@ -106,6 +112,16 @@ INVALID: dict[str, Case] = {
         document={key: value for key, value in manifest().items() if key != "spec"}, path="spec", sentence="is missing"
     ),
     "spec-is-a-list": Case(document=manifest() | {"spec": []}, path="spec", sentence="[] is a list, not an object"),
+    "tls-of-nothing": Case(
+        document=manifest(head={"tls": {}}),
+        path="spec.head.tls",
+        sentence="exactly one of secretName and certManager is required, found neither",
+    ),
+    "tls-of-both": Case(
+        document=manifest(head={"tls": {"secretName": "a", "certManager": {"issuerRef": {"name": "ca"}}}}),
+        path="spec.head.tls",
+        sentence="exactly one of secretName and certManager is required, found both",
+    ),
     "no-env": Case(document=manifest(env=ABSENT), path="spec.env", sentence="is missing"),
     "no-policy": Case(document=manifest(policy=ABSENT), path="spec.policy", sentence="is missing"),
     "null-policy": Case(document=manifest(policy=None), path="spec.policy", sentence="is missing"),

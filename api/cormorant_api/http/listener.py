@@ -10,6 +10,7 @@ import uvicorn
 
 from cormorant_api.errors import HeadError
 from cormorant_api.http.protocol import BoundedProtocol
+from cormorant_api.http.tls import reload_when_renewed
 from cormorant_api.settings import HeadSettings
 
 _START_S = 20.0
@@ -50,6 +51,9 @@ class Listener:
             ssl_certfile=settings.tls_cert,
             ssl_keyfile=settings.tls_key,
         )
+        config.load()
+        if config.ssl is not None and settings.tls_cert is not None and settings.tls_key is not None:
+            reload_when_renewed(config.ssl, settings.tls_cert, settings.tls_key)
         self._grace_s = settings.grace_s
         self._server = uvicorn.Server(config)
         self._thread = threading.Thread(target=self._serve, name=name, daemon=True)

@@ -3,7 +3,11 @@
 import ssl
 from pathlib import Path
 
+import structlog
+
 from cormorant_api.errors import TlsError
+
+log = structlog.get_logger()
 
 _EXPIRED = 10
 """OpenSSL's X509_V_ERR_CERT_HAS_EXPIRED."""
@@ -36,6 +40,38 @@ def check_tls(cert: Path, key: Path) -> None:
         raise TlsError(f"the certificate in {cert} cannot be used: {error.verify_message}") from error
     except ssl.SSLError as error:
         raise TlsError(f"the certificate in {cert} cannot be used: {error}") from error
+
+
+def reload_when_renewed(context: ssl.SSLContext, cert: Path, key: Path) -> None:
+    """Have a server show a renewed certificate, at the latest from the second connection after the files changed.
+
+    Files that do not fit each other, as while they are being replaced, leave the earlier certificate in use.
+    """
+    shown = _stamp(cert)
+
+    def look(connection: ssl.SSLObject | ssl.SSLSocket, name: str | None, _: ssl.SSLContext) -> None:
+        nonlocal shown
+        found = _stamp(cert)
+        if found in (shown, 0):
+            return
+        try:
+            check_tls(cert, key)
+            context.load_cert_chain(cert, key)
+        except (OSError, ssl.SSLError, TlsError) as error:
+            log.warning("certificate_not_renewed", reason=str(error))
+        else:
+            shown = found
+            log.info("certificate_renewed", cert=str(cert))
+
+    context.sni_callback = look
+
+
+def _stamp(cert: Path) -> int:
+    """Changes with the file; 0: it is not there."""
+    try:
+        return cert.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _shake_hands(server: ssl.SSLContext, client: ssl.SSLContext) -> None:

@@ -72,6 +72,17 @@ class JobNetworkPolicy(Contract):
     cluster always may."""
 
 
+class JobTls(Contract):
+    """What the operator needs for jobs with `spec.head.tls`."""
+
+    ca_bundle: str = ""
+    """PEM certificates of the authorities that sign heads' certificates; the operator also trusts those of its image.
+    Without them it leaves such jobs alone, `Progressing=Unknown/CertificateRefused`."""
+
+    cert_manager: Flag = False
+    """Gives the operator the right to make Certificates of cert-manager, for jobs with `head.tls.certManager`."""
+
+
 class Jobs(Contract):
     """Defaults for all jobs of this operator."""
 
@@ -86,6 +97,9 @@ class Jobs(Contract):
 
     network_policy: JobNetworkPolicy = JobNetworkPolicy()
     """One NetworkPolicy per job: its pods reach each other; others reach ports 8000 and 8001 only."""
+
+    tls: JobTls = JobTls()
+    """What the operator needs for jobs with `spec.head.tls`."""
 
     poll_seconds: Annotated[Whole, Field(ge=1, le=3600)] = 15
     """Seconds between two polls of a running head."""

@@ -27,6 +27,11 @@
   resources: [networkpolicies]
   verbs: [get, list, create, patch]
 {{- end }}
+{{- if .Values.jobs.tls.certManager }}
+- apiGroups: [cert-manager.io]
+  resources: [certificates]
+  verbs: [get, create, patch]
+{{- end }}
 # It reads and deletes none: tokens are derived from its key.
 - apiGroups: [""]
   resources: [secrets]

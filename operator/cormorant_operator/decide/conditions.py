@@ -8,7 +8,8 @@
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
-    Progressing  True: FramesCollected WaitingForConsumer    Unknown: ControlPlaneUnreachable TokenRefused
+    Progressing  True: FramesCollected WaitingForConsumer
+                 Unknown: ControlPlaneUnreachable TokenRefused CertificateRefused
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
     Paused       True: Spec API NoWorkers    False: NotPaused
@@ -217,6 +218,8 @@ def _head_silent(view: View, head: Pod) -> Fact:
             "minute, and the head picks it up without a restart"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
+    if view.observed.distrust:
+        return Fact(type="Progressing", status="Unknown", reason="CertificateRefused", message=view.observed.distrust)
     message = f"{head.name} is ready but does not answer GET /v1/status; the operator leaves the job alone"
     if view.observed.is_cut_off:
         message += "; most heads do not answer this operator, so check its network first (egress policy, mTLS, CNI)"

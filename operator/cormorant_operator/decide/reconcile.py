@@ -36,7 +36,7 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Observed, Obstacle
-from cormorant_operator.render.children import budgets, config_map, digest_of, network_policy, services
+from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
 from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
@@ -140,6 +140,7 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     wanted: list[Manifest] = [] if is_unclaimed else [config]
     if view.defaults.has_network_policies:
         wanted.append(network_policy(view.job, view.defaults))
+    wanted += [] if is_unclaimed else certificates(view.job)
     if head.epoch:
         wanted += services(view.job, epoch=head.epoch)
         wanted += budgets(view.job, workers=sum(view.sizes.values()))

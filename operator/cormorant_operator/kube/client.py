@@ -31,6 +31,7 @@ _PLURALS = {
     "Secret": "api/v1/namespaces/{namespace}/secrets",
     "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "PodDisruptionBudget": "apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
+    "Certificate": "apis/cert-manager.io/v1/namespaces/{namespace}/certificates",
     "Event": "api/v1/namespaces/{namespace}/events",
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",

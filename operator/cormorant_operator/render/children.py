@@ -80,6 +80,23 @@ def _budget(job: Job, role: str, least: int) -> Manifest:
     return {**child, "apiVersion": "policy/v1"}
 
 
+def certificates(job: Job) -> list[Manifest]:
+    """The head's certificate, where the manifest has cert-manager make it."""
+    tls = job.spec.head.tls
+    if tls is None or tls.cert_manager is None:
+        return []
+    issuer, name = tls.cert_manager.issuer_ref, names.tls_secret(job.name)
+    service, namespace = names.api_service(job.name), job.identity.namespace
+    host = names.api_host(job.name, namespace)
+    spec = {
+        "secretName": name,
+        "dnsNames": [host, f"{host}.cluster.local", f"{service}.{namespace}", service],
+        "issuerRef": {"name": issuer.name, "kind": issuer.kind, "group": issuer.group},
+        "usages": ["digital signature", "key encipherment", "server auth"],
+    }
+    return [{**_child(job, "Certificate", name, {"spec": spec}), "apiVersion": "cert-manager.io/v1"}]
+
+
 def config_map(job: Job, *, digest: str) -> Manifest:
     """The manifest that a head reads at its start."""
     metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
@@ -106,6 +123,8 @@ def digest_of(manifest: Mapping[str, Any]) -> str:
     if manifest["kind"] == "PodDisruptionBudget":
         own = ("minAvailable", "selector", "unhealthyPodEvictionPolicy")
         return names.digest(labels, *(spec.get(key) for key in own))
+    if manifest["kind"] == "Certificate":
+        return names.digest(labels, *(spec.get(key) for key in ("secretName", "dnsNames", "issuerRef", "usages")))
     ports = [[port.get("name"), port.get("port"), port.get("targetPort")] for port in spec.get("ports") or ()]
     return names.digest(
         labels, spec.get("selector"), spec.get("ipFamilyPolicy"), bool(spec.get("publishNotReadyAddresses")), ports

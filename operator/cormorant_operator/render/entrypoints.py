@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cormorant_contract.children import API_PORT, CODE_ARCHIVE, CODE_FOLDER, DATA_PORT
+from cormorant_operator import names
 
 __all__ = ["API_PORT", "CODE_FOLDER", "DATA_PORT"]
 
@@ -40,6 +41,7 @@ SCRAPE_ANNOTATIONS: Mapping[str, str] = {
 JOB_FILE = "/etc/cormorant/job/job.yaml"
 TOKEN_FILE = "/etc/cormorant/tokens/tokens.json"
 STATE_FOLDER = "/var/lib/cormorant"
+TLS_FOLDER = "/etc/cormorant/tls"
 
 _SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
 
@@ -62,13 +64,14 @@ _COMMON: Mapping[str, str] = {
 }
 
 
-def head_command(*, epoch: int, floor_frames: int, drain_s: int) -> list[str]:
+def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = False) -> list[str]:
     """The head's argument vector.
 
     Args:
         epoch: incarnation of the head, from 1; attempts and seeds of earlier ones do not come again.
         floor_frames: frames of earlier heads that are not collected again.
         drain_s: after SIGTERM, for batches under way to be acknowledged.
+        is_tls: speak HTTPS, with the certificate of TLS_FOLDER.
     """
     return [
         *(*_SUPERVISOR, "head", "--"),
@@ -78,6 +81,7 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int) -> list[str]:
         *("--directory", STATE_FOLDER, "--token-file", TOKEN_FILE),
         *("--epoch", str(epoch), "--floor-frames", str(floor_frames), "--drain-seconds", str(drain_s)),
         *("--last-words", TERMINATION_LOG),
+        *((names.TLS_OPTION, f"{TLS_FOLDER}/tls.crt", "--tls-key", f"{TLS_FOLDER}/tls.key") if is_tls else ()),
     ]
 
 

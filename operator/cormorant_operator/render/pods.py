@@ -1,7 +1,7 @@
 """Pods as JSON: a head, a worker. Pure; everything that a pod needs to satisfy the `restricted` level is in it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_contract.job import API_VERSION, KIND
@@ -68,8 +68,10 @@ def head_pod(
     claim = head.persistence.claim_name
     state = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {"sizeLimit": _STATE_SIZE}}
     grace_s = _grace_s(head.template, defaults.head_grace_s)
-    command = entrypoints.head_command(epoch=epoch, floor_frames=floor_frames, drain_s=grace_s // 2)
-    container = {
+    command = entrypoints.head_command(
+        epoch=epoch, floor_frames=floor_frames, drain_s=grace_s // 2, is_tls=head.tls is not None
+    )
+    container: dict[str, Any] = {
         "command": command,
         "env": entrypoints.head_env(job=job.name, secret=secret, epoch=epoch),
         "ports": [
@@ -82,7 +84,7 @@ def head_pod(
             {"name": "tokens", "mountPath": entrypoints.TOKEN_FILE.rpartition("/")[0], "readOnly": True},
             {"name": "state", "mountPath": entrypoints.STATE_FOLDER},
         ],
-        **_probes(entrypoints.API_PORT),
+        **_probes(entrypoints.API_PORT, scheme="HTTPS" if head.tls is not None else "HTTP"),
     }
     volumes = [
         {"name": "job", "configMap": {"name": config}},
@@ -97,6 +99,10 @@ def head_pod(
         },
         {"name": "state", **state},
     ]
+    if head.tls is not None:
+        certificate = {"secretName": head.tls.secret_name or names.tls_secret(job.name), "defaultMode": 0o440}
+        volumes.append({"name": "tls", "secret": certificate})
+        container["volumeMounts"].append({"name": "tls", "mountPath": entrypoints.TLS_FOLDER, "readOnly": True})
     return _pod(
         job,
         defaults,
@@ -106,6 +112,7 @@ def head_pod(
             labels={names.EPOCH: str(epoch)},
             resources=head.resources,
             overlay=head.template,
+            annotations={"prometheus.io/scheme": "https"} if head.tls is not None else {},
             grace_s=grace_s,
             container=container,
             volumes=volumes,
@@ -174,6 +181,7 @@ class _PodParts:
     container: Mapping[str, Any]
     volumes: list[dict[str, Any]]
     is_gpu: bool = False
+    annotations: Mapping[str, str] = field(default_factory=dict)
 
 
 def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
@@ -199,7 +207,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}
     base = {
-        "metadata": {"annotations": entrypoints.SCRAPE_ANNOTATIONS},
+        "metadata": {"annotations": {**entrypoints.SCRAPE_ANNOTATIONS, **parts.annotations}},
         "spec": {
             "terminationGracePeriodSeconds": parts.grace_s,
             "automountServiceAccountToken": False,
@@ -320,10 +328,10 @@ def _placement(defaults: OperatorDefaults, origin: PodOrigin) -> dict[str, Any]:
     return {"nodeSelector": selector, "affinity": affinity}
 
 
-def _probes(port: int) -> dict[str, Any]:
+def _probes(port: int, *, scheme: str = "HTTP") -> dict[str, Any]:
     def probe(path: str, *, period_s: int, failures: int) -> dict[str, Any]:
         return {
-            "httpGet": {"path": path, "port": port},
+            "httpGet": {"path": path, "port": port, **({"scheme": scheme} if scheme != "HTTP" else {})},
             "periodSeconds": period_s,
             "timeoutSeconds": 5,
             "failureThreshold": failures,

@@ -326,6 +326,23 @@ def test_network_policies_of_jobs_come_with_the_rights_that_they_need() -> None:
     assert "networking.k8s.io" not in groups
 
 
+def test_authorities_of_heads_reach_the_operator_and_rights_for_certificates_are_asked_for() -> None:
+    manifests = render("jobs.tls.caBundle=PEM", "jobs.tls.certManager=true", apis=(POD_MONITOR,))
+    assert "--head-ca-file=/etc/cormorant/ca/ca.crt" in flags(manifests)
+    assert find(manifests, "ConfigMap", "cormorant-ca")["data"] == {"ca.crt": "PEM"}
+    pod = pod_template(manifests)
+    assert {"name": "ca", "configMap": {"name": "cormorant-ca"}} in pod["spec"]["volumes"]
+    assert pod["metadata"]["annotations"]["cormorant.dev/ca-bundle"]
+    rules = find(manifests, "ClusterRole", "ops-cormorant")["rules"]
+    assert [rule["verbs"] for rule in rules if rule["resources"] == ["certificates"]] == [["get", "create", "patch"]]
+    api, metrics = find(manifests, "PodMonitor", "cormorant-jobs")["spec"]["podMetricsEndpoints"]
+    assert [rule["targetLabel"] for rule in api["relabelings"]] == ["__scheme__"]
+    assert "relabelings" not in metrics
+    without = render()
+    assert not [flag for flag in flags(without) if "ca-file" in flag]
+    assert "cert-manager" not in str(find(without, "ClusterRole", "ops-cormorant"))
+
+
 def test_probes_ask_the_port_that_the_operator_listens_on() -> None:
     (container,) = pod_template(render())["spec"]["containers"]
     (port,) = container["ports"]

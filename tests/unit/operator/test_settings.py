@@ -18,7 +18,7 @@ def key(tmp_path: Path) -> str:
 def test_defaults(key: str) -> None:
     settings = read_settings(["--key-file", key, "--image", "i"])
     assert (settings.key, settings.namespaces, settings.lease) == (b"k" * 40, (), None)
-    assert (settings.defaults.image, settings.defaults.poll_s, settings.head_url) == ("i", 15.0, "http://{ip}:8000")
+    assert (settings.defaults.image, settings.defaults.poll_s, settings.head_url) == ("i", 15.0, "{scheme}://{ip}:8000")
     assert "kkk" not in repr(settings)
 
 

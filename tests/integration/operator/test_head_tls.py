@@ -1,0 +1,147 @@
+"""A real head over TLS: the operator and the command line verify it, and refuse a stranger's certificate."""
+
+import asyncio
+import base64
+import shutil
+import ssl
+import subprocess
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_cli.connection import _client_of, tls_of
+from cormorant_cli.errors import BadInput, ObjectMissing
+from cormorant_operator.errors import CertificateRefused, SettingsError
+from cormorant_operator.head_client import HeadClient
+from cormorant_operator.job import Identity, Job
+from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.render.children import secret
+from cormorant_operator.render.tokens import derive
+from cormorant_operator.templates import Templates
+from cormorant_testing.collecting import make_job
+from cormorant_testing.serving import serve
+
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="makes certificates with openssl")
+KEY = b"k" * 32
+HEAD = Pod(
+    name="toy-head-1",
+    uid="h1",
+    role="head",
+    created=datetime(2026, 1, 1, tzinfo=UTC),
+    epoch=1,
+    ip="127.0.0.1",
+    is_tls=True,
+)
+
+
+class Authority:
+    """Signs certificates of heads."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.cert, self._key, self._folder = folder / f"{name}.crt", folder / f"{name}.key", folder
+        made = f"req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN={name} -days 2"
+        openssl(*made.split(), "-keyout", str(self._key), "-out", str(self.cert))
+
+    def sign(self, host: str) -> tuple[Path, Path]:
+        cert, key, request, names = (self._folder / f"tls.{end}" for end in ("crt", "key", "csr", "names"))
+        names.write_text(f"subjectAltName = DNS:{host}\n")
+        made = "req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -subj /CN=head"
+        openssl(*made.split(), "-keyout", str(key), "-out", str(request))
+        by = f"-CA {self.cert} -CAkey {self._key} -CAcreateserial -days 2 -extfile {names}"
+        openssl(*f"x509 -req -in {request} -out {cert} {by}".split())
+        return cert, key
+
+
+def openssl(*arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
+
+
+def ask(job: Job, port: str, ca_file: Path | None) -> HeadAnswer:
+    async def talk() -> HeadAnswer:
+        client = HeadClient(key=KEY, url=f"{{scheme}}://{{ip}}:{port}", ca_file=ca_file)
+        try:
+            return await client.ask(job, HEAD)
+        finally:
+            await client.close()
+
+    return asyncio.run(talk())
+
+
+def test_operator_and_command_line_verify_the_head(tmp_path: Path) -> None:
+    manifest = make_job(num_envs=2, lengths=4)
+    name = manifest.metadata.name
+    job = Job(
+        identity=Identity(name=name, namespace="default", uid="u1"),
+        templates=Templates(manifest.spec),
+        status=manifest.status,
+    )
+    tokens = derive(KEY, uid="u1")
+    token_file = tmp_path / "tokens.json"
+    token_file.write_text(secret(job, tokens)["stringData"]["tokens.json"])
+    token_file.chmod(0o440)
+    ours, stranger = Authority(tmp_path, "ours"), Authority(tmp_path, "stranger")
+    host = f"{name}-api.default.svc"
+    cert, key = ours.sign(host)
+    with serve(manifest, directory=tmp_path / "head", token_file=token_file, tls_cert=cert, tls_key=key) as served:
+        url = served.server.url
+        port = url.rpartition(":")[2]
+        assert ask(job, port, ours.cert).sizes == {"cpu": 1}
+        for untrusted in (stranger.cert, None):
+            with pytest.raises(CertificateRefused, match=f"does not trust the certificate of toy-head-1: .*{host}"):
+                ask(job, port, untrusted)
+        with _client_of(url, tokens.read, hint="", server_name=host, ca_data=ours.cert.read_text()) as client:
+            assert client.status().job == name
+        strange = {"server_name": host, "ca_data": stranger.cert.read_text()}
+        with (
+            pytest.raises(BadInput, match=r"the certificate of .* was rejected"),
+            _client_of(url, tokens.read, hint="", **strange) as client,
+        ):
+            client.status()
+        # Renewed, as cert-manager does it, while the head runs.
+        before = shown_by(int(port))
+        ours.sign(host)
+        shown_by(int(port))
+        assert shown_by(int(port)) == ssl.PEM_cert_to_DER_cert(cert.read_text()[cert.read_text().index("-----BEGIN") :])
+        assert shown_by(int(port)) != before
+        assert ask(job, port, ours.cert).sizes == {"cpu": 1}
+
+
+def shown_by(port: int) -> bytes:
+    return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=30))
+
+
+def test_certificates_that_cannot_be_read_are_refused_at_the_start(tmp_path: Path) -> None:
+    async def make() -> None:
+        HeadClient(key=KEY, ca_file=tmp_path / "nowhere.crt")
+
+    with pytest.raises(SettingsError, match=r"cannot read certificates of --head-ca-file .*nowhere\.crt"):
+        asyncio.run(make())
+
+
+def test_command_line_takes_the_authority_of_the_jobs_secret() -> None:
+    authority = {"ca.crt": base64.b64encode(b"PEM").decode()}
+    cluster: Any = Secrets({"pong-tls": authority, "bare": {}})
+
+    def job(tls: dict[str, Any] | None) -> dict[str, Any]:
+        return {"metadata": {"name": "pong", "namespace": "rl"}, "spec": {"head": {"tls": tls} if tls else {}}}
+
+    assert tls_of(cluster, job(None)) == {}
+    issuer = {"certManager": {"issuerRef": {"name": "ca"}}}
+    assert tls_of(cluster, job(issuer)) == {"server_name": "pong-api.rl.svc", "ca_data": "PEM"}
+    for name in ("bare", "unreadable"):
+        assert tls_of(cluster, job({"secretName": name})) == {"server_name": "pong-api.rl.svc", "ca_data": ""}
+
+
+class Secrets:
+    """The Secrets of a namespace."""
+
+    def __init__(self, found: dict[str, dict[str, str]]) -> None:
+        self._found = found
+
+    def get(self, kind: str, name: str, *, namespace: str) -> dict[str, Any]:
+        assert (kind, namespace) == ("Secret", "rl")
+        if name not in self._found:
+            raise ObjectMissing(f"Secret {name} is not there")
+        return {"data": self._found[name]}
