@@ -17,6 +17,7 @@
     │   ├── WeightsMismatch      missing, extra or misshapen tensors; nothing was applied
     │   └── StaleWeights         a version that is not newer than the published one
     ├── StateError               a state dict of another job, layout or version
+    │   └── EnvNotSaved          environments of this kind cannot be saved
     ├── DatasetError
     │   ├── DatasetMismatch      another environment or schema is stored at the URI
     │   ├── PartExists           another process began the part that a worker was to write
@@ -125,6 +126,10 @@ class StaleWeights(WeightsError):
 
 class StateError(CormorantError):
     """A state dict that this fleet cannot restore."""
+
+
+class EnvNotSaved(StateError):
+    """These environments cannot be saved: which, and what they lack."""
 
 
 class DatasetError(CormorantError):

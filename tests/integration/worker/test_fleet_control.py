@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import structlog
 import torch
 from tensordict import TensorDict
 
@@ -22,6 +23,7 @@ from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.fleet_state import FleetState
 
 SEGFAULT = "cormorant_testing.policies:make_segfault"
 
@@ -178,6 +180,16 @@ def test_a_fleet_that_has_collected_everything_has_a_state(tmp_path: Path, has_d
         rest = list(fleet.batches(copy=True))
     assert sum(batch.numel() for batch in rest) == 100
     assert not ids_of(first) & ids_of(rest) or has_dataset
+
+
+def test_environments_that_cannot_be_saved_are_named() -> None:
+    env = {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 2}
+    with structlog.testing.capture_logs() as logs, start(make_job(env={"gymnasium": env}), workers=1) as fleet:
+        saved = FleetState.from_bytes(fleet.state())
+    assert saved.not_saved == {"CartPoleEnv has no get_state and set_state": ["cpu-0"]}
+    (line,) = [line for line in logs if line["event"] == "environments_not_saved"]
+    assert line["workers"] == ["cpu-0"]
+    assert line["reason"] == "CartPoleEnv has no get_state and set_state; they begin new episodes"
 
 
 @on_both_engines_slowly

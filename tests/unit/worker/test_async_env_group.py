@@ -72,8 +72,8 @@ class ArrivingEnv:
     def restart(self, rows: Rows) -> Arrays:
         raise AssertionError("environments with steps in flight cannot be restarted")
 
-    def state(self) -> bytes | None:
-        return None
+    def state(self) -> bytes:
+        raise AssertionError
 
     def restore(self, state: bytes) -> None:
         raise AssertionError

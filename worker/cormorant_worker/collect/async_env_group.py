@@ -13,7 +13,7 @@ from cormorant_worker.collect.env_group import Columns, decide, receive
 from cormorant_worker.collect.timing import Laps
 from cormorant_worker.collect.trajectories import Trajectories
 from cormorant_worker.envs.protocol import VectorEnv
-from cormorant_worker.errors import EnvCrashed
+from cormorant_worker.errors import EnvCrashed, EnvNotSaved
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.spaces import Array, Arrays
@@ -179,12 +179,11 @@ class AsyncEnvGroup:
         ring = self._obs[leaf]
         return np.array(ring[int(self._landed[column]) % len(ring), column])
 
-    def state(self) -> dict[str, Array] | None:
-        """Rows are always under way: there is no moment at which they could be saved."""
-        return None
+    def state(self) -> dict[str, Array]:
+        raise EnvNotSaved("with batchSize below numEnvs some environments always have a step in flight")
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Never called: `state` is None."""
+        """Never called: there is no state."""
         raise EnvCrashed("environments with steps in flight cannot be restored")
 
     def _hand_over_ends(self) -> None:

@@ -94,8 +94,12 @@ class EnvGroup(Protocol):
         """
         ...
 
-    def state(self) -> dict[str, Array] | None:
-        """What `restore` needs to go on bit by bit, or None when the environments cannot be saved."""
+    def state(self) -> dict[str, Array]:
+        """What `restore` needs to go on bit by bit.
+
+        Raises:
+            EnvNotSaved: the environments cannot be saved.
+        """
         ...
 
     def restore(self, state: dict[str, Array]) -> None:
@@ -241,12 +245,12 @@ class LockstepEnvGroup:
         row = self._row if self._is_dense else int(self._cursor[column])
         return np.array(self._obs[leaf][row, column])
 
-    def state(self) -> dict[str, Array] | None:
-        """Environments, observations and recurrent states between two batches; None when the environments cannot."""
-        saved = self.env.state()
-        if saved is None:
-            return None
-        arrays: dict[str, Array] = {"env": np.frombuffer(saved, dtype=np.uint8), "is_init": self.is_init.copy()}
+    def state(self) -> dict[str, Array]:
+        """Environments, observations and recurrent states between two batches."""
+        arrays: dict[str, Array] = {
+            "env": np.frombuffer(self.env.state(), dtype=np.uint8),
+            "is_init": self.is_init.copy(),
+        }
         arrays |= {f"obs.{i}": value for i, value in enumerate(self.obs)}
         return arrays | {f"state.{i}": value for i, value in enumerate(self.states)}
 

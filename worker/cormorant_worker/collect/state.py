@@ -13,7 +13,7 @@ import safetensors
 import safetensors.numpy
 import torch
 
-from cormorant_worker.errors import StateError
+from cormorant_worker.errors import EnvNotSaved, StateError
 from cormorant_worker.spaces import Array
 
 if TYPE_CHECKING:
@@ -28,9 +28,12 @@ def save_state(collector: "Collector") -> bytes:
     if collector.rng.cuda_state is not None:
         arrays["cuda_rng"] = collector.rng.cuda_state.numpy()
     arrays |= {f"trajectories.{name}": value for name, value in collector.trajectories.state().items()}
-    saved = [env_group.state() for env_group in collector.env_groups]
-    for i, arrays_of_group in enumerate(saved):
-        arrays |= {f"lane.{i}.{name}": value for name, value in (arrays_of_group or {}).items()}
+    why_not = ""
+    try:
+        for i, group in enumerate(collector.env_groups):
+            arrays |= {f"lane.{i}.{name}": value for name, value in group.state().items()}
+    except EnvNotSaved as error:
+        why_not = str(error)
     metadata = {
         "format": FORMAT,
         "num_envs": collector.num_envs,
@@ -39,7 +42,8 @@ def save_state(collector: "Collector") -> bytes:
         "warmup_left": collector.warmup_left,
         "is_first_batch": collector.is_first_batch,
         "version": collector.weights.version,
-        "envs_saved": all(arrays_of_group is not None for arrays_of_group in saved),
+        "envs_saved": not why_not,
+        "why_not": why_not,
         "action_rng": collector.warmup.state(),
     }
     flat = {name: np.ascontiguousarray(value) for name, value in arrays.items()}
@@ -48,7 +52,7 @@ def save_state(collector: "Collector") -> bytes:
 
 
 def read_metadata(data: bytes) -> dict[str, Any]:
-    """What a state says of itself: `envs_saved`, `warmup_left`, ...
+    """What a state says of itself: `envs_saved`, `why_not`, `warmup_left`, ...
 
     Raises:
         StateError: not a state, or one of another format.

@@ -31,7 +31,7 @@ class EnvAround:
     def restart(self, rows: Rows) -> Arrays:
         return self._env.restart(rows)
 
-    def state(self) -> bytes | None:
+    def state(self) -> bytes:
         return self._env.state()
 
     def restore(self, state: bytes) -> None:

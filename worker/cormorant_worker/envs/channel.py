@@ -18,7 +18,7 @@ A child that fails sends Failed instead, at any time, and exits. Both ends are o
 import pickle
 import socket
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cormorant_worker.envs.gymnasium_env import EnvSource
@@ -62,9 +62,10 @@ class Reset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What `save_env` returned."""
+    """What `save_env` returned, or why it could not."""
 
-    state: list[Any] | None
+    state: list[Any] = field(default_factory=list)
+    why_not: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

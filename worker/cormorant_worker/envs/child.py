@@ -34,7 +34,7 @@ from cormorant_worker.envs.channel import (
 from cormorant_worker.envs.env_row import BadObservation, EnvRow
 from cormorant_worker.envs.saved import load_env, save_env
 from cormorant_worker.envs.shared_memory import SharedSteps
-from cormorant_worker.errors import EnvBuildError, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
 
 _PR_SET_PDEATHSIG = 1
 
@@ -108,7 +108,11 @@ class _Child:
                     np.random.seed(reset.seed)
                 row.reset(seed=reset.seed, side=reset.side)
             elif command == SAVE:
-                send_message(self._connection, Saved(state=save_env(env)))
+                try:
+                    answer = Saved(state=save_env(env))
+                except EnvNotSaved as error:
+                    answer = Saved(why_not=str(error))
+                send_message(self._connection, answer)
                 continue
             elif command == LOAD:
                 saved = receive_message(self._connection)

@@ -22,7 +22,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Key, Space, leaves
 
 _OURS = {
@@ -303,12 +303,11 @@ class EnvPoolVectorEnv:
         self._pool.reset(rows.astype(np.int32))
         return self._pool.obs(self._pool.recv())
 
-    def state(self) -> bytes | None:
-        """EnvPool can neither save nor read an environment's state or generator."""
-        return None
+    def state(self) -> bytes:
+        raise EnvNotSaved("EnvPool can neither save nor read an environment's state or generator")
 
     def restore(self, state: bytes) -> None:
-        """Never called: `state` is None."""
+        """Never called: there is no state."""
         raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:
@@ -411,12 +410,11 @@ class AsyncEnvPoolVectorEnv:
         """Not possible while other rows are under way; `build.py` refuses the settings that would need it."""
         raise EnvCrashed("environments of an asynchronous EnvPool cannot be restarted one by one")
 
-    def state(self) -> bytes | None:
-        """EnvPool can neither save nor read an environment's state or generator."""
-        return None
+    def state(self) -> bytes:
+        raise EnvNotSaved("EnvPool can neither save nor read an environment's state or generator")
 
     def restore(self, state: bytes) -> None:
-        """Never called: `state` is None."""
+        """Never called: there is no state."""
         raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:

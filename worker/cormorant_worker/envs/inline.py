@@ -125,12 +125,13 @@ class InlineVectorEnv:
         self._nan.look(obs, rows)
         return obs
 
-    def state(self) -> bytes | None:
-        """The environments' own states and the seeds, or None when one of them cannot be saved."""
-        states = [state for env in self._envs if (state := save_env(env.env)) is not None]
-        if len(states) < self.num_envs:
-            return None
-        return pack(Vectors(envs=states, restarts=self._restarts.state()))
+    def state(self) -> bytes:
+        """The environments' own states and the seeds.
+
+        Raises:
+            EnvNotSaved: naming what one of them lacks.
+        """
+        return pack(Vectors(envs=[save_env(env.env) for env in self._envs], restarts=self._restarts.state()))
 
     def restore(self, state: bytes) -> None:
         """Go on from `state()`.

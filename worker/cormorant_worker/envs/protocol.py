@@ -91,8 +91,12 @@ class VectorEnv(Protocol):
         """Begin a new episode in idle `rows`, whatever state they are in. Returns [n, ...] first observations."""
         ...
 
-    def state(self) -> bytes | None:
-        """What is needed to go on from here bit by bit, or None when these environments cannot be saved."""
+    def state(self) -> bytes:
+        """What is needed to go on from here bit by bit.
+
+        Raises:
+            EnvNotSaved: these environments cannot be saved.
+        """
         ...
 
     def restore(self, state: bytes) -> None:

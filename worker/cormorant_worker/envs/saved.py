@@ -24,7 +24,7 @@ from gymnasium.wrappers import (
 )
 
 from cormorant_worker.envs.gymnasium_env import Env
-from cormorant_worker.errors import StateError
+from cormorant_worker.errors import EnvNotSaved, StateError
 
 _KEPT: dict[type, tuple[str, ...]] = {
     FrameStackObservation: ("obs_queue",),
@@ -55,8 +55,12 @@ class Vectors:
     """Of `Restarts`."""
 
 
-def save_env(env: Env) -> EnvState | None:
-    """The states of all layers of one environment; None when one of them cannot be saved."""
+def save_env(env: Env) -> EnvState:
+    """The states of all layers of one environment.
+
+    Raises:
+        EnvNotSaved: naming a layer that cannot be saved.
+    """
     states: EnvState = []
     for layer in _layers(env):
         if hasattr(layer, "get_state") and hasattr(layer, "set_state"):
@@ -68,7 +72,7 @@ def save_env(env: Env) -> EnvState | None:
         elif names := _KEPT.get(type(layer)):
             states.append(_plain({name: _get(layer, name) for name in names}))
         else:
-            return None
+            raise EnvNotSaved(f"{type(layer).__name__} has no get_state and set_state")
     return states
 
 

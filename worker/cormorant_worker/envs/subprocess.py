@@ -24,7 +24,7 @@ from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, pack, unpack
 from cormorant_worker.envs.shared_memory import SharedSteps, open_block
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 from cormorant_worker.spaces import Arrays, Space, describe
 
 _LOOK_AGAIN_S = 0.05
@@ -173,10 +173,11 @@ class SubprocessVectorEnv:
         self._nan.look(obs, rows)
         return obs
 
-    def state(self) -> bytes | None:
-        """The environments' own states and the seeds, or None when one of them cannot be saved.
+    def state(self) -> bytes:
+        """The environments' own states and the seeds.
 
         Raises:
+            EnvNotSaved: naming what one of them lacks.
             EnvCrashed: an environment did not answer, or its get_state raised.
         """
         self._check_open()
@@ -187,9 +188,10 @@ class SubprocessVectorEnv:
         answers = [self._answer(process) for process in self._processes]
         if failed := [answer for answer in answers if isinstance(answer, EnvCrashed)]:
             raise failed[0]
-        states = [answer.state for answer in answers if isinstance(answer, Saved) and answer.state is not None]
-        if len(states) < self.num_envs:
-            return None
+        saved = [answer for answer in answers if isinstance(answer, Saved)]
+        if why_not := next((answer.why_not for answer in saved if answer.why_not), ""):
+            raise EnvNotSaved(why_not)
+        states = [answer.state for answer in saved]
         return pack(Vectors(envs=states, restarts=self._restarts.state()))
 
     def restore(self, state: bytes) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -36,6 +37,16 @@ class FleetState:
     """URI; empty: none."""
     written: Mapping[str, int] = field(default_factory=dict)
     """Frames that had come from each place, by worker name, with those that the dataset had from earlier fleets."""
+
+    @property
+    def not_saved(self) -> dict[str, list[str]]:
+        """By reason: workers whose environments begin new episodes when this is restored."""
+        found: dict[str, list[str]] = {}
+        for name, data in sorted((name, data) for name, data in self.workers.items() if data):
+            told = read_metadata(data)
+            if not told["envs_saved"]:
+                found.setdefault(told.get("why_not") or "they cannot be saved", []).append(name)
+        return found
 
     def to_bytes(self) -> bytes:
         """Safetensors: one uint8 array a part, JSON in the metadata."""

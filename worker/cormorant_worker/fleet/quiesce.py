@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
+import structlog
+
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
@@ -23,6 +25,8 @@ from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Reply
+
+log = structlog.get_logger()
 
 _POLL_S = 0.2
 _LONGEST_START_S = 86_400.0
@@ -98,7 +102,7 @@ class Quiesce:
         else:
             replies = self._all_replies(core.requests.ask_all("save"), "save its state")
             states = {slot: reply.state for slot, reply in replies.items()}
-        return FleetState(
+        saved = FleetState(
             frames=core.scheduler.landed_frames,
             attempts={f"{group}-{index}": core.lineage.attempts[group, index] for group, index in states},
             run=core.lineage.run,
@@ -110,6 +114,9 @@ class Quiesce:
             seed=self._spawner.seed,
             workers={f"{group}-{index}": state for (group, index), state in states.items()},
         )
+        for reason, workers in saved.not_saved.items():
+            log.warning("environments_not_saved", workers=workers, reason=f"{reason}; they begin new episodes")
+        return saved
 
     def _final_states(self) -> dict[Slot, bytes]:
         """What workers saved when everything was collected, before they ended."""

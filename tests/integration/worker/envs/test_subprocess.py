@@ -22,7 +22,7 @@ from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError, UnknownEnv
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
 
 SEEDS = [7, 70, 700]
 
@@ -154,7 +154,7 @@ def test_failed_save_leaves_no_answer_for_the_next(tmp_path: Path) -> None:
         assert select.select(others, [], [], 0.5)[0] == []
         step_times(env, 2)
         assert env.restarts == 1
-        assert env.state() is not None
+        assert env.state()
 
 
 def test_a_refused_state_leaves_environments_that_step() -> None:
@@ -163,7 +163,6 @@ def test_a_refused_state_leaves_environments_that_step() -> None:
         env.start()
         step_times(env, 1)
         saved = env.state()
-        assert saved is not None
         for _ in range(2):
             with pytest.raises(StateError, match="environment 0 could not take its state: OSError: no memory of it"):
                 env.restore(saved)
@@ -174,7 +173,8 @@ def test_a_refused_state_leaves_environments_that_step() -> None:
 def test_environments_without_states_cannot_be_saved() -> None:
     with contextlib.closing(SubprocessVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=2, seeds=[1, 2])) as env:
         env.start()
-        assert env.state() is None
+        with pytest.raises(EnvNotSaved, match=r"^CartPoleEnv has no get_state and set_state$"):
+            env.state()
         step_times(env, 1)
 
 

@@ -14,7 +14,7 @@ from cormorant_worker.envs.gymnasium_env import EnvFactory
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, StateError
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError
 
 SEEDS = [7, 70, 700]
 
@@ -318,11 +318,13 @@ def test_a_time_limit_is_saved_and_restored() -> None:
 
 
 def test_envs_without_states_cannot_be_saved() -> None:
-    assert InlineVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=1, seeds=[1]).state() is None
+    with pytest.raises(EnvNotSaved, match=r"^CartPoleEnv has no get_state and set_state$"):
+        InlineVectorEnv(EnvFactory(id="CartPole-v1"), num_envs=1, seeds=[1]).state()
     wrapped = EnvFactory(
         entrypoint="cormorant_testing.envs:make_counting", wrappers=("cormorant_testing.envs:Stateless",)
     )
-    assert InlineVectorEnv(wrapped, num_envs=1, seeds=[1]).state() is None
+    with pytest.raises(EnvNotSaved, match=r"^Stateless has no get_state and set_state$"):
+        InlineVectorEnv(wrapped, num_envs=1, seeds=[1]).state()
 
 
 def test_a_state_of_other_environments_is_refused() -> None:

@@ -17,7 +17,7 @@ from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, EnvNotSaved
 from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, leaves, unflattener
 
 
@@ -214,11 +214,11 @@ class TheirVectorEnv:
     def render(self) -> None:
         self._env.render()
 
-    def state(self) -> bytes | None:
-        return None
+    def state(self) -> bytes:
+        raise EnvNotSaved("Tianshou's vector environments have no get_state and set_state")
 
     def restore(self, state: bytes) -> None:
-        """Never called: `state` is None."""
+        """Never called: there is no state."""
         raise EnvCrashed("Tianshou's vector environments cannot be restored")
 
     def close(self) -> None:

@@ -73,7 +73,7 @@ class LaneAround:
         """A copy of one leaf of what a column acts on next."""
         return self.inner.look(column, leaf)
 
-    def state(self) -> dict[str, Array] | None:
+    def state(self) -> dict[str, Array]:
         """What `restore` needs."""
         return self.inner.state()
 

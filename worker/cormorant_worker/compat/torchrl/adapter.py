@@ -13,7 +13,7 @@ import torch
 
 from cormorant_worker.compat.torchrl.specs import space_of
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, EnvRaised
 from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
 
 _OBSERVATION = "observation"
@@ -168,12 +168,11 @@ class BatchedVectorEnv:
         self._now = self._env.reset(self._now.set("_reset", mask.reshape(shape)))
         return tuple([leaf[rows] for leaf in self._obs(self._now)])
 
-    def state(self) -> bytes | None:
-        """TorchRL's environments cannot be saved."""
-        return None
+    def state(self) -> bytes:
+        raise EnvNotSaved("TorchRL's environments have no get_state and set_state")
 
     def restore(self, state: bytes) -> None:
-        """Never called: `state` is None."""
+        """Never called: there is no state."""
         raise EnvCrashed("TorchRL's environments cannot be restored")
 
     def close(self) -> None:
