@@ -1,6 +1,6 @@
 """Watches, by kopf: it logs in, streams events, and relists after a stream broke. It decides nothing.
 
-Why no other part of kopf is used: docs/decisions/0012-kopf-watches-only.md. kopf runs in a thread with its own event
+Why no other part of kopf is used: docs/decisions/0012-kopf-only-watches.md. kopf runs in a thread with its own event
 loop, because it cancels unknown tasks when it stops.
 """
 
