@@ -74,10 +74,10 @@ class HeadClient:
     async def set_desired(
         self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
     ) -> None:
-        """Say which workers there shall be, and whether they stand still.
+        """Set the desired workers by group, and whether the fleet is paused.
 
         Raises:
-            HeadSilent: it did not take it.
+            HeadSilent: the head did not confirm it.
         """
         # Heads before `empty_slots` refuse a body with it: it is left out where it says nothing.
         wanted = Desired(groups=sizes, paused=paused, empty_slots=empty_slots)

@@ -1,4 +1,4 @@
-"""A CollectorJob as the cluster has it: what Kubernetes knows of it, and the contract's spec and status."""
+"""A CollectorJob as read from the API server: identity, spec and status."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,13 +15,11 @@ from cormorant_contract.status import CollectorJobStatus, Condition, ConditionTy
 from cormorant_operator.templates import Templates
 
 _DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "workers")
-"""Parts of a status that the next reconcile makes again."""
+"""Parts of a status that the next reconcile recomputes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """Which object it is, and which version of it."""
-
     name: str
     namespace: str
     uid: str
@@ -33,14 +31,13 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One job, read and valid."""
+    """A valid job."""
 
     identity: Identity
     templates: Templates
-    """The spec, with what is made of it."""
     status: CollectorJobStatus
     unknown: tuple[str, ...] = ()
-    """Fields of the spec that a newer schema has and this operator does not know."""
+    """Fields of the spec that this operator does not know; they come from a newer schema."""
 
     @property
     def spec(self) -> CollectorJobSpec:
@@ -52,49 +49,41 @@ class Job:
 
     @property
     def uid(self) -> str:
-        """Its uid: two jobs of one name, one after the other, are two jobs."""
         return self.identity.uid
 
     @property
     def is_over(self) -> bool:
-        """Whether it completed or failed, and that is written: it never goes back."""
+        """Whether the status says Completed or Failed. This is final."""
         return is_true(self.status, "Completed") or is_true(self.status, "Failed")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreadable:
-    """A job that this operator cannot read: nothing of it is touched but its condition."""
+    """A job that this operator cannot parse. It changes nothing but the condition Accepted."""
 
     identity: Identity
     status: CollectorJobStatus | None
-    """None: the status itself cannot be read, and is left as it is."""
+    """None: the status cannot be parsed, and is left alone."""
     message: str
 
 
 def find(status: CollectorJobStatus, kind: ConditionType) -> Condition | None:
-    """The condition of a type."""
     return next((condition for condition in status.conditions if condition.type == kind), None)
 
 
 def is_true(status: CollectorJobStatus, kind: ConditionType) -> bool:
-    """Whether a condition is there and holds."""
     condition = find(status, kind)
     return condition is not None and condition.status == "True"
 
 
 def since(status: CollectorJobStatus, kind: ConditionType, value: str) -> datetime | None:
-    """From when on a condition has had this value; None when it has not."""
+    """When the condition took this value; None if it has another one."""
     condition = find(status, kind)
     return condition.last_transition_time if condition is not None and condition.status == value else None
 
 
 def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = None) -> Job | Unreadable:
-    """Make a job of what the API server sent.
-
-    Args:
-        document: the object.
-        before: the same job as it was read last; its spec need not be read again as long as nobody changed it.
-    """
+    """Parse an object. `before` is the job as parsed last; its spec is reused while the generation is the same."""
     metadata = document["metadata"]
     identity = Identity(
         name=metadata["name"],
@@ -107,7 +96,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
     try:
         status = _read_status(document.get("status") or {})
     except ValidationError as error:
-        # Without its status a completed job would begin again: better to do nothing.
+        # Without its status a completed job would start again, so do nothing.
         return Unreadable(identity=identity, status=None, message=f"cannot parse the status: {error}")
     if isinstance(before, Job) and before.identity.generation == identity.generation:
         return replace(before, identity=identity, status=status)
@@ -126,9 +115,9 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:
-    """Read a status that another version of the operator may have written.
+    """Parse a status that another version of the operator may have written.
 
-    What is not known here is dropped, but for what must never go back: without it nothing is done.
+    Unknown parts are dropped, except those that must never go back: without them the job is not touched.
     """
     known = structural_schema()["properties"]["status"]
     readable: dict[str, Any] = _drop_unknown(document, known, "status", [])
@@ -153,7 +142,7 @@ def _validate(document: Mapping[str, Any]) -> CollectorJobStatus:
 
 
 def _mend(item: Any, is_broken: bool) -> Any:
-    """An item of a status that can be read; None: dropped. An end stays an end, whatever else is said of it."""
+    """An item of a status, repaired if possible; None: dropped. Completed and Failed are always kept."""
     if not is_broken:
         return item
     kind, value = (item.get("type"), item.get("status")) if isinstance(item, Mapping) else (None, None)

@@ -1,4 +1,4 @@
-"""What exists: the facts that `reconcile` decides by. Plain values, made by `pod_facts`, `world` and `head_client`."""
+"""The facts that `reconcile` decides by: plain values from `pod_facts`, `executor` and `head_client`."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker", "canary"]
 
 EXIT_REFUSED, EXIT_BLOCKED = 2, 3
-"""Exit codes of a head: it cannot use what it was given; its surroundings have to be put right first."""
+"""Exit codes of a head: invalid configuration; a broken environment that someone must repair first."""
 
 
 class Obstacle(Enum):
@@ -37,48 +37,46 @@ class Pod:
     group: str = ""
     index: int = 0
     attempt: int = 0
-    """Pods that filled the slot before."""
+    """Number of pods that filled the slot before."""
     epoch: int = 0
-    """Of a head."""
+    """Of a head; 0 for others."""
     template: str = ""
-    """Digest of what it was made from."""
+    """Digest of the template it was created from."""
     base_image: str = ""
     image: str = ""
-    """Of its own container."""
+    """Image of its own container."""
     failures: int = 0
-    """Failures in a row before this pod."""
+    """Consecutive failures before this pod."""
     restarts: int = 0
     """All failures of the slot before this pod."""
     phase: PodPhase = "Pending"
     is_scheduled: bool = False
     scheduled_since: datetime | None = None
-    """When it was given its node."""
     ready_since: datetime | None = None
     unready_since: datetime | None = None
     deletion_deadline: datetime | None = None
-    """Set from the moment that it is deleted: when its grace is over."""
+    """End of its grace period; set once the pod is deleted."""
     has_sidecar: bool = False
-    """Its own container ended, and another one runs on."""
+    """Its own container ended, but another one is still running."""
     is_rejected: bool = False
-    """Its node's kubelet did not take it: none of its containers ever ran."""
+    """The kubelet rejected it; none of its containers ran."""
     node: str = ""
-    """Name of its node."""
     is_taint_evicted: bool = False
-    """It is deleted because of a taint: its node is lost, or healthy and wanted for something else."""
+    """Deleted because of a taint: its node is lost, or healthy but reserved."""
     is_disrupted: bool = False
-    """Evicted, preempted, refused by its kubelet, or its node was drained or lost: no fault of its own."""
+    """Evicted, preempted, rejected by the kubelet, or its node was drained or lost: not its own failure."""
     obstacle: Obstacle = Obstacle.NONE
     obstacle_message: str = ""
     reason: str = ""
-    """Why it ended, in Kubernetes' word."""
+    """Why it ended, as Kubernetes says."""
     exit_code: int | None = None
     message: str = ""
-    """Why its container ended, in its own last words."""
+    """Why it ended, from its termination message."""
     settled_frames: int | None = None
-    """Frames that a head's last words say are settled; None: they do not say."""
+    """Settled frames from a head's termination message; None if it has none."""
     ended: datetime | None = None
     ran_s: float = 0.0
-    """How long its container ran, once it ended."""
+    """Run time of its container, once it ended."""
     retiring_since: datetime | None = None
     draining_since: datetime | None = None
     stalled_since: datetime | None = None
@@ -88,17 +86,15 @@ class Pod:
 
     @property
     def is_terminating(self) -> bool:
-        """Whether it was deleted and is not gone yet."""
         return self.deletion_deadline is not None
 
     @property
     def is_terminal(self) -> bool:
-        """Whether its containers ended for good."""
         return self.phase in ("Succeeded", "Failed")
 
     @property
     def is_live(self) -> bool:
-        """Whether it fills its slot: not terminating, not terminal, not on a lost node."""
+        """Whether it fills its slot: neither deleted, nor ended, nor on a lost node."""
         return not self.is_terminating and not self.is_terminal and self.phase != "Unknown"
 
     @property
@@ -107,28 +103,28 @@ class Pod:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a head ended because its surroundings have to be put right first: a restart alone mends nothing."""
+        """Whether a head ended with EXIT_BLOCKED: a restart alone does not help."""
         return self.role == "head" and self.is_terminal and self.exit_code == EXIT_BLOCKED
 
     @property
     def must_wait(self) -> bool:
-        """Whether its successor begins after a while, and not at once."""
+        """Whether its successor starts after a backoff."""
         return self.is_failure or ((self.is_rejected or self.is_blocked) and not self.is_terminating)
 
     @property
     def starting_since(self) -> datetime | None:
-        """From when on it could have become ready; None: it has no node yet."""
+        """Since when it could have become ready; None if it is not scheduled."""
         moments = (self.scheduled_since or self.created, self.unready_since)
         return max(moment for moment in moments if moment is not None) if self.is_scheduled else None
 
     @property
     def is_asked(self) -> bool:
-        """Whether a head is spoken to: it works, or it was told to drain, and may be unready meanwhile."""
+        """Whether a head can be polled: it is ready, or it is draining."""
         return bool(self.ip) and (self.is_ready or (self.is_live and self.draining_since is not None))
 
     @property
     def is_failure(self) -> bool:
-        """Whether its end counts: by itself, and by no disruption or order of ours."""
+        """Whether its end counts as a failure: not a disruption, and not requested by the operator."""
         if self.stalled_since is not None:
             return True
         if self.is_blocked:
@@ -138,7 +134,7 @@ class Pod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAnswer:
-    """What the head said of itself last. Two that are equal tell nothing new."""
+    """A head's answer to a poll. Equal answers contain no news."""
 
     pod_uid: str
     phase: str
@@ -149,23 +145,23 @@ class HeadAnswer:
     version: int = 0
     min_applied_version: int = 0
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """Workers by group, as the head was asked last."""
+    """Desired workers by group, as the head has them."""
     empty_slots: Mapping[str, tuple[int, ...]] | None = field(default_factory=dict)
     """Slots below the highest worker that the head was told to expect none in, by group. None: an older head, which
     can be told sizes alone."""
     is_resizing: bool = False
     pause_state: Literal["running", "draining", "paused"] = "running"
     is_leased: bool = False
-    """Somebody holds the fleet still, beside spec.paused."""
+    """A client holds a pause lease."""
     is_spec_paused: bool = False
-    """What the head believes spec.paused to be."""
+    """spec.paused as the head has it."""
     is_queue_full: bool = False
-    """Batches wait for consumers, and workers for the queue."""
+    """The queue is full, so workers wait."""
     failure: str = ""
 
 
 class RefusalKind(Enum):
-    """Why the API server did not create something."""
+    """Why the API server rejected a request."""
 
     QUOTA = "QuotaExceeded"
     NAMESPACE = "NamespaceTerminating"
@@ -178,31 +174,25 @@ class RefusalKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """The API server would not create something, for now."""
-
     kind: RefusalKind
     message: str
     at: datetime
     count: int = 1
-    """Refusals in a row."""
+    """Consecutive refusals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a dry run said of a template."""
-
     error: str
-    """Empty: it is fine."""
+    """Result of the dry run; empty: accepted."""
     at: datetime
     generation: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFact:
-    """What was seen of a node."""
-
     is_lost: bool
-    """It is gone, its kubelet does not report, or a person has declared it out of service."""
+    """The node is gone or not ready, or has the out-of-service taint."""
     at: datetime
 
 
@@ -310,36 +300,35 @@ def _build_of(pod: Pod) -> WorkerBuild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """Everything of one job at one moment."""
+    """All facts about one job at one moment."""
 
     pods: tuple[Pod, ...] = ()
     pod_index: PodIndex | None = None
-    """The same pods, sorted by whether they need a look; None: to be made of them."""
+    """Index of the same pods; None: built from `pods`."""
     attempts: Mapping[tuple[str, int], int] = field(default_factory=dict)
-    """Highest attempt that was ever seen of each slot, by group and index: also of pods that are gone."""
+    """Highest attempt ever seen of each slot, by (group, index), including deleted pods."""
     epoch: int = 0
-    """Highest epoch of a head that was ever seen."""
+    """Highest epoch of a head ever seen."""
     children: Mapping[tuple[str, str], str] = field(default_factory=dict)
-    """Digests of the job's Services and ConfigMaps, by kind and name."""
+    """Digests of the job's other objects, by (kind, name)."""
     has_tokens: bool = False
-    """This operator has seen to the Secret since its last full look."""
+    """The token Secret exists, as far as known since the last full resync."""
     answer: HeadAnswer | None = None
-    """The last answer of the newest head."""
+    """Last answer of a head."""
     answering_since: datetime | None = None
-    """From when on this operator has heard the newest head, without a gap. None: it has not, since it began to lead."""
+    """Since when the head has answered this operator without a gap; None: never."""
     answered_at: datetime | None = None
-    """When it answered last."""
     is_silent: bool = False
-    """The head was asked after that, and did not answer."""
+    """The head did not answer the last poll."""
     distrust: str = ""
     """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
     is_token_refused: bool = False
-    """The head did answer: it does not take the operator's token."""
+    """The head rejected the operator's token."""
     is_cut_off: bool = False
-    """So many heads are silent at once that the fault is this operator's, or the network's, and not theirs."""
+    """Most heads are silent, so the operator's own network is the likely cause."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)
-    """By group, "head" or the kind of another child; the last one of each, until a creation works."""
+    """Last refusal by group, "head" or kind, until a request succeeds."""
     nodes: Mapping[str, NodeFact] = field(default_factory=dict)
-    """Nodes that were looked at, by name."""
+    """Checked nodes, by name."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
-    """Dry runs by digest of the template."""
+    """Dry runs, by template digest."""

@@ -1,4 +1,4 @@
-"""A pod as the API server sends it becomes the few facts that `reconcile` reads. The raw object ends here."""
+"""Reduces pods and nodes from the API server to the facts that `reconcile` reads."""
 
 import json
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ _MAX_MESSAGE = 1024
 
 
 def read_pod(raw: Mapping[str, Any]) -> Pod | None:
-    """The facts of a pod of ours; None for one whose labels are not ours, whoever removed them."""
+    """The facts of a pod; None if it lacks the operator's labels."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     role = _role(labels.get(names.ROLE))
@@ -64,7 +64,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         obstacle_message=words[:_MAX_MESSAGE],
         reason=ended.get("reason") or status.get("reason") or "",
         exit_code=ended.get("exitCode"),
-        # Read whole, then cut: the count stands at the beginning and the end is what people read.
+        # Parse before truncating: the count is at the start, and the end is what people read.
         settled_frames=settled_frames(words_left),
         message=termination_reason(words_left)[-_MAX_MESSAGE:],
         ended=_moment(ended.get("finishedAt")),
@@ -78,7 +78,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
 
 
 def pod_identity(raw: Mapping[str, Any]) -> tuple[Role | None, tuple[str, int], int]:
-    """Which pod one is, of a manifest or an object: its role, its slot by group and index, and its epoch or attempt."""
+    """Role, slot (group, index), and epoch or attempt of a pod object or manifest."""
     labels = raw["metadata"].get("labels") or {}
     role = _role(labels.get(names.ROLE))
     number = labels.get(names.EPOCH if role == "head" else names.ATTEMPT)
@@ -86,7 +86,7 @@ def pod_identity(raw: Mapping[str, Any]) -> tuple[Role | None, tuple[str, int], 
 
 
 def controller_uid(raw: Mapping[str, Any]) -> str:
-    """Uid of the object that controls this one; empty when none does."""
+    """Uid of the controlling owner; empty if there is none."""
     references = raw["metadata"].get("ownerReferences") or ()
     return next((str(reference["uid"]) for reference in references if reference.get("controller")), "")
 
@@ -108,13 +108,13 @@ def _speaks_tls(raw: Mapping[str, Any]) -> bool:
 
 def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:
     if ended:
-        # The pod's own phase waits for every container: a mesh's or a log shipper's never ends by itself.
+        # The pod's phase waits for every container, and a sidecar of a mesh never ends by itself.
         return "Failed" if ended.get("exitCode") else "Succeeded"
     return _PHASES.get((raw.get("status") or {}).get("phase") or "Pending", "Unknown")
 
 
 def read_node(raw: Mapping[str, Any], *, at: datetime) -> NodeFact:
-    """Whether a node is lost: the deletion of its pods will not be confirmed."""
+    """Whether a node is lost, so that the deletion of its pods will not be confirmed."""
     conditions = {item["type"]: item for item in (raw.get("status") or {}).get("conditions") or ()}
     taints = {taint.get("key") for taint in (raw.get("spec") or {}).get("taints") or ()}
     is_ready = conditions.get("Ready", {}).get("status") == "True"
@@ -136,24 +136,24 @@ def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple
 
 
 def _ended(role: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """How our container ended, whatever else an overlay put beside it."""
+    """How our own container ended; a template may add others."""
     states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
     return states.get(role, {}).get("terminated") or {}
 
 
 def _has_sidecar(role: str, status: Mapping[str, Any]) -> bool:
-    """Whether a container beside ours runs on. A native sidecar, an init container, is ended by the kubelet itself."""
+    """Whether another container is still running. The kubelet itself ends native sidecars (init containers)."""
     states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
     return any("running" in state for name, state in states.items() if name != role)
 
 
 def _never_ran(role: str, status: Mapping[str, Any]) -> bool:
-    """Whether a kubelet refused the pod (OutOfcpu, UnexpectedAdmissionError, NodeAffinity ...): its job did nothing."""
+    """Whether the kubelet rejected the pod (OutOfcpu, UnexpectedAdmissionError, NodeAffinity ...) before it ran."""
     reason = status.get("reason") or ""
     if status.get("phase") != "Failed" or not reason:
         return False
     if reason.startswith("OutOf") or reason in _REJECTIONS:
-        return True  # also of a pod that ran before its node was restarted
+        return True  # also if the pod ran before its node was restarted
     began = any("waiting" not in (item.get("state") or {"waiting": {}}) for item in _statuses(status))
     return not began and not _ended(role, status)
 
@@ -172,7 +172,7 @@ def _since(condition: Mapping[str, Any], status: str = "True") -> datetime | Non
 
 
 def _deletion_deadline(metadata: Mapping[str, Any]) -> datetime | None:
-    # Kubernetes' deletionTimestamp is the end of the grace period already.
+    # Kubernetes sets deletionTimestamp to the end of the grace period.
     return _moment(metadata.get("deletionTimestamp"))
 
 
@@ -191,23 +191,22 @@ def _moment(text: str | None) -> datetime | None:
         moment = datetime.fromisoformat(text)
     except ValueError:
         return None
-    # A hand-written annotation without a zone cannot be compared with anything.
+    # A hand-written annotation without a time zone cannot be compared.
     return moment if moment.tzinfo is not None else None
 
 
 def write_time(moment: datetime) -> str:
-    """A time as annotations hold it."""
     return moment.isoformat().replace("+00:00", "Z")
 
 
 def settled_frames(message: str) -> int | None:
-    """Settled frames that a head's termination message tells of, `{"frames": 1000}`; None when it tells of none."""
+    """Settled frames in a head's termination message, `{"frames": 1000}`; None if it has none."""
     frames = _document(message).get("frames")
     return frames if isinstance(frames, int) and not isinstance(frames, bool) and frames >= 0 else None
 
 
 def termination_reason(message: str) -> str:
-    """Why a container ended, by its termination message: `reason` of the head's JSON, or the last lines of a log."""
+    """Why a container ended: `reason` in the head's JSON termination message, or the last lines of its log."""
     document = _document(message)
     return str(document.get("reason", "")) if "frames" in document else message.strip()
 

@@ -1,7 +1,7 @@
-"""What pods are made from, as digests: a pod whose digest is another one than today's is outdated.
+"""Digests of what pods are created from: a pod with another digest than the current one is outdated.
 
-A digest is taken of what the user wrote, never of what is rendered from it or of what the API server made of that: an
-upgrade of the operator alone replaces no pod. `REVISION` is raised when pods must be replaced all the same.
+A digest covers what the user wrote, not what is rendered from it or what the API server returns, so that an upgrade of
+the operator alone replaces no pods. Raise `REVISION` to replace them anyway.
 """
 
 import json
@@ -17,30 +17,29 @@ from cormorant_operator import names
 REVISION = 1
 
 _LIVE_FIELDS = ("suspend", "paused", "replicas", "elasticGroup", "runPolicy", "image", "code", "head")
-"""Parts of the spec that a running head needs not be replaced for, or that its template has already."""
+"""Parts of the spec that do not require a new head, or that its own template covers."""
 _LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "template")
 
 
 @dataclass(frozen=True)
 class Templates:
-    """A spec, and the digests made of it: each once, however often the job is looked at."""
+    """A spec and its digests, each computed once."""
 
     spec: CollectorJobSpec
 
     @cached_property
     def document(self) -> Mapping[str, Any]:
-        """The spec as a manifest holds it; not to be changed."""
+        """The spec as in a manifest. Do not change it."""
         return self.spec.to_document()
 
     @cached_property
     def text(self) -> str:
-        """The spec as JSON for people."""
         # JSON is YAML, and has one spelling.
         return json.dumps(self.document, sort_keys=True, indent=1)
 
     @cached_property
     def config(self) -> str:
-        """Of the part of the manifest that a head reads once, when it starts."""
+        """Digest of the part of the spec that a head reads at its start."""
         document = {key: value for key, value in self.document.items() if key not in _LIVE_FIELDS}
         document["workerGroups"] = [
             {key: value for key, value in group.items() if key not in _LIVE_GROUP_FIELDS}

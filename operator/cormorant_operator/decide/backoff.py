@@ -1,21 +1,21 @@
-"""How long a place stays empty after a pod failed in it; computed from the pod alone: it outlives the operator."""
+"""Backoff after a failed pod, computed from the pod alone, so that it survives a restart of the operator."""
 
 from datetime import datetime, timedelta
 
 from cormorant_operator.observed import Pod
 
 RESET_AFTER_S = 600.0
-"""A pod that ran so long was healthy: its failure is the first again."""
+"""A pod that ran this long was healthy: its failure counts as the first."""
 _BASE_S = 10.0
 _MAX_S = 360.0
 _BLOCKED_S = 120.0
-"""After a head whose surroundings somebody has to put right: looked at again, and not counted."""
+"""After a blocked head (EXIT_BLOCKED), which is not counted as a failure."""
 _REJECTED_S = 30.0
-"""After a kubelet refused a pod. It does not count, so it does not grow; the scheduler may choose that node again."""
+"""After a kubelet rejected a pod. It is not counted, so it does not grow."""
 
 
 def failures_after(pod: Pod) -> int:
-    """Failures in a row, once this pod is over."""
+    """Consecutive failures, including this pod."""
     if not pod.is_failure:
         return pod.failures
     is_first = pod.ran_s >= RESET_AFTER_S and pod.stalled_since is None
@@ -23,7 +23,7 @@ def failures_after(pod: Pod) -> int:
 
 
 def restarts_after(pod: Pod) -> int:
-    """Failures of the place ever, once this pod is over."""
+    """All failures of the slot, including this pod."""
     return pod.restarts + pod.is_failure
 
 
@@ -31,12 +31,12 @@ def delay_s(failures: int) -> float:
     """Seconds before the next attempt: none after the first failure, then 10, 20, 40 ... 360."""
     if failures <= 1:
         return 0.0
-    # The exponent is bounded, too: 2.0 ** 5000 overflows.
+    # Bound the exponent: 2.0 ** 5000 overflows.
     return min(_MAX_S, _BASE_S * 2.0 ** min(failures - 2, 16))
 
 
 def next_attempt_at(pod: Pod) -> datetime:
-    """When the place of a pod that failed may be filled again."""
+    """When the slot of a failed pod may be refilled."""
     if pod.is_blocked:
         return (pod.ended or pod.created) + timedelta(seconds=_BLOCKED_S)
     if pod.is_rejected:
@@ -45,5 +45,5 @@ def next_attempt_at(pod: Pod) -> datetime:
 
 
 def refusal_delay_s(count: int) -> float:
-    """Seconds before the API server is asked again for what it refused n times: 5, 10, 20, 40, 60, 60 ..."""
+    """Seconds before a request is repeated that the API server refused n times: 5, 10, 20, 40, 60, 60 ..."""
     return min(60.0, 5.0 * 2.0 ** min(count - 1, 16))

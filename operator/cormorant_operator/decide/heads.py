@@ -1,9 +1,9 @@
-"""The head: one an epoch, and what comes after it.
+"""Decides about the head: one per epoch, and its replacement.
 
-epoch 1 lives -> ends by itself, badly      -> back-off, epoch 2; counted
-              -> is deleted, evicted, lost  -> epoch 2; not counted
-              -> is outdated                -> its successor's image is tried, then deleted, epoch 2; not counted
-              -> ends with 0                -> the job is complete
+epoch 1 runs -> fails                      -> backoff, epoch 2; counted
+             -> is deleted, evicted, lost  -> epoch 2; not counted
+             -> is outdated                -> new image verified, then replaced by epoch 2; not counted
+             -> exits with 0               -> the job is complete
 """
 
 from dataclasses import dataclass
@@ -23,22 +23,20 @@ from cormorant_operator.render.pods import PodOrigin, head_pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadPlan:
-    """What becomes of the head."""
-
     actions: tuple[Action, ...] = ()
     epoch: int = 0
-    """The epoch that Services lead to."""
+    """Epoch that the Services select."""
     is_coming: bool = False
-    """There is a live head, or one is created, or will be when a back-off is over."""
+    """A head is live, is created now, or will be after a backoff."""
     is_replacing: bool = False
-    """A healthy head goes, because its template changed."""
+    """A healthy head is replaced, because its template changed."""
     is_trying: bool = False
-    """It stays until the image of the next one is known to be there."""
+    """The head keeps running until the next image is verified."""
     due: datetime | None = None
 
 
 def plan_head(view: View) -> HeadPlan:
-    """Keep one live head of the newest template."""
+    """Keep one live head with the current template."""
     live, newest = view.live_head, view.newest_head
     tidy, tidy_at = _tidy(view)
     tidy = (*tidy, *tidy_canaries(view))
@@ -72,24 +70,24 @@ def render_head(view: View, *, epoch: int) -> Manifest:
     image = view.job.spec.image or view.defaults.image
     origin = PodOrigin(template=view.templates.head, base_image=image, failures=view.head_failures)
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
-    # What a head has collected and nobody acknowledged died with it: the next one collects it again.
+    # Unacknowledged frames are lost with their head; the next one collects them again.
     return head_pod(view.job, view.defaults, origin, epoch=epoch, floor_frames=frames_settled(view), config=config)
 
 
 def _blocked_until(view: View, pod: Pod) -> datetime | None:
-    """When the successor of a head that does not live may begin; None: now."""
+    """When the next head may start; None: now."""
     if pod.must_wait and not pod.is_terminating:
         return next_attempt_at(pod)
-    # A head that was told to end lets learners acknowledge what they hold, and counts it. One that never ran holds
-    # nothing, and one on a lost node tells nothing.
+    # A terminating head lets learners acknowledge the batches they hold, and counts them. One that never ran holds no
+    # batches, and one on a lost node cannot report.
     if pod.is_terminating and pod.phase == "Running" and not view.is_lost(pod):
         return pod.deletion_deadline
     return None
 
 
 def _may_replace(view: View) -> bool:
-    """Whether the new templates are known to be good: a running job is not torn down for a manifest that is not."""
-    # What is not known of the spec may be a part of what its pods were made from.
+    """Whether all new templates are verified: a running job is not torn down for an invalid manifest."""
+    # Unknown fields may be part of what the running pods were created from.
     return (
         not view.job.unknown
         and view.is_proven(view.templates.head)
@@ -98,13 +96,13 @@ def _may_replace(view: View) -> bool:
 
 
 def _tidy(view: View) -> tuple[tuple[Action, ...], datetime | None]:
-    """Delete heads of earlier epochs; the last that ended is kept for its log until its successor has run a while."""
+    """Delete earlier heads; the last one that ended is kept for its log until its successor has run for a while."""
     live, earlier = view.live_head, view.heads[:-1]
     orders = [DeletePod(pod=pod, why="a newer head took over") for pod in earlier if pod.is_live]
     ended = [pod for pod in earlier if pod.is_terminal and not pod.is_terminating]
     orders += [DeletePod(pod=pod, why="a newer head took over") for pod in ended[:-1]]
     if ended and ended[-1].has_sidecar:
-        # Its record goes with it, and is in the annotations of its successor.
+        # Its failure count is in the annotations of its successor.
         return (*orders, DeletePod(pod=ended[-1], why="it ended but its sidecar is still running")), None
     if not ended or live is None or live.ready_since is None:
         return tuple(orders), None

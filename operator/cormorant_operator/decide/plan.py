@@ -1,4 +1,4 @@
-"""What `reconcile` wants done: a list of small orders, the status to write, and when to look again."""
+"""The result of `reconcile`: actions, the status to write, and when to look again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from cormorant_operator.observed import Pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckTemplate:
-    """Ask the API server what it thinks of a pod, by a dry run."""
+    """Verify a pod template by a dry run."""
 
     template: str
     manifest: Manifest
@@ -20,32 +20,32 @@ class CheckTemplate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyChild:
-    """Bring a Service or a ConfigMap about, by server-side apply."""
+    """Create or correct an object by server-side apply."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTokens:
-    """Bring the Secret of tokens about."""
+    """Create the token Secret."""
 
     claim: Manifest | None = None
-    """Nothing of the job exists yet, so a Secret of this name is not the job's. This ConfigMap is applied once the name
-    is free: from then on the Secret is the job's own."""
+    """Set while nothing of the job exists, so a Secret of this name is another owner's. This ConfigMap is applied once
+    the name is free; from then on the Secret is the job's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreatePod:
-    """Create a pod; that it exists already, as the job's own, is success."""
+    """Create a pod. If the job's own pod exists already, that is success."""
 
     owner: str
-    """Whose refusals it shares: a group's name, or "head"."""
+    """Key of its refusals: a group's name, "head" or "canary"."""
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeletePod:
-    """Delete this very pod, with its grace."""
+    """Delete the pod with this uid, with its grace period."""
 
     pod: Pod
     why: str
@@ -53,17 +53,17 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkPod:
-    """Write an annotation with a time: a fact that must outlive the operator."""
+    """Write an annotation with a time, which survives a restart of the operator."""
 
     pod: Pod
     annotation: str
     at: datetime | None
-    """None: take the annotation away."""
+    """None: remove the annotation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteChild:
-    """Delete a ConfigMap that nobody reads any more, or a PodDisruptionBudget that nobody asks for."""
+    """Delete an unused ConfigMap or an unwanted PodDisruptionBudget."""
 
     kind: Literal["ConfigMap", "PodDisruptionBudget"]
     name: str
@@ -84,14 +84,14 @@ class DrainHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckNode:
-    """Look at a node: whether the pods that are deleted on it will be confirmed gone."""
+    """Check whether a node is lost, so that the deletion of its pods is never confirmed."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
-    """Delete the job itself: its time is over."""
+    """Delete the job itself, because its ttlSecondsAfterFinished elapsed."""
 
 
 Action: TypeAlias = (
@@ -110,9 +110,9 @@ Action: TypeAlias = (
 
 
 def owner_of(action: Action) -> str:
-    """The key under which a refusal of this action is kept; empty for words to the head and for looks at nodes.
+    """Key under which a refusal of this action is kept; empty for commands to heads and node checks.
 
-    After a refusal, actions of the same owner wait.
+    After a refusal, actions with the same key wait.
     """
     match action:
         case CreatePod():
@@ -134,7 +134,7 @@ def owner_of(action: Action) -> str:
 
 
 POD_OWNER = "pod/"
-"""Prefix of the owners that are one existing pod."""
+"""Prefix of the keys of existing pods."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,20 +151,19 @@ class Plan:
     """The decision of one reconcile."""
 
     actions: tuple[Action, ...] = ()
-    """In the order in which they are to be done."""
+    """In order of execution."""
     status: CollectorJobStatus | None = None
-    """To be written after the actions; None: it is right as it is."""
+    """Written after the actions; None: unchanged."""
     is_counters_only: bool = False
-    """Nothing but counters is new in the status: its write may wait, and is not worth a retry."""
+    """Only counters changed: the write may wait and is not retried."""
     counters_at: datetime | None = None
-    """When counters that moved are to be written, after one more question to the head; None: none wait."""
+    """When changed counters are written, after another poll of the head; None: no counters wait."""
     events: tuple[JobEvent, ...] = ()
     due: datetime | None = None
-    """When time alone changes the decision; None: never."""
+    """When to reconcile again even if nothing changes; None: never."""
     poll_s: float | None = None
-    """How old the head's answer may get; None: nobody is to be asked."""
+    """Maximum age of the head's answer; None: there is no head to poll."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to do and nothing to write."""
         return not self.actions and self.status is None

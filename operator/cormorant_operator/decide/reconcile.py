@@ -1,6 +1,6 @@
-"""What is to be done about a job: the one function that decides, and decides by nothing but its arguments.
+"""`reconcile` decides what to do about a job, from its arguments alone.
 
-It may be called at any time, by any operator, any number of times: in a world that is as it should be it wants nothing.
+Any operator may call it at any time and any number of times. If everything is as it should be, the plan is empty.
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,14 +43,7 @@ _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
 
 
 def reconcile(job: Job, observed: Observed, now: datetime, *, defaults: OperatorDefaults) -> Plan:
-    """Decide.
-
-    Args:
-        job: spec and status as they are written.
-        observed: what exists.
-        now: the time, aware.
-        defaults: defaults of the installation.
-    """
+    """The plan for a job. `now` is aware."""
     view = View(job, observed, now.replace(microsecond=0), defaults)
     return _without_refused(view, _decide(view))
 
@@ -58,7 +51,7 @@ def reconcile(job: Job, observed: Observed, now: datetime, *, defaults: Operator
 def _decide(view: View) -> Plan:
     job = view.job
     if job.identity.is_deleting:
-        return Plan()  # its pods go with it
+        return Plan()  # Kubernetes deletes its pods
     if job.is_over:
         return clean_up(view)
     outcome = find_outcome(view)
@@ -74,7 +67,7 @@ def _decide(view: View) -> Plan:
 
 
 def _without_refused(view: View, plan: Plan) -> Plan:
-    """What the API server would not delete or change a moment ago waits; the rest of the plan does not."""
+    """Postpone deletions and changes that the API server refused recently; keep the rest of the plan."""
     if not view.observed.refusals:
         return plan
     actions: list[Action] = []
@@ -89,7 +82,7 @@ def _without_refused(view: View, plan: Plan) -> Plan:
 
 
 def _end(view: View, outcome: Outcome) -> Plan:
-    # Written before anything is cleaned up: a head that is gone must not look like one that is to be replaced.
+    # Written before the cleanup: a deleted head must not look like one to replace.
     decision = Decision(outcome=outcome)
     return _plan(view, decision, (), dues=(view.now,), epoch=view.epoch)
 
@@ -100,7 +93,7 @@ def _suspend(view: View, suspension: Suspension) -> Plan:
 
 
 def _restart(view: View) -> Plan:
-    """A stalled job gets a new head and new workers; the stall counts as the head's failure."""
+    """Replace the head and all workers of a stalled job. The stall counts as a failure of the head."""
     head = view.live_head
     assert head is not None, "a job without a head is not stalled"
     orders: list[Action] = [MarkPod(pod=head, annotation=names.STALLED, at=view.now)]
@@ -111,7 +104,7 @@ def _restart(view: View) -> Plan:
 
 def _run(view: View) -> Plan:
     if _is_unclaimed(view):
-        # Pods would mount whatever Secret has the name: they come once the name is known to be free.
+        # Pods would mount any Secret of this name: create them once the name is known to be free.
         claim = (*_children(view, HeadPlan()), *_checks(view))
         return _plan(view, Decision(), claim, dues=view.retries(), epoch=view.epoch)
     head = plan_head(view)
@@ -126,13 +119,13 @@ def _run(view: View) -> Plan:
 
 
 def _is_of_another_image(view: View) -> bool:
-    """Whether the live head has another image than new workers will have: they go when it goes, and not before."""
+    """Whether the live head has another image than new workers would: workers are replaced with the head."""
     live, image = view.live_head, view.job.spec.image
     return live is not None and bool(image) and live.base_image != image
 
 
 def _children(view: View, head: HeadPlan) -> Iterator[Action]:
-    """Services, policies, ConfigMap and Secret, as far as they are not as they should be."""
+    """Create, correct or delete Services, policies, ConfigMap and Secret where they differ."""
     config = config_map(view.job, digest=view.templates.config)
     is_unclaimed = _is_unclaimed(view)
     if _may_lack_tokens(view, head) and view.refused_until("Secret") is None:
@@ -158,16 +151,16 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
 
 
 def _is_unclaimed(view: View) -> bool:
-    """Whether nothing of the job was ever made: a Secret of its name is an earlier job's, or another owner's."""
+    """Whether nothing of the job was created yet, so that an existing Secret of its name is not its own."""
     has_config = any(kind == "ConfigMap" for kind, _ in view.observed.children)
     return not (has_config or view.observed.pods or view.job.status.epoch)
 
 
 def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
-    """Whether the Secret may be gone: nobody may read it, and to create one that exists does no harm."""
+    """Whether the Secret may be missing. The operator cannot read it; creating an existing one is harmless."""
     if not view.observed.has_tokens:
         return True
-    # A head mounts it: without it the pod waits for its volume, and no condition of it says so.
+    # A head mounts it. Without it the pod waits for its volume, and no pod condition says so.
     if view.epoch and any(isinstance(action, CreatePod) for action in head.actions):
         return True
     secret = names.tokens_secret(view.job.name)
@@ -175,7 +168,7 @@ def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
 
 
 def _checks(view: View) -> Iterator[Action]:
-    """Dry runs of templates of which nothing is known. Until they are answered, no pod goes and none comes."""
+    """Dry runs of unverified templates. Until they are answered, no pod is created or replaced."""
     if view.refused_until("Pod") is not None:
         return
     template = view.templates.head
@@ -223,7 +216,7 @@ def _plan(
     is_worth = at == view.now
     head = view.live_head
     is_asked = head is not None and head.is_asked
-    # A count is written as the head has just told it, and not as it was a poll ago.
+    # Poll the head before the write, so that the counters are current.
     counters_at = _whole(at) if at is not None and not is_worth and is_asked else None
     later = [due for due in (at if counters_at is None else None, moving_until(view)) if due is not None]
     pace = view.defaults.fast_poll_s if is_urgent or decision.suspension == "draining" else view.defaults.poll_s
@@ -239,5 +232,5 @@ def _plan(
 
 
 def _whole(due: datetime) -> datetime:
-    """The second that decides about it: `view.now` knows whole ones only, and earlier looks would all be in vain."""
+    """Round up to a whole second: `view.now` is truncated, so an earlier look would decide nothing."""
     return due if due.microsecond == 0 else due.replace(microsecond=0) + timedelta(seconds=1)

@@ -1,9 +1,9 @@
-"""Slots: the places (group, index) of workers, and who fills them.
+"""Slots: the places (group, index) of workers, and the pods that fill them.
 
     empty -> filled by attempt 0 -> its pod ends, is deleted or lost -> empty -> filled by attempt 1 ...
 
-A live pod is one that is not terminating, not terminal and not on a lost node; a slot has at most one. The last pod
-that failed is kept until its successor has been ready for a while: it is the record of the failure and of the back-off.
+A live pod is neither terminating nor ended nor on a lost node; a slot has at most one. The last failed pod is kept
+until its successor has been ready for a while, as the record of the failure and its backoff.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,30 +16,30 @@ from cormorant_operator.observed import Pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancy:
-    """How an empty slot is to be filled."""
+    """How to fill an empty slot."""
 
     attempt: int
     failures: int
     restarts: int
     not_before: datetime | None
-    """None: at once."""
+    """None: now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One place, and every pod that exists of it, the newest attempt last."""
+    """A slot and its existing pods, the newest attempt last."""
 
     index: int
     pods: tuple[Pod, ...] = ()
     last_attempt: int = -1
-    """The highest attempt that was ever seen here, also of pods that left no record; -1: none.
+    """Highest attempt ever seen, including deleted pods; -1: none.
 
-    A name is not used twice: of two operators one may have seen the end of a pod and filled the slot anew before the
-    other sees anything at all. Both then ask for the same successor, and the API server lets one of them have it."""
+    Names are not reused: one of two operators may see a pod's end and refill the slot before the other notices. Both
+    then create the same successor, and the API server accepts one of them."""
 
     @property
     def newest(self) -> Pod | None:
-        """The pod of the highest attempt, whatever became of it."""
+        """The pod with the highest attempt, live or not."""
         return self.pods[-1] if self.pods else None
 
     @property
@@ -49,19 +49,16 @@ class Slot:
 
     @property
     def superseded(self) -> tuple[Pod, ...]:
-        """Live pods of earlier attempts: they came back from a node that was given up."""
+        """Live pods of earlier attempts, which returned with a node that was given up."""
         return tuple(pod for pod in self.pods if pod.is_live and pod is not self.live)
 
     @property
     def restarts(self) -> int:
-        """Failures that the slot ever had."""
+        """All failures of the slot."""
         return max((restarts_after(pod) for pod in self.pods), default=0)
 
     def vacancy(self, template: str) -> Vacancy:
-        """How to fill the slot with a pod of a template.
-
-        Failures of another template count for nothing: the user has changed what failed.
-        """
+        """How to fill the slot. Failures of another template do not count: the user has changed what failed."""
         newest = self.newest
         if newest is None:
             return Vacancy(attempt=self.last_attempt + 1, failures=0, restarts=0, not_before=None)
@@ -74,12 +71,12 @@ class Slot:
         )
 
     def failures(self, template: str) -> int:
-        """Failures in a row by now, of pods of this template."""
+        """Consecutive failures of pods of this template."""
         newest = self.newest
         return failures_after(newest) if newest is not None and newest.template == template else 0
 
     def leftovers(self, now: datetime) -> tuple[tuple[Pod, ...], datetime | None]:
-        """Pods that ended and need not be kept any more; and when time alone will add to them."""
+        """Ended pods that can be deleted, and when the next one can."""
         ended = [pod for pod in self.pods if pod.is_terminal and not pod.is_terminating]
         record = [pod for pod in ended if pod.is_failure][-1:]
         over = [pod for pod in ended if pod is not self.newest and pod not in record]
@@ -87,7 +84,7 @@ class Slot:
         if not record or record[0] is self.newest or live is None:
             return tuple(over), None
         if record[0].has_sidecar:
-            return (*over, *record), None  # what it was the record of is in the annotations of its successor
+            return (*over, *record), None  # its failure count is in the annotations of its successor
         if live.ready_since is None:
             return tuple(over), None
         until = live.ready_since + timedelta(seconds=RESET_AFTER_S)
@@ -95,13 +92,7 @@ class Slot:
 
 
 def slots_of(pods: Sequence[Pod], places: Iterable[int], *, attempts: Mapping[int, int]) -> tuple[Slot, ...]:
-    """Slots of a group, by index.
-
-    Args:
-        pods: of the group.
-        places: indices of slots, with pods or without.
-        attempts: the highest that was ever seen, by index.
-    """
+    """Slots of a group, by index. `places`: indices with or without pods; `attempts`: highest ever seen, by index."""
     by_index: dict[int, list[Pod]] = {index: [] for index in places}
     for pod in pods:
         by_index.setdefault(pod.index, []).append(pod)

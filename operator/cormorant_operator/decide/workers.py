@@ -1,4 +1,4 @@
-"""Workers: fill empty slots, replace outdated pods a few at a time, let go of those beyond the group's size."""
+"""Decides about workers: fills empty slots, rolls outdated pods, scales down."""
 
 import heapq
 from collections.abc import Iterator
@@ -16,28 +16,27 @@ from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 @dataclass(slots=True, kw_only=True)
 class WorkerPlan:
-    """What becomes of the workers; filled while the groups are gone through."""
+    """Decisions about the workers, filled group by group."""
 
     creates_left: int
     may_go: int
-    """Ready workers that may be taken away for a new template."""
+    """Ready workers that may be replaced now."""
     actions: list[Action] = field(default_factory=list)
     dues: list[datetime] = field(default_factory=list)
     outdated: list[Pod] = field(default_factory=list)
-    """Ready workers of the group that is gone through, of an earlier template: they go a few at a time."""
+    """Ready workers of the current group with an outdated template; replaced a few at a time."""
     is_updating: bool = False
-    """Some pod is outdated and will be replaced."""
+    """An outdated pod will be replaced."""
     is_waiting_for_head: bool = False
-    """A worker beyond the size of its group finishes its batch."""
+    """A surplus worker is finishing its batch."""
 
 
 def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> WorkerPlan:
     """Decide about every worker pod.
 
     Args:
-        view: the moment.
-        may_create: there is a head, or will be.
-        may_update: outdated workers may be replaced; not while the head is of another image than they would be.
+        may_create: a head exists or is about to.
+        may_update: outdated workers may be replaced; not while the head has another image than they would have.
     """
     slots = view.slots
     missing = sum(
@@ -96,7 +95,7 @@ def _fill(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
 
 def _update(view: View, plan: WorkerPlan, group: WorkerGroup, pod: Pod) -> None:
     template = view.templates.worker(group)
-    # Ray and Python must be the same in all pods of a cluster: a worker of another image cannot join at all.
+    # Ray and Python must match in all pods of a Ray cluster: a worker with another image cannot join.
     is_foreign = pod.base_image != view.base_image
     is_current = pod.template == template or bool(view.job.unknown)
     if (is_current and not is_foreign) or not view.is_proven(template):
@@ -123,7 +122,7 @@ def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
 
 
 def _scale_down(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
-    """Delete a pod beyond the group's size, once the head says that its worker has finished its batch."""
+    """Delete a surplus pod once the head reports that its worker has finished its batch."""
     for pod in slot.pods:
         if pod.is_terminating:
             continue
@@ -151,7 +150,7 @@ def _is_released(view: View, group: WorkerGroup) -> bool:
 
 
 def live_workers(view: View) -> Iterator[Pod]:
-    """Every worker pod that is not on its way out."""
+    """Worker pods that are not terminating."""
     return (pod for pod in view.observed.pods if pod.role == "worker" and not pod.is_terminating)
 
 

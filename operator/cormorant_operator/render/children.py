@@ -1,4 +1,4 @@
-"""A job's Services, policies, ConfigMap and Secret as JSON; digests tell what others changed."""
+"""A job's Services, policies, ConfigMap and Secret as JSON, and digests that reveal changes by others."""
 
 import json
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from cormorant_operator.render.tokens import Tokens
 
 
 def services(job: Job, *, epoch: int) -> list[Manifest]:
-    """The head's Services. Their selectors carry the epoch: an old head that comes back gets no traffic."""
+    """The head's Services. Their selectors contain the epoch, so that an old head that returns gets no traffic."""
     selector = {names.JOB_UID: job.uid, names.ROLE: names.HEAD, names.EPOCH: str(epoch)}
-    # Workers must reach Ray before the head is ready: it is ready when the first of them has joined. A ClusterIP and
-    # not a headless Service: DNS answers of a head that is gone are believed for seconds.
+    # Workers must reach Ray before the head is ready, because it becomes ready when the first worker joins. A ClusterIP
+    # rather than a headless Service: clients cache DNS answers for seconds after a head is gone.
     ray = {
         "selector": selector,
         "ipFamilyPolicy": "PreferDualStack",
@@ -38,7 +38,7 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
 
 
 def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
-    """Pods of the job hear each other on every port, and others on those of the API, of bulk bytes and of metrics."""
+    """Pods of the job reach each other on every port; others reach the API, bulk data and metrics ports."""
     own = {"matchLabels": {names.JOB_UID: job.uid}}
     ports = sorted({entrypoints.API_PORT, entrypoints.DATA_PORT, entrypoints.WORKER_PORT})
     others = [{"namespaceSelector": {}}, *({"ipBlock": {"cidr": cidr}} for cidr in defaults.open_to_cidrs)]
@@ -55,12 +55,7 @@ def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
 
 
 def budgets(job: Job, *, workers: int) -> list[Manifest]:
-    """PodDisruptionBudgets, as far as the manifest asks for them.
-
-    Args:
-        job: whose pods.
-        workers: of all groups.
-    """
+    """PodDisruptionBudgets as `runPolicy.disruptionBudget` asks. `workers`: total of all groups."""
     policy = job.spec.run_policy
     kept = {} if policy.disruption_budget == "None" else {names.HEAD: 1}
     if policy.disruption_budget == "All":
@@ -70,10 +65,10 @@ def budgets(job: Job, *, workers: int) -> list[Manifest]:
 
 def _budget(job: Job, role: str, least: int) -> Manifest:
     spec = {
-        # A number: percentages and maxUnavailable need a controller that Kubernetes knows.
+        # A number, because percentages and maxUnavailable need a controller that Kubernetes knows.
         "minAvailable": least,
         "selector": {"matchLabels": {names.JOB_UID: job.uid, names.ROLE: role}},
-        # A pod that does not work protects nothing, and must not hold up a drain.
+        # A broken pod must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
     child = _child(job, "PodDisruptionBudget", names.budget(job.name, role=role), {"spec": spec})
@@ -98,7 +93,7 @@ def certificates(job: Job) -> list[Manifest]:
 
 
 def config_map(job: Job, *, digest: str) -> Manifest:
-    """The manifest that a head reads at its start."""
+    """The ConfigMap with the manifest that a head reads at its start."""
     metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
     spec = job.templates.text
     text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'
@@ -106,14 +101,14 @@ def config_map(job: Job, *, digest: str) -> Manifest:
 
 
 def secret(job: Job, tokens: Tokens) -> Manifest:
-    """The job's tokens: one key a role for people, and the file that the head reads."""
+    """The Secret with the job's tokens: one key per role, and the file that the head reads."""
     by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
     data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}
     return _child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
-    """Digest of the part of a child that is ours, of one that we render and of one that exists alike."""
+    """Digest of the fields that the operator owns; equal for a rendered object and the existing one."""
     labels = names.own_labels(manifest["metadata"].get("labels") or {})
     if manifest["kind"] == "ConfigMap":
         return names.digest(labels, manifest.get("data") or {})

@@ -1,6 +1,6 @@
-"""Command lines and environments of the two kinds of pods: what the image's entrypoints are told. Pinned here alone.
+"""Command lines and environments of head and worker pods.
 
-Both kinds start `python -m cormorant_worker.supervisor`, as process 1 of a container that nobody restarts:
+Both start `python -m cormorant_worker.supervisor` as process 1 of a container that is never restarted:
 
     supervisor head -- COMMAND...
         Starts `ray start --head`, waits until it answers, then runs COMMAND and passes SIGTERM on to it. Ends with
@@ -8,14 +8,14 @@ Both kinds start `python -m cormorant_worker.supervisor`, as process 1 of a cont
 
     supervisor worker
         Starts `ray start --address=$CORMORANT_HEAD` with the resource {"slot:$CORMORANT_GROUP-$CORMORANT_INDEX": 1}
-        and waits for it to end; then it cleans up and starts again, for as long as the pod lives: a worker re-joins
-        whichever head the Service leads to. At SIGTERM it lets the worker's batch be finished or handed over, within
-        $CORMORANT_GRACE_SECONDS, then stops Ray. It ends with another code than 0 only for what a new pod may cure.
-        It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has joined) and serves /metrics there.
+        and waits for it to end; then it cleans up and starts again, for as long as the pod lives: a worker rejoins the
+        head that the Service points to. On SIGTERM it lets the worker finish or hand over its batch within
+        $CORMORANT_GRACE_SECONDS, then stops Ray. It exits with another code than 0 only for errors that a new pod may
+        fix. It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has joined) and serves /metrics there.
 
-Exit codes of the head's COMMAND: 0 everything is delivered, 2 what it was given cannot be used, 3 its surroundings
-have to be put right first (a volume that is full, stale or read-only; a node without the device), 130 and 143 after a
-signal, others: it failed and may work the next time.
+Exit codes of the head's COMMAND: 0 all frames are delivered; 2 invalid configuration; 3 the environment needs repair (a
+full, stale or read-only volume; a node without the device); 130 and 143 after a signal; others: it failed and may
+succeed the next time.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,7 @@ from cormorant_operator import names
 __all__ = ["API_PORT", "CODE_FOLDER", "DATA_PORT"]
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Kubernetes' default for a container's last words."""
+"""Kubernetes' default path of termination messages."""
 
 GCS_PORT, WORKER_PORT = 6379, 8000
 
@@ -36,7 +36,7 @@ SCRAPE_ANNOTATIONS: Mapping[str, str] = {
     "prometheus.io/port": str(WORKER_PORT),
     "prometheus.io/path": "/metrics",
 }
-"""Annotations of both kinds of pods, for a Prometheus without PodMonitors; a pod template can say otherwise."""
+"""Pod annotations for a Prometheus without PodMonitors; a pod template can override them."""
 
 JOB_FILE = "/etc/cormorant/job/job.yaml"
 TOKEN_FILE = "/etc/cormorant/tokens/tokens.json"
@@ -47,12 +47,12 @@ _SUPERVISOR = ("python", "-m", "cormorant_worker.supervisor")
 
 _COMMON: Mapping[str, str] = {
     "HOME": "/tmp",
-    # A user whom the platform gave has no entry in /etc/passwd, where libraries look for a name.
+    # A user ID assigned by the platform has no entry in /etc/passwd, where libraries look up the name.
     "USER": "cormorant",
     "PYTHONPATH": f"{CODE_FOLDER}:{CODE_FOLDER}/{CODE_ARCHIVE}",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",
-    # A lost node is known after 3 s and not after 15; a raylet of an old head ends after 5 s and not after 60.
+    # A lost node is detected after 3 s instead of 15; a raylet of an old head ends after 5 s instead of 60.
     "RAY_health_check_initial_delay_ms": "1000",
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "1000",
@@ -86,18 +86,12 @@ def head_command(*, epoch: int, floor_frames: int, drain_s: int, is_tls: bool = 
 
 
 def worker_command() -> list[str]:
-    """A worker's argument vector: what differs between workers is in the environment."""
+    """A worker's argument vector; workers differ only in their environment."""
     return [*_SUPERVISOR, "worker"]
 
 
 def head_env(*, job: str, secret: str, epoch: int) -> list[dict[str, Any]]:
-    """Environment of a head's container.
-
-    Args:
-        job: the job's name.
-        secret: of the job's tokens.
-        epoch: which incarnation of the head.
-    """
+    """Environment of a head's container. `secret`: name of the token Secret."""
     own = {"CORMORANT_JOB": job, "CORMORANT_EPOCH": str(epoch), "CORMORANT_LAST_WORDS": TERMINATION_LOG}
     return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
 
@@ -108,13 +102,10 @@ def worker_env(
     """Environment of a worker's container.
 
     Args:
-        job: the job's name.
-        secret: of the job's tokens.
-        head: name of the Service that leads to the head's Ray.
-        group: the worker's group.
-        index: the worker's index in it.
-        attempt: how many pods filled the slot before.
-        grace_s: from SIGTERM to SIGKILL.
+        secret: name of the token Secret.
+        head: name of the Service of the head's Ray.
+        attempt: number of pods that filled the slot before.
+        grace_s: time from SIGTERM to SIGKILL.
     """
     own = {
         "CORMORANT_HEAD": f"{head}:{GCS_PORT}",

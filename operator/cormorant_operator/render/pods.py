@@ -1,4 +1,4 @@
-"""Pods as JSON: a head, a worker. Pure; everything that a pod needs to satisfy the `restricted` level is in it."""
+"""Head and worker pods as JSON. They satisfy the `restricted` PodSecurity level."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,19 +19,19 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
     names.HEAD: {"cpu": "250m", "memory": "1Gi"},
     names.WORKER: {"cpu": "100m", "memory": "512Mi"},
 }
-"""What an idle container of each role needs, for jobs that say nothing: the scheduler must count something."""
+"""Default requests: what an idle container of each role needs."""
 _SCRATCH_SIZE, _STATE_SIZE = "10Gi", "20Gi"
-"""Most that a pod may write to its node's disk: a pod beyond it is evicted, and its neighbours are not."""
+"""Limits on what a pod may write to its node's disk; a pod that exceeds them is evicted."""
 _USER = 65532
 _NODE_LOST_S = 30
-"""After a node is lost its pods are given up so soon; Kubernetes' own default is five minutes."""
+"""Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
 _KUBERNETES_GRACE_S = 30
-"""Of a pod that says nothing: an overlay may take our grace out."""
+"""Kubernetes' default, for a template that removes the grace period."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrigin:
-    """What distinguishes a pod from others of its template."""
+    """Template, image and failure counts that a new pod is created with."""
 
     template: str
     base_image: str
@@ -40,7 +40,7 @@ class PodOrigin:
 
 
 def owner_reference(job: Job) -> dict[str, Any]:
-    """The reference by which Kubernetes collects what the job owns when it is gone."""
+    """Owner reference: Kubernetes deletes the job's objects when the job is gone."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -54,14 +54,10 @@ def owner_reference(job: Job) -> dict[str, Any]:
 def head_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, epoch: int, floor_frames: int, config: str
 ) -> Manifest:
-    """The head of an epoch.
+    """The head pod of an epoch.
 
     Args:
-        job: whose head.
-        defaults: defaults of the installation.
-        origin: template and counters.
-        epoch: which incarnation.
-        floor_frames: frames that no head collects again.
+        floor_frames: settled frames, which are not collected again.
         config: name of the ConfigMap with the manifest.
     """
     head, secret = job.spec.head, names.tokens_secret(job.name)
@@ -88,7 +84,7 @@ def head_pod(
     }
     volumes = [
         {"name": "job", "configMap": {"name": config}},
-        # The group may read it and others may not: the head refuses a token file that everybody can read.
+        # Not world-readable: the head rejects a token file that others can read.
         {
             "name": "tokens",
             "secret": {
@@ -124,16 +120,7 @@ def head_pod(
 def worker_pod(
     job: Job, defaults: OperatorDefaults, origin: PodOrigin, *, group: WorkerGroup, index: int, attempt: int
 ) -> Manifest:
-    """The pod that fills a slot for the n-th time.
-
-    Args:
-        job: whose worker.
-        defaults: defaults of the installation.
-        origin: template and counters.
-        group: the worker group.
-        index: the slot's index.
-        attempt: pods that filled the slot before.
-    """
+    """The worker pod of a slot. `attempt`: number of pods that filled the slot before."""
     grace_s = _grace_s(group.template, defaults.worker_grace_s)
     env = entrypoints.worker_env(
         job=job.name,
@@ -170,8 +157,6 @@ def worker_pod(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PodParts:
-    """In what heads and workers differ."""
-
     role: str
     name: str
     labels: Mapping[str, str]
@@ -195,7 +180,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         "image": origin.base_image,
         "imagePullPolicy": defaults.image_pull_policy,
         "resources": _with_defaults(parts),
-        # The last lines of the log are the last words of a container that wrote none.
+        # Without a termination message, Kubernetes reports the last lines of the log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "securityContext": {
             "allowPrivilegeEscalation": False,
@@ -223,7 +208,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
             "tolerations": [
                 {"key": "node.kubernetes.io/not-ready", **lost},
                 {"key": "node.kubernetes.io/unreachable", **lost},
-                # Clouds keep other pods off their GPU nodes by this taint; some admit nothing in its place.
+                # Clouds taint GPU nodes with this key; some do not add the toleration by themselves.
                 *([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if parts.is_gpu else ()),
             ],
             "containers": [container],
@@ -234,7 +219,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
 
 
 def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOrigin) -> Manifest:
-    """What an overlay cannot change: whose pod it is, which one, and that nobody restarts its containers."""
+    """Add what a user's template cannot override: identity, ownership and restartPolicy."""
     metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
     labels = {
         **names.child_labels(job.name, job.uid, role=parts.role),
@@ -261,16 +246,16 @@ def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOri
 
 
 def _grace_s(overlay: Mapping[str, Any], default_s: int) -> int:
-    """From SIGTERM to SIGKILL: processes are told what the kubelet will do, whoever said it."""
+    """Time from SIGTERM to SIGKILL. Processes are told the same value as the kubelet."""
     given = _part(overlay, "spec").get("terminationGracePeriodSeconds", default_s)
     if given is None:
         return _KUBERNETES_GRACE_S
-    # What is no time is refused by the API server, in better words.
+    # The API server rejects invalid values with a better message.
     return given if isinstance(given, int) and not isinstance(given, bool) and given >= 0 else default_s
 
 
 def _resources(parts: _PodParts) -> Mapping[str, Any]:
-    """What our container asks for in the end: an overlay may say more of it than the group."""
+    """Resources of our container, including what the user's template adds."""
     containers = _part(parts.overlay, "spec").get("containers")
     for container in containers if isinstance(containers, list) else ():
         if isinstance(container, Mapping) and container.get("name") == parts.role:
@@ -279,16 +264,16 @@ def _resources(parts: _PodParts) -> Mapping[str, Any]:
 
 
 def _part(document: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    """An object of an overlay, of which nobody knows yet whether it is one."""
+    """`document[key]` if it is an object, else empty: a user's template is not validated yet."""
     value = document.get(key)
     return value if isinstance(value, Mapping) else {}
 
 
 def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """What can be written where the root cannot: /tmp, and /dev/shm for Ray's object store."""
+    """Writable volumes beside the read-only root: /tmp, and /dev/shm for Ray's object store."""
     limits = resources.get("limits")
     memory = parse_bytes(limits.get("memory")) if isinstance(limits, Mapping) else None
-    # What lies in it counts as the container's memory: half of the limit is left to its processes.
+    # Its contents count as the container's memory; leave half of the limit to processes.
     size = {"sizeLimit": str(memory // 2)} if memory else {}
     volumes: list[dict[str, Any]] = [
         {"name": "tmp", "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
@@ -298,16 +283,16 @@ def _scratch(resources: Mapping[str, Any]) -> tuple[list[dict[str, Any]], list[d
 
 
 def _with_defaults(parts: _PodParts) -> dict[str, Any]:
-    """The manifest's resources, and what they leave open: requests, and the device of a gpu worker."""
+    """The manifest's resources, plus default requests and the device of a gpu worker."""
     given = _resources(parts)
     named = {**_part(given, "requests"), **_part(given, "limits")}
     resources = dict(parts.resources)
     spec = _part(parts.overlay, "spec")
     if "resources" not in spec:
-        # A request of ours must never exceed a limit of theirs: what either names is theirs.
+        # Set no default for a resource that the user names: it might exceed the user's limit.
         missing = {key: value for key, value in _REQUESTS[parts.role].items() if key not in named}
         resources["requests"] = {**missing, **_part(parts.resources, "requests")}
-    # Devices have many names (MIG slices, time-sliced shares, other vendors'), and claims have none at all.
+    # Devices have many names (MIG slices, time-sliced shares, other vendors), and resource claims have none.
     has_device = any("/" in key for key in named) or bool(given.get("claims")) or bool(spec.get("resourceClaims"))
     if parts.is_gpu and not has_device:
         resources["limits"] = {**_part(parts.resources, "limits"), GPU: 1}
@@ -315,7 +300,7 @@ def _with_defaults(parts: _PodParts) -> dict[str, Any]:
 
 
 def _placement(defaults: OperatorDefaults, origin: PodOrigin) -> dict[str, Any]:
-    """Nodes that can run the image: Linux, and of its architectures as far as they are known."""
+    """Restrict nodes to Linux and, if known, to the image's architectures."""
     selector = {"kubernetes.io/os": "linux"}
     known = defaults.architectures if origin.base_image == defaults.image else ()
     if len(known) == 1:
@@ -338,7 +323,7 @@ def _probes(port: int, *, scheme: str = "HTTP") -> dict[str, Any]:
         }
 
     return {
-        # Importing torch and Ray on a busy node takes a while; a process that hangs later is given a minute.
+        # Importing torch and Ray takes long on a busy node. A process that hangs later is killed after a minute.
         "startupProbe": probe("/livez", period_s=2, failures=150),
         "livenessProbe": probe("/livez", period_s=10, failures=6),
         "readinessProbe": probe("/readyz", period_s=2, failures=3),

@@ -1,4 +1,4 @@
-"""Kubernetes' quantities, as far as memory needs them: `4Gi`, `500M`, `1e9`, `128974848`."""
+"""Kubernetes quantities of memory: `4Gi`, `500M`, `1e9`, `128974848`."""
 
 from decimal import Decimal, InvalidOperation
 
@@ -10,7 +10,7 @@ _SUFFIXES = {
 
 
 def parse_bytes(text: object) -> int | None:
-    """Bytes that a quantity means; None for what is none: the API server says so in better words."""
+    """Bytes of a quantity; None if it is invalid, which the API server reports better."""
     if isinstance(text, bool) or not isinstance(text, (str, int, float)):
         return None
     number, factor = str(text).strip(), Decimal(1)

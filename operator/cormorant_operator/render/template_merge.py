@@ -1,7 +1,7 @@
-"""`head.template` and `workerGroups[].template`: the user's overlay of a pod template.
+"""Merges `head.template` and `workerGroups[].template` into a pod template.
 
-Objects are merged key by key. Lists are merged by the key that names their items: containers, volumes, env and ports by
-`name`, mounts by `mountPath`; other lists are replaced. A null removes what it names.
+Objects are merged key by key. Lists of named items are merged by name: containers, volumes, env and ports by `name`,
+mounts by `mountPath`. Other lists are replaced. A null removes the key.
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ _KEYS = ("name", "mountPath")
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
-    """What `overlay` makes of `base`. Changes neither.
+    """Merge `overlay` into a copy of `base`.
 
     Example: `merge({"containers": [{"name": "a", "image": "x"}]}, {"containers": [{"name": "a", "tty": True}]})` is
     `{"containers": [{"name": "a", "image": "x", "tty": True}]}`.

@@ -1,4 +1,4 @@
-"""A job's tokens, derived from the operator's one key: a restarted operator needs to read no Secret."""
+"""A job's tokens, derived from the operator's key, so that a restarted operator need not read Secrets."""
 
 import base64
 import hashlib
@@ -9,7 +9,7 @@ from functools import lru_cache
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tokens:
-    """One token a role, and Ray's own."""
+    """One token per role, and Ray's."""
 
     read: str = field(repr=False)
     write: str = field(repr=False)
@@ -19,12 +19,7 @@ class Tokens:
 
 @lru_cache(maxsize=1 << 16)
 def derive(key: bytes, *, uid: str) -> Tokens:
-    """The tokens of a job.
-
-    Args:
-        key: the operator's.
-        uid: of the job: one that is made again under its name has other tokens.
-    """
+    """The tokens of the job with this uid; a recreated job of the same name has others."""
 
     def token(role: str) -> str:
         raw = hmac.digest(key, f"{uid}/{role}".encode(), hashlib.sha256)
