@@ -170,6 +170,48 @@ class Job:
 
 
 @contextmanager
+def learning(job: Job, *command: str, image: str, code: str) -> Iterator[str]:
+    """A learner in a pod beside a job, with its write token. Gives the pod's name; it tolerates every taint.
+
+    Args:
+        job: what it learns from, by the Service.
+        command: that is run.
+        image: of the pod.
+        code: ConfigMap that is mounted at /code.
+    """
+    name = f"{job.name}-learner"
+    token = {"secretKeyRef": {"name": f"{job.name}-tokens", "key": "write"}}
+    container = {
+        "name": "learner",
+        "image": image,
+        "command": [*command],
+        "env": [
+            {"name": "CORMORANT_URL", "value": f"http://{job.name}-api:8000"},
+            {"name": "CORMORANT_TOKEN", "valueFrom": token},
+            {"name": "HOME", "value": "/tmp"},
+        ],
+        "resources": {"requests": {"cpu": "20m", "memory": "128Mi"}},
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}},
+        "volumeMounts": [{"name": "code", "mountPath": "/code"}],
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": 1,
+        "tolerations": [{"operator": "Exists"}],
+        "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+        "containers": [container],
+        "volumes": [{"name": "code", "configMap": {"name": code}}],
+    }
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+    job.namespace("create", "-f", "-", document=pod)
+    try:
+        yield name
+    finally:
+        job.namespace("delete", "pod", name, "--wait=false", check=False)
+
+
+@contextmanager
 def running(namespace: Namespace, manifest: dict[str, Any]) -> Iterator[Job]:
     """A job for some tests."""
     job = Job(namespace, manifest["metadata"]["name"])

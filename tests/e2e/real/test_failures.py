@@ -1,0 +1,404 @@
+"""What fails around jobs whose pods run: containers, images, taints, drains, networks, the operator itself.
+
+`steady` has sidecars and a learner in a pod of its own, which knows every frame by its number; `plain` tolerates every
+taint. The tests share both, follow each other, and the last one counts.
+"""
+
+import itertools
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from cormorant_testing.network import cut_off
+from cormorant_testing.real_cluster import RELEASE, Installation
+from cormorant_testing.real_job import SMALL, Job, learning, note, running
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+FRAMES, POLL_S, DEADLINE_S = 100, 2, 15
+CODE = """
+import os
+import time
+
+import gymnasium
+import numpy as np
+
+class Numbered(gymnasium.Env):
+    '''Frames that can be told apart: who made them is in the observation, and which one it is in the reward.'''
+    observation_space = gymnasium.spaces.Box(0, 2**24, (2,), np.float32)
+    action_space = gymnasium.spaces.Discrete(2)
+
+    def __init__(self):
+        self.name = np.array([int.from_bytes(os.urandom(3), "big") for _ in range(2)], np.float32)
+        self.count = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return self.name, {}
+
+    def step(self, action):
+        time.sleep(0.004)
+        self.count += 1
+        return self.name, float(self.count), False, self.count % 50 == 0, {}
+"""
+LEARNER = """
+import json
+import time
+
+import numpy as np
+
+from cormorant_client import connect
+
+seen, frames, duplicates = {}, 0, 0
+with connect() as client:
+    for batch in client.batches(prefetch=0):
+        data = batch.numpy()
+        numbers, names = data["next"]["reward"][..., 0], data["observation"]
+        is_frame = data["collector"].get("mask", np.ones(numbers.shape, bool))
+        for name, number in zip(names[is_frame].tolist(), numbers[is_frame].tolist(), strict=True):
+            known = seen.setdefault(tuple(name), set())
+            duplicates += number in known
+            known.add(number)
+            frames += 1
+        missing = sum(int(max(known)) - len(known) for known in seen.values())
+        told = {"at": time.time(), "frames": frames, "duplicates": duplicates, "missing": missing}
+        print(json.dumps(told), flush=True)
+"""
+RESTRICTED = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+
+
+def sidecar(name: str, image: str, **more: object) -> dict[str, Any]:
+    """A container that runs until it is told to end, as a log shipper does."""
+    return {
+        "name": name,
+        "image": image,
+        "command": ["sh", "-c", "trap 'exit 0' TERM; while :; do sleep 1; done"],
+        "resources": {"requests": {"cpu": "5m", "memory": "8Mi"}},
+        "securityContext": RESTRICTED,
+        **more,
+    }
+
+
+def manifest(name: str, template: dict[str, Any], *, on_full: str) -> dict[str, Any]:
+    """A job of one worker, 250 frames a second."""
+    return {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": name},
+        "spec": {
+            "env": {"gymnasium": {"entrypoint": "numbered:Numbered", "vectorization": "inline", "numEnvs": 2}},
+            "policy": {"random": {}},
+            "code": {"configMap": "numbered"},
+            "collection": {"framesPerBatch": FRAMES},
+            "output": {"queue": {"capacityBatches": 4, "onFull": on_full}},
+            "head": {"resources": SMALL, "template": template},
+            "workerGroups": [{"name": "cpu", "resources": SMALL, "template": template}],
+            "replicas": 1,
+        },
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the learner said of one batch, and of all before it."""
+
+    at: float
+    frames: int
+    duplicates: int
+    missing: int
+
+
+@dataclass(frozen=True, slots=True)
+class Learner:
+    """A pod that takes every batch of a job by the client library."""
+
+    job: Job
+    pod: str
+
+    def seen(self) -> list[Seen]:
+        lines = self.job.namespace("logs", self.pod, check=False).splitlines()
+        return [Seen(**json.loads(line)) for line in lines if line.startswith("{")]
+
+    def frames(self) -> int:
+        return max((seen.frames for seen in self.seen()), default=0)
+
+    def wait_for(self, batches: int) -> None:
+        """Until it has so many more."""
+        least = self.frames() + batches * FRAMES
+        self.job.until(lambda: self.frames() >= least, what=f"the learner has {least} frames")
+
+    def gap_s(self, since: float) -> float:
+        """The longest time without a batch since a moment."""
+        times = [seen.at for seen in self.seen()]
+        return max((then - now for now, then in itertools.pairwise(times) if then >= since), default=0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    steady: Job
+    plain: Job
+    learner: Learner
+    node: str
+    heads_lost: list[str]
+    """Heads of `steady` that were killed: each may have lent a batch whose acknowledgement died with it."""
+
+    def until_well(self) -> None:
+        self.steady.until(
+            lambda: (
+                self.steady.condition("Ready") == "True/EnoughWorkers"
+                and self.steady.condition("Progressing") == "True/FramesCollected"
+            ),
+            what="steady collects",
+        )
+        self.learner.wait_for(3)
+
+    def num_heads(self) -> int:
+        """Heads of `steady` whose own container has not ended."""
+        pods = self.steady.namespace.items("pods", "cormorant.dev/collectorjob=steady,cormorant.dev/role=head")
+        states = [s for pod in pods for s in pod["status"].get("containerStatuses", ()) if s["name"] == "head"]
+        return sum("terminated" not in state["state"] for state in states)
+
+
+@pytest.fixture(scope="module")
+def scene(installed: Installation) -> Iterator[Scene]:
+    namespace, image = installed.jobs, installed.images.job
+    files = {"numbered.py": CODE, "learner.py": LEARNER}
+    namespace(
+        "apply",
+        "-f",
+        "-",
+        document={"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "numbered"}, "data": files},
+    )
+    # Taints of the only node are for jobs.
+    installed.release.upgrade(f"jobs.pollSeconds={POLL_S}", "tolerations[0].operator=Exists", chart=installed.chart)
+    installed.wait()
+    sidecars = {
+        # What a drain evicts comes back to the only node, as it would to another one.
+        "tolerations": [{"key": "node.kubernetes.io/unschedulable", "operator": "Exists"}],
+        "initContainers": [sidecar("mesh", image, restartPolicy="Always")],
+        "containers": [sidecar("shipper", image)],
+    }
+    bearing = {"tolerations": [{"operator": "Exists"}]}
+    steady = manifest("steady", {"spec": sidecars}, on_full="wait")
+    plain = manifest("plain", {"spec": bearing}, on_full="drop_oldest")
+    with running(namespace, steady) as job, running(namespace, plain) as other:
+        for each in (job, other):
+            each.until(lambda each=each: each.condition("Ready") == "True/EnoughWorkers", what=f"{each.name} is ready")
+        (node,) = {pod["spec"]["nodeName"] for pod in namespace.items("pods", "cormorant.dev/role=head")}
+        with learning(job, "python", "-u", "/code/learner.py", image=image, code="numbered") as pod:
+            made = Scene(job, other, Learner(job, pod), node, heads_lost=[])
+            made.until_well()
+            yield made
+    installed.release.upgrade(chart=installed.chart)
+    installed.wait()
+
+
+def test_blocked_head_says_why_everywhere(scene: Scene, installed: Installation) -> None:
+    mount = {"mountPath": "/var/lib/cormorant", "name": "state", "readOnly": True}
+    document = manifest("blocked", {}, on_full="drop_oldest")
+    document["spec"]["head"]["template"] = {"spec": {"containers": [{"name": "head", "volumeMounts": [mount]}]}}
+    with running(installed.jobs, document) as job:
+        job.until(lambda: job.condition("Ready") == "False/HeadBlocked", what="the head says that it is blocked")
+        (message,) = [c["message"] for c in job.status["conditions"] if c["type"] == "Ready"]
+        assert "/var/lib/cormorant" in message
+        words = message[message.index("/var/lib/cormorant") :]
+        header, row = job.namespace("get", "collectorjob", job.name).splitlines()
+        assert row[header.index("REASON") :].split()[0] == "HeadBlocked"
+        assert words in " ".join(installed.shell(f"cormorant describe {job.name}").split())
+        doctor = installed.shell(f"cormorant doctor {job.name} || true")
+        assert words in " ".join(doctor.split())
+        assert words in job.namespace("get", "events", "-o", "json")
+        assert job.status.get("headRestarts", 0) == 0
+        note(f"a head on a read-only volume: {message}")
+
+
+def test_worker_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
+    job = scene.steady
+    (worker,), head = job.pods("worker"), job.pods("head")
+    pod = job.namespace.get("pod", worker)
+    assert [c["name"] for c in pod["spec"]["containers"]] == ["worker", "shipper"]
+    assert [c["name"] for c in pod["spec"]["initContainers"]] == ["mesh"]
+    job.namespace("exec", worker, "-c", "worker", "--", "python", "-c", "import os; os.kill(1, 15)")
+    took_s = job.until(lambda: set(job.pods("worker")) - {worker}, what="a successor")
+    job.until(lambda: worker not in job.namespace.names("pods"), what="the pod goes, and its sidecars with it")
+    scene.until_well()
+    assert job.pods("head") == head
+    note(f"worker ended beside two sidecars, to its successor: {took_s:.1f} s")
+
+
+def test_head_that_ends_beside_sidecars_is_replaced(scene: Scene) -> None:
+    job = scene.steady
+    head, workers, epoch = job.head(), job.pods("worker"), job.status["epoch"]
+    scene.heads_lost.append(head)
+    killed = time.time()
+    job.kill(head, "cormorant_api")
+    job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+    job.until(lambda: head not in job.namespace.names("pods"), what="the pod goes, and its sidecars with it")
+    scene.until_well()
+    assert job.pods("worker") == workers
+    assert job.status["headRestarts"] == 1
+    note(f"head killed beside two sidecars: a learner waited {scene.learner.gap_s(killed):.1f} s")
+
+
+def test_unpullable_image_costs_a_running_job_nothing(scene: Scene, installed: Installation) -> None:
+    job, pods, began = scene.steady, scene.steady.pods(), time.time()
+    job.edit(image=f"{installed.images.job}-missing")
+    job.until(lambda: job.condition("Accepted") == "False/ImagePull", what="the image is said to be missing")
+    assert job.raw["status"]["reason"] == "ImagePull"
+    scene.learner.wait_for(3)
+    assert pods.items() <= job.pods().items()
+    job.edit(image=None)
+    job.until(lambda: job.pods() == pods and job.condition("Accepted") == "True/Accepted", what="the change is gone")
+    scene.until_well()
+    note(f"an image that cannot be pulled: a learner waited at most {scene.learner.gap_s(began):.1f} s for a batch")
+
+
+@contextmanager
+def tainted(scene: Scene, taint: str) -> Iterator[None]:
+    kubectl = scene.steady.namespace
+    kubectl("taint", "node", scene.node, taint)
+    try:
+        yield
+    finally:
+        kubectl("taint", "node", scene.node, f"{taint}-")
+
+
+def test_tainted_node_never_has_two_heads(scene: Scene) -> None:
+    job, epoch, others, began = scene.steady, scene.steady.status["epoch"], scene.plain.pods(), time.time()
+    most_heads = 0
+
+    def waits() -> bool:
+        nonlocal most_heads
+        most_heads = max(most_heads, scene.num_heads())
+        return job.condition("Scheduled") == "False/Unschedulable" and job.status["epoch"] == epoch + 1
+
+    with tainted(scene, "example.com/maintenance=now:NoExecute"):
+        job.until(waits, what="the next head waits for a node")
+        assert job.status["reason"] == "Unschedulable"
+        assert scene.plain.pods() == others, "it tolerates the taint"
+    scene.until_well()
+    assert scene.num_heads() == 1
+    assert most_heads <= 1
+    assert job.status["headRestarts"] == 1, "only the one that was killed is counted"
+    note(f"a NoExecute taint on the only node: a learner waited {scene.learner.gap_s(began):.1f} s")
+
+
+def test_drain_takes_the_worker_and_waits_for_the_head(scene: Scene) -> None:
+    job, epoch = scene.steady, scene.steady.status["epoch"]
+    (worker,), head = job.pods("worker"), job.head()
+    began = time.time()
+    drain = subprocess.Popen(
+        [
+            *("kubectl", "drain", scene.node, "--delete-emptydir-data", "--timeout=120s"),
+            *("--pod-selector", f"cormorant.dev/collectorjob={job.name}"),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        job.until(lambda: worker not in job.pods("worker") and job.pods("worker"), what="the worker is evicted")
+        scene.until_well()
+        worker_gap_s = scene.learner.gap_s(began)
+        assert (drain.poll(), job.head()) == (None, head), "the drain waits, and the head collects"
+        deleted = time.time()
+        job.namespace("delete", "pod", head, "--wait=false")
+        said, _ = drain.communicate(timeout=90)
+        assert drain.returncode == 0, said
+        assert "disruption budget" in said
+        job.until(lambda: job.status["epoch"] == epoch + 1, what="the next epoch")
+        scene.until_well()
+    finally:
+        drain.kill()
+        drain.wait(timeout=10)
+        job.namespace("uncordon", scene.node)
+    last = scene.learner.seen()[-1]
+    note(
+        f"kubectl drain: a learner waited {worker_gap_s:.1f} s for a batch when the worker was evicted, and "
+        f"{scene.learner.gap_s(deleted):.1f} s when the head was deleted; {last.duplicates} frames twice, "
+        f"{last.missing} lost"
+    )
+    assert (last.duplicates, last.missing) == (0, 0)
+    assert job.status["headRestarts"] == 1, "only the one that was killed is counted"
+
+
+def events(job: Job) -> list[str]:
+    return [event["reason"] for event in job.namespace.items("events") if event["involvedObject"]["name"] == job.name]
+
+
+def test_cut_off_operator_destroys_nothing(scene: Scene, installed: Installation) -> None:
+    job = scene.steady
+    # Times are short from here on, and frames come all the time.
+    job.edit(runPolicy={"progressDeadlineSeconds": DEADLINE_S, "startupDeadlineSeconds": DEADLINE_S})
+    job.until(lambda: job.status["observedGeneration"] == job.raw["metadata"]["generation"], what="it has read that")
+    pods = job.pods()
+    (operator,) = [
+        p["status"]["podIP"] for p in installed.operators.items("pods") if "deletionTimestamp" not in p["metadata"]
+    ]
+    address = job.namespace.get("pod", job.head())["status"]["podIP"]
+    with cut_off(operator, address):
+        began = time.time()
+        job.until(lambda: job.condition("Progressing") == "Unknown/ControlPlaneUnreachable", what="it is said")
+        counted = job.frames()
+        time.sleep(max(0.0, began + 2 * DEADLINE_S - time.time()))
+        assert job.condition("Progressing") == "Unknown/ControlPlaneUnreachable"
+        assert job.status["reason"] == "ControlPlaneUnreachable"
+        assert "ControlPlaneUnreachable" in events(job)
+        assert scene.plain.condition("Progressing") == "True/FramesCollected", "the other head is heard"
+        scene.learner.wait_for(1)
+    job.until(lambda: job.frames() > counted, what="the operator counts again")
+    scene.until_well()
+    assert job.pods() == pods
+    assert "Stalled" not in events(job)
+    assert job.condition("Failed") == ""
+
+
+def test_absent_operator_destroys_nothing(scene: Scene, installed: Installation) -> None:
+    jobs = (scene.steady, scene.plain)
+    scene.plain.edit(runPolicy={"progressDeadlineSeconds": DEADLINE_S, "startupDeadlineSeconds": DEADLINE_S})
+    pods, counted = [job.pods() for job in jobs], [job.frames() for job in jobs]
+    installed.operators("scale", f"deployment/{RELEASE}", "--replicas=0")
+    try:
+        installed.operators.until(lambda: not installed.operators.items("pods"), what="it is gone")
+        time.sleep(DEADLINE_S + 5)
+    finally:
+        installed.operators("scale", f"deployment/{RELEASE}", "--replicas=1")
+    installed.wait()
+    for job, before in zip(jobs, counted, strict=True):
+        job.until(lambda job=job, before=before: job.frames() > before, what=f"{job.name} is counted again")
+    time.sleep(3 * POLL_S)
+    scene.until_well()
+    assert [job.pods() for job in jobs] == pods
+    assert [job.condition("Failed") for job in jobs] == ["", ""]
+    assert not any("Stalled" in events(job) for job in jobs)
+
+
+def test_deleted_and_applied_again_job_collects(scene: Scene) -> None:
+    job = scene.plain
+    bearing = {"spec": {"tolerations": [{"operator": "Exists"}]}}
+    uid, pods = job.raw["metadata"]["uid"], job.pods()
+    job.namespace("delete", "collectorjob", job.name)
+    job.namespace("apply", "-f", "-", document=manifest(job.name, bearing, on_full="drop_oldest"))
+    created_s = job.until(lambda: len(set(job.pods().values()) - set(pods.values())) == 2, what="pods of its own")
+    took_s = created_s + job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="it is ready")
+    job.until(lambda: job.frames() > 0, what="frames are counted")
+    assert job.raw["metadata"]["uid"] != uid
+    note(f"deleted and applied again: its pods were created after {created_s:.1f} s, it was ready after {took_s:.1f} s")
+
+
+def test_no_frame_was_lost_or_came_twice(scene: Scene) -> None:
+    job, learner = scene.steady, scene.learner
+    job.edit(suspend=True)
+    job.until(lambda: job.condition("Suspended") == "True/Suspended", what="the job is suspended")
+    last, frames = learner.seen()[-1], job.status["frames"]
+    note(f"the learner had {last.frames} frames, {frames['settled']} are settled; {last.missing} missing")
+    assert (last.duplicates, last.missing) == (0, 0)
+    assert frames["collected"] == frames["settled"]
+    # A head that is killed may take the acknowledgement of the batch in hand along: that one is collected again.
+    assert 0 <= last.frames - frames["settled"] <= len(scene.heads_lost) * FRAMES
