@@ -206,7 +206,10 @@ def _lock(directory: Path | None) -> FolderLock | None:
     except LockHeld as error:
         raise StoreError(f"the head's directory {error}; stop that head first, or use another --directory") from None
     except OSError as error:
-        raise StoreError(f"cannot use {directory}: {error}") from error
+        raise StoreError(
+            f"cannot write to {directory}: {error.strerror or error}; mount it writable for this user, free space on "
+            "it, or use another --directory"
+        ) from error
 
 
 def _token_path(job: CollectorJob, settings: HeadSettings) -> Path | None:

@@ -103,6 +103,8 @@ def test_a_directory_has_one_head_at_a_time(folder: Path) -> None:
     with HeadServer(job, settings), pytest.raises(StoreError, match=words):
         HeadServer(job, settings)
     HeadServer(job, settings).close()
+    with pytest.raises(StoreError, match=r"cannot write to /proc/run: .*; mount it writable for this user, free space"):
+        HeadServer(job, HeadSettings(port=0, directory=Path("/proc/run")))
 
 
 def pop_ids(arrays: dict[str, np.ndarray]) -> set[int]:
