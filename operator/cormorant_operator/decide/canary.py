@@ -1,8 +1,8 @@
-"""The canary: a small pod of the new image, made before a working head is replaced. A tag that cannot be pulled stays a
-condition, and the job goes on as it is.
+"""The canary: a small pod with the new image, created before a working head is replaced. If the image cannot be pulled,
+a condition says so and the job continues unchanged.
 
-    new image -> canary is created -> its container ran: the image is there -> the head goes, and the canary with it
-                                   -> it is refused or cannot start: said, nothing is touched
+    new image -> canary created -> its container ran: the image is verified -> the head is replaced
+                                -> refused or not started: a condition says so; nothing is replaced
 """
 
 from collections.abc import Mapping
@@ -18,28 +18,23 @@ from cormorant_operator.observed import Pod
 
 _RESOURCES = {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"cpu": "1", "memory": "128Mi"}}
 _AGAIN_S = 30.0
-"""Between two canaries, when a kubelet refused or evicted one."""
+"""Delay before another canary, after a kubelet rejected or evicted one."""
 _PLACED = ("nodeSelector", "affinity", "tolerations", "imagePullSecrets", "securityContext", "schedulerName")
-"""What decides where a head runs, and with which rights."""
+"""Fields that decide where a head runs, and with which permissions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTrial:
-    """What is to be done for the image of the next head."""
+    """Actions to verify the image of the next head."""
 
     actions: tuple[Action, ...] = ()
     is_over: bool = False
-    """The image is there, or need not be tried."""
+    """The image is verified, or need not be."""
     due: datetime | None = None
 
 
 def try_image(view: View, head: Manifest) -> ImageTrial:
-    """See to it that the image of the next head can be pulled.
-
-    Args:
-        view: the moment; its live head is of another template.
-        head: the pod that is to come after it.
-    """
+    """Verify that the image of the next head, `head`, can be pulled."""
     live = view.live_head
     image = _container(head)["image"]
     if live is None or not live.is_ready or live.image == image:
@@ -60,12 +55,12 @@ def try_image(view: View, head: Manifest) -> ImageTrial:
 
 
 def current(view: View) -> Pod | None:
-    """The canary of the newest template."""
+    """The canary of the current template."""
     return next((pod for pod in view.canaries if pod.template == view.templates.head), None)
 
 
 def tidy_canaries(view: View) -> tuple[Action, ...]:
-    """Canaries of other templates, or of one that the head has by now."""
+    """Delete canaries of other templates, or of the one that the live head has."""
     live = view.live_head
     is_wanted = live is not None and live.template != view.templates.head
     kept = current(view) if is_wanted else None

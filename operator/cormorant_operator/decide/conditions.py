@@ -1,4 +1,4 @@
-"""`status.conditions`: what holds of a job, and why, in words that tests pin.
+"""`status.conditions`: the state of a job, and why. Reasons are part of the API.
 
     Accepted     True: Accepted UnknownFields
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
@@ -18,7 +18,7 @@
     Failed       True: HeadRefused HeadRestartsExceeded SlotRestartsExceeded StartupDeadlineExceeded Unschedulable
                  Stalled
 
-Completed and Failed are there only when they hold, and then for ever.
+Completed and Failed exist only when true, and are final.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ _PAUSES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """A condition without its times."""
+    """A condition without times."""
 
     type: ConditionType
     status: Literal["True", "False", "Unknown"]
@@ -58,7 +58,7 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What this reconcile decided, as far as conditions tell of it."""
+    """What this reconcile decided, as far as conditions show it."""
 
     suspension: State = "no"
     is_replacing_head: bool = False
@@ -69,7 +69,7 @@ class Decision:
 
 
 def facts(view: View, decision: Decision) -> tuple[Fact, ...]:
-    """Every condition of a job, in the order of the table."""
+    """All conditions, in the order of the table above."""
     is_wanted = decision.suspension in ("no", "draining") and decision.outcome is None
     found = [
         _accepted(view),
@@ -96,7 +96,7 @@ _TRANSIENT = ("PodsPending", "NotWanted", "HeadNotReady", "TooFewWorkers")
 
 
 def blocking_reason(found: Sequence[Fact]) -> str:
-    """The reason of the first condition that says what keeps the job from collecting; empty while nothing does."""
+    """Reason of the first condition that keeps the job from collecting; empty if none does."""
     by_type: dict[ConditionType, Fact] = {fact.type: fact for fact in found}
     for kind, status in _BLOCKING:
         fact = by_type.get(kind)
@@ -108,7 +108,7 @@ def blocking_reason(found: Sequence[Fact]) -> str:
 
 
 def merge(status: CollectorJobStatus, news: Sequence[Fact], *, generation: int, now: datetime) -> tuple[Condition, ...]:
-    """Conditions with times: a transition is a change of status, not of reason. An end is never taken back."""
+    """Conditions with times. Only a change of status is a transition. Completed and Failed are kept."""
     dated = tuple(_dated(status, fact, generation=generation, now=now) for fact in news)
     known = {fact.type for fact in news}
     return (*dated, *(old for old in status.conditions if old.type in _TERMINAL and old.type not in known))
@@ -164,14 +164,14 @@ def _ready(view: View) -> Fact:
     if not view.has_enough:
         newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
         failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.failures)]
-        # One that waits for its next attempt, or is such an attempt and not ready: its predecessor says why.
+        # Waiting for the next attempt, or in it and not ready: the failed predecessor is the reason.
         reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
         return Fact(type="Ready", status="False", reason=reason, message=message)
     return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
 
 
 def _head_missing(view: View) -> Fact:
-    """The head does not answer, and why the last one ended that was no better."""
+    """Why there is no ready head, with the end of the last one."""
     ended = next((pod for pod in reversed(view.heads) if pod.is_blocked or pod.is_failure), None)
     if ended is None:
         return Fact(type="Ready", status="False", reason="HeadNotReady", message="the head is not ready yet")
@@ -229,7 +229,7 @@ def _head_silent(view: View, head: Pod) -> Fact:
 def _moving(view: View) -> Fact:
     answer = view.answer
     if answer is None:
-        # Not asked yet: what was known before holds.
+        # Not polled yet: keep the previous condition.
         before = find(view.job.status, "Progressing")
         if before is not None:
             return Fact(type="Progressing", status=before.status, reason=before.reason, message=before.message)
@@ -250,7 +250,7 @@ def _stalled(view: View, decision: Decision) -> Fact:
 def _paused(view: View) -> Fact:
     reason = progress.pause_reason(view)
     if not reason and view.answer is None and not view.job.spec.paused:
-        # A silent head may be paused by a lease as before; nobody can say that it is not.
+        # A silent head may still be paused by a lease: keep the previous condition.
         before = find(view.job.status, "Paused")
         if before is not None and before.reason == "API" and view.live_head is not None:
             return Fact(type="Paused", status=before.status, reason=before.reason, message=before.message)

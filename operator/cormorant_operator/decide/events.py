@@ -1,4 +1,4 @@
-"""Events: what changed from one status to the next, told once."""
+"""Kubernetes Events: what changed from one status to the next. Losing an event is harmless."""
 
 from collections.abc import Iterator
 from datetime import datetime
@@ -33,7 +33,6 @@ _BLOCKED = (
 
 
 def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> tuple[JobEvent, ...]:
-    """What is worth an event."""
     return tuple(_notes(before, after))
 
 
@@ -49,7 +48,7 @@ def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[Jo
     for condition in after.conditions:
         if _is_news(find(before, condition.type), condition):
             yield JobEvent(
-                # "Spec" or "API" alone would tell nobody what happened.
+                # "Spec" or "API" alone would not say what happened.
                 reason="Paused" if condition.type == "Paused" else condition.reason,
                 message=condition.message or f"{condition.type} is {condition.status}",
                 is_warning=(condition.type, condition.status) in _WARNINGS or condition.reason in _BLOCKED,
@@ -66,7 +65,7 @@ _MAX_MESSAGE = 1024
 
 
 def event(identity: Identity, note: JobEvent, *, at: datetime) -> dict[str, Any]:
-    """One Event. Two operators that tell the same at the same second make the same one."""
+    """An Event as JSON. Two operators that report the same in the same second create the same Event."""
     time = at.replace(microsecond=0).isoformat().replace("+00:00", "Z")
     key = names.digest(identity.uid, note.reason, note.message, time)
     return {

@@ -14,14 +14,14 @@ _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, Ref
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """A reason for a condition, and a sentence."""
+    """Reason and message of a condition."""
 
     reason: str
     message: str
 
 
 def acceptance_trouble(view: View) -> Trouble | None:
-    """What the API server holds against the manifest."""
+    """Why the API server rejects the manifest."""
     owners = [names.HEAD, *(group.name for group in view.groups)]
     for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
@@ -38,7 +38,7 @@ def acceptance_trouble(view: View) -> Trouble | None:
 
 
 def scheduling_trouble(view: View) -> Trouble | None:
-    """Why a pod that should run has no node or no image."""
+    """Why a pod is not scheduled, or its image is not pulled."""
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
             return Trouble(reason=refusal.kind.value, message=refusal.message)
@@ -56,7 +56,7 @@ def scheduling_trouble(view: View) -> Trouble | None:
 
 
 def is_waiting_for_room(view: View) -> bool:
-    """Whether what a job lacks to be ready, its head or else workers, has no node, or the API server cannot make it."""
+    """Whether the pods that the job still needs are unscheduled, or refused by the API server."""
     head = view.live_head
     if head is None or not head.is_ready:
         return head is not None and (not head.is_scheduled or _volume_trouble(view) is not None)
@@ -68,7 +68,7 @@ def is_waiting_for_room(view: View) -> bool:
 
 
 def _volume_trouble(view: View) -> Trouble | None:
-    """A head that waits for a volume which Kubernetes does not take off a lost node by itself."""
+    """A head that waits for a volume that Kubernetes does not detach from a lost node by itself."""
     head, claim = view.live_head, view.job.spec.head.persistence.claim_name
     lost = next((pod for pod in view.heads if pod.is_terminating and view.is_lost(pod)), None)
     if head is None or head.is_ready or not head.is_scheduled or not claim or lost is None:
@@ -83,13 +83,13 @@ def _volume_trouble(view: View) -> Trouble | None:
 
 
 def is_late(view: View, pod: Pod) -> bool:
-    """Whether a pod has waited for a node for longer than the manifest allows."""
+    """Whether a pod has been unschedulable for longer than the manifest allows."""
     at = late_at(view, pod)
     return at is not None and view.now >= at
 
 
 def late_at(view: View, pod: Pod) -> datetime | None:
-    """When a pod that has no node will have waited too long."""
+    """When an unschedulable pod exceeds the manifest's limit."""
     limit = view.policy.unschedulable_after_seconds
     if not limit or pod.role == "canary" or not pod.is_live or pod.obstacle is not Obstacle.UNSCHEDULABLE:
         return None
@@ -136,7 +136,7 @@ def fit(view: View) -> Fit:
 
 
 def _is_missing(view: View, owner: str) -> bool:
-    """Whether what was refused is still wanted and not there."""
+    """Whether the refused object is still needed and missing."""
     if owner == names.HEAD:
         return view.live_head is None
     if owner == names.CANARY:

@@ -1,4 +1,4 @@
-"""Whether a job is over, and how. Completion is the head's exit code 0; every state that waits has a way out."""
+"""Decides whether and how a job ends, and what is cleaned up. Every waiting state has a deadline."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,19 +21,18 @@ class Outcome:
 
 
 def find_outcome(view: View) -> Outcome | None:
-    """How the job ended, if it did."""
     return next(_outcomes(view), None)
 
 
 def outcome_dues(view: View) -> Iterator[datetime]:
-    """When time alone may end the job, or find it stalled."""
+    """When a deadline may end the job or find it stalled."""
     for deadline in (
         progress.stall_deadline(view),
         progress.startup_deadline(view),
         progress.drain_deadline(view),
     ):
         if deadline is not None:
-            # One that passed and is not over waits for the head's next answer.
+            # A passed deadline that is not confirmed yet waits for the head's next answer.
             yield deadline.at if deadline.at > view.now else view.after(view.now, view.defaults.poll_s)
     if view.policy.on_unschedulable != "Wait":
         for pod in view.busy:
@@ -45,7 +44,7 @@ def _outcomes(view: View) -> Iterator[Outcome]:
     yield from _completions(view)
     yield from _head_failures(view)
     yield from _slot_failures(view)
-    # A job that is suspended, or on its way there, waits for a person and not for a deadline.
+    # A suspended or suspending job has no deadlines.
     if not view.job.spec.suspend:
         yield from _missed_deadlines(view)
 
@@ -138,7 +137,7 @@ def how_it_ended(pod: Pod) -> str:
 
 
 def clean_up(view: View) -> Plan:
-    """Decide about a job whose end is written in its status. Nothing of it is ever created again."""
+    """The plan for a job whose end is in its status. Nothing is created for it again."""
     status, policy = view.job.status, view.policy
     finished, ttl_s = status.completion_time, policy.ttl_seconds_after_finished
     over = view.after(finished, ttl_s) if finished is not None and ttl_s is not None else None
@@ -148,7 +147,7 @@ def clean_up(view: View) -> Plan:
     for pod in view.observed.pods:
         if pod.is_terminating or policy.clean_pod_policy == "None":
             continue
-        # A head that ended keeps its log; one that still runs keeps a node busy for nothing.
+        # Keep an ended head for its log; delete one that still occupies a node.
         if pod.role != "head" or policy.clean_pod_policy == "All" or not pod.is_terminal or pod.has_sidecar:
             actions.append(DeletePod(pod=pod, why="the job has ended"))
     return Plan(actions=tuple(actions), due=over)

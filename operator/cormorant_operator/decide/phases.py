@@ -1,4 +1,4 @@
-"""`status.phase`: the conditions in one word, for people. Nothing decides by it."""
+"""`status.phase`: a one-word summary for people. No decision uses it."""
 
 from cormorant_contract.status import Phase
 from cormorant_operator.decide import progress

@@ -1,4 +1,4 @@
-"""How far a job is, and whether it stands still. Frames never go back within an epoch, whatever a head says."""
+"""Progress, pauses and deadlines of a job. Frame counts never decrease within an epoch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,11 +10,11 @@ from cormorant_operator.decide.view import View
 from cormorant_operator.job import find, is_true, since
 
 _MOMENT_POLLS = 4
-"""A large batch takes a while: so many looks without a new frame mean nothing yet."""
+"""Polls without new frames before a job counts as not progressing: a large batch takes a while."""
 
 
 def frames_settled(view: View) -> int:
-    """Frames that no later head collects again: of the status, of heads' answers and last words."""
+    """Frames that no later head collects again, from the status, answers and termination messages."""
     known = [view.job.status.frames.settled]
     if view.observed.answer is not None:
         known.append(view.observed.answer.settled)
@@ -28,11 +28,10 @@ def frames_settled(view: View) -> int:
 
 
 def frames_collected(view: View, *, epoch: int = 0) -> int:
-    """Frames that are collected. They never go back within an epoch; at a new one, what died with the head is gone.
+    """Collected frames. They decrease only at a new epoch, by the frames that were lost with the head.
 
     Args:
-        view: the moment.
-        epoch: of the head that counts; 0: the newest that there is.
+        epoch: the epoch to count for; 0: the newest.
     """
     before, newest = view.job.status, view.newest_head
     known = [frames_settled(view)]
@@ -45,13 +44,12 @@ def frames_collected(view: View, *, epoch: int = 0) -> int:
 
 
 def is_all_collected(view: View) -> bool:
-    """Whether nothing is left to collect."""
     target = view.job.spec.collection.total_frames
     return target is not None and frames_collected(view) >= target
 
 
 def frames_status(view: View, *, epoch: int = 0) -> FramesStatus:
-    """`status.frames`, of the newest head or of the one of an epoch that begins."""
+    """`status.frames`, for the newest epoch or for one that starts now."""
     before, collected = view.job.status.frames, frames_collected(view, epoch=epoch)
     answer = view.answer
     head = view.live_head
@@ -69,7 +67,7 @@ def frames_status(view: View, *, epoch: int = 0) -> FramesStatus:
 
 
 def weights_status(view: View) -> WeightsStatus:
-    """`status.weights`; versions never go back either."""
+    """`status.weights`; versions never decrease."""
     before, answer = view.job.status.weights, view.answer
     if answer is None or answer.version < before.version:
         return before
@@ -82,12 +80,12 @@ def weights_status(view: View) -> WeightsStatus:
 
 
 def pause_reason(view: View) -> str:
-    """Why the fleet stands still on purpose; empty when it does not."""
+    """Why the fleet is paused; empty if it is not."""
     if view.job.spec.paused:
         return "Spec"
     if not any(view.sizes.values()):
         return "NoWorkers"
-    # A fleet that stands still and that nobody holds is about to go on: spec.paused was taken back a moment ago.
+    # Paused without a lease: spec.paused was just cleared, and the fleet is about to resume.
     answer = view.answer
     return "API" if answer is not None and answer.is_leased and answer.pause_state != "running" else ""
 
@@ -98,26 +96,25 @@ def is_waiting_for_consumer(view: View) -> bool:
 
 
 def moving_until(view: View) -> datetime | None:
-    """Until when frames count as just counted, if no more come; None: there were none."""
+    """Until when the job counts as progressing if no more frames come; None: there were none."""
     last = frames_status(view).last_progress_time
     return last + timedelta(seconds=_MOMENT_POLLS * view.defaults.poll_s) if last is not None else None
 
 
 def is_moving(view: View) -> bool:
-    """Whether frames were counted a moment ago."""
     until = moving_until(view)
     return until is not None and view.now < until
 
 
 def _unpaused_at(view: View) -> datetime | None:
-    """When a pause ended that the status still knows of; now, if it has just ended."""
+    """When the last pause in the status ended; now, if it has just ended."""
     if is_true(view.job.status, "Paused"):
         return view.now
     return since(view.job.status, "Paused", "False")
 
 
 def _served_at(view: View) -> datetime | None:
-    """When the wait for a learner ended that the status still knows of; now, if it has just ended."""
+    """When the last wait for a learner in the status ended; now, if it has just ended."""
     before = find(view.job.status, "Progressing")
     if before is not None and before.reason == "WaitingForConsumer":
         return view.now
@@ -125,7 +122,7 @@ def _served_at(view: View) -> datetime | None:
 
 
 def _placed_at(view: View) -> datetime | None:
-    """When the wait for a volume of a lost node ended that the status still knows of; now, if it has just ended."""
+    """When the last wait for a lost node's volume in the status ended; now, if it has just ended."""
     before = find(view.job.status, "Scheduled")
     if before is not None and before.reason == "VolumeOnLostNode":
         return view.now
@@ -134,24 +131,22 @@ def _placed_at(view: View) -> datetime | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """Something that must happen before a time."""
-
     at: datetime
     known_until: datetime
-    """Up to when it is known that it did not happen."""
+    """Latest time at which it is known that it did not happen."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it is known that it did not happen in time."""
+        """Whether it is known to have been missed."""
         return self.known_until >= self.at
 
 
 def stall_deadline(view: View) -> Deadline | None:
-    """When a job that collects nothing counts as stalled; None while it need not collect anything, or nobody knows.
+    """When a job that collects no frames counts as stalled; None if it need not collect, or if that is unknown.
 
-    It must while head and workers are ready, nobody paused it, and there is room for batches. Time counts only while
-    this operator hears the head say that no frame came: a silent head, or one that was not asked yet, may well collect.
-    An unscheduled pod makes no stall: replacing it would cost its place in the scheduler's queue.
+    It must collect while head and workers are ready, it is not paused, and the queue has room. Time counts only while
+    the head answers this operator that no frames came: a silent head may well be collecting. An unscheduled pod is no
+    stall: replacing it would cost its place in the scheduler's queue.
     """
     limit = view.policy.progress_deadline_seconds
     ready, heard, until = since(view.job.status, "Ready", "True"), view.answering_since, view.answered_at
@@ -172,11 +167,10 @@ def stall_deadline(view: View) -> Deadline | None:
 
 
 def startup_deadline(view: View) -> Deadline | None:
-    """When a job that is not ready, or never collected anything, fails; None: it is, or may take for ever.
+    """When a job that is not ready, or has never collected frames, fails; None: it has started, or has no limit now.
 
-    Each new pod has the whole time from its node on, and so has a job after a pause. What waits for a node keeps its
-    place, as `onUnschedulable` says; what the API server cannot make, by a quota or a fault, is asked for again; and
-    where a pod is about to come there is nothing to judge yet.
+    The full time starts again when a pod is scheduled, and after a pause. It does not run while pods are unschedulable
+    (see `onUnschedulable`), refused by a quota or a server error, or about to be created.
     """
     limit, status = view.policy.startup_deadline_seconds, view.job.status
     if not limit or status.start_time is None or is_all_collected(view) or pause_reason(view):
@@ -202,12 +196,12 @@ def _deadline(starts: Iterable[datetime | None], *, limit_s: float, known_until:
 
 
 def has_collected(view: View) -> bool:
-    """Whether a frame was ever counted, by whichever head."""
+    """Whether any head ever collected a frame."""
     return frames_status(view).last_progress_time is not None or frames_collected(view) > 0
 
 
 def _is_awaiting_pod(view: View) -> bool:
-    """Whether a pod that the job lacks will be made, or goes on purpose."""
+    """Whether a missing pod is about to be created, or the head is draining."""
     head = view.live_head
     if head is None:
         return not view.is_refused(view.templates.head)
@@ -221,9 +215,9 @@ def _is_awaiting_pod(view: View) -> bool:
 
 
 def drain_deadline(view: View) -> Deadline | None:
-    """When a job of which everything is collected is complete, though learners did not take all of it.
+    """When a job with all frames collected is complete although learners have not taken all of them.
 
-    Time counts only while this operator hears the head: a learner may have taken much while nobody looked.
+    Time counts only while the head answers: a learner may have taken batches during a gap.
     """
     last, heard, until = frames_status(view).last_progress_time, view.answering_since, view.answered_at
     if last is None or heard is None or until is None or not is_all_collected(view):

@@ -1,4 +1,4 @@
-"""`status` as it should read after a reconcile, and whether that is worth a write."""
+"""The status after a reconcile, and whether it is worth a write."""
 
 from collections.abc import Iterable
 from datetime import datetime, timedelta
@@ -16,14 +16,7 @@ _COUNTERS = ("frames", "weights")
 
 
 def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: int) -> CollectorJobStatus:
-    """The whole status.
-
-    Args:
-        view: the moment.
-        decision: what this reconcile decided.
-        epoch: of the head that lives or is created now.
-        head_restarts: failures of heads in a row.
-    """
+    """The whole status. `epoch` is that of the live head, or of the one created now."""
     before, spec = view.job.status, view.job.spec
     groups = tuple(_group(view, group.name) for group in view.groups)
     elastic = spec.elastic.name
@@ -54,10 +47,7 @@ def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: in
 def write_at(
     before: CollectorJobStatus, after: CollectorJobStatus, *, now: datetime, interval_s: float
 ) -> datetime | None:
-    """When a status is to be written: now, or later when only counters move and were written a moment ago.
-
-    None: it is as it was.
-    """
+    """When to write a status: now, or later if only counters changed and were written recently. None: unchanged."""
     if before == after:
         return None
     last = before.frames.last_progress_time
@@ -68,13 +58,13 @@ def write_at(
 
 
 def is_counters_only(before: CollectorJobStatus, after: CollectorJobStatus) -> bool:
-    """Whether two statuses differ by nothing but counters."""
+    """Whether two statuses differ in counters only."""
     counters = {name: getattr(before, name) for name in _COUNTERS}
     return after.model_copy(update=counters) == before
 
 
 def refused_status(job: Unreadable, now: datetime) -> CollectorJobStatus | None:
-    """The status of a job whose manifest cannot be read: all stays, but for one condition. None: as it is."""
+    """The status of a job that cannot be parsed: only the condition Accepted changes. None: unchanged."""
     if job.status is None:
         return None
     before = find(job.status, "Accepted")
@@ -111,10 +101,7 @@ _MAX_MESSAGE = 512
 
 
 def recent_failures(status: CollectorJobStatus, pods: Iterable[Pod]) -> tuple[Failure, ...]:
-    """Those of the status and those that are seen now, each once, the newest last.
-
-    The same pods give the same list however often it is made.
-    """
+    """`status.recentFailures`: those in the status and the current ones, each once, the newest last."""
     found = {failure.pod: failure for failure in status.recent_failures}
     for pod in pods:
         is_over = pod.phase == "Failed" and not pod.is_terminating and pod.draining_since is None

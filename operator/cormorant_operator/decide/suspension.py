@@ -1,8 +1,8 @@
-"""Suspend: let the head drain, then give all nodes back.
+"""Suspends a job: drains the head, then deletes all pods.
 
-    running -> draining (workers finish, learners take what is there, at most drainSeconds) -> deleting -> Suspended
+    running -> draining (workers finish, learners take the rest, at most drainSeconds) -> deleting -> Suspended
 
-A drain that began is not called back: a job that is resumed meanwhile goes on with a new head.
+A drain is never cancelled: a job that is resumed meanwhile continues with a new head.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,6 @@ class Suspension:
 
 
 def plan_suspension(view: View) -> Suspension:
-    """Go on with a suspension, wanted or begun."""
     head = view.live_head
     is_wanted = view.job.spec.suspend
     if head is None:
@@ -41,7 +40,7 @@ def plan_suspension(view: View) -> Suspension:
     if head.draining_since is None and not is_wanted:
         return Suspension(state="no")
     if head.draining_since is None and not head.is_ready:
-        # It holds nothing that could be drained. One that drains has its time, whatever its probe says.
+        # It holds nothing to drain. A head that is already draining keeps its time, whatever its probe says.
         return Suspension(state="deleting", actions=_delete_all(view))
     if head.draining_since is None:
         mark = MarkPod(pod=head, annotation=names.DRAINING, at=view.now)

@@ -1,4 +1,4 @@
-"""One moment of a job: what all parts of `reconcile` look at."""
+"""A job at one moment, as all parts of `reconcile` see it."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,19 +15,17 @@ from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex, Ref
 from cormorant_operator.templates import Templates
 
 VERDICT_LASTS_S = 600.0
-"""After which a template that the API server refused is tried again, though nobody changed it."""
+"""A template that the API server refused is verified again after this time, even if unchanged."""
 _NODE_LASTS_S = 10.0
-"""For which what was seen of a node is believed."""
+"""How long a node check is valid."""
 _HOPELESS_S = 600.0
-"""The same for what only a person can put right."""
+"""Longest delay for refusals that only a person can resolve."""
 _LEAVING_S = 1.0
-"""Between two looks at a name that Kubernetes is about to free."""
+"""Retry interval for a name that Kubernetes is about to free."""
 
 
 @dataclass(frozen=True)
 class View:
-    """A job, what exists of it, and the time."""
-
     job: Job
     observed: Observed
     now: datetime
@@ -39,51 +37,48 @@ class View:
 
     @property
     def templates(self) -> Templates:
-        """What pods are made from now."""
         return self.job.templates
 
     # -- the head ----------------------------------------------------------------------------------------------
 
     @cached_property
     def heads(self) -> tuple[Pod, ...]:
-        """Every head pod, the newest last."""
+        """Head pods, the newest last."""
         heads = (pod for pod in self.pod_index.others.values() if pod.role == "head")
         return tuple(sorted(heads, key=lambda pod: pod.epoch))
 
     @property
     def canaries(self) -> tuple[Pod, ...]:
-        """Pods that try an image."""
         return tuple(pod for pod in self.pod_index.others.values() if pod.role == "canary")
 
     @property
     def newest_head(self) -> Pod | None:
-        """The head of the highest epoch."""
         return self.heads[-1] if self.heads else None
 
     @property
     def live_head(self) -> Pod | None:
-        """The newest head, as far as it lives."""
+        """The newest head, if it is live."""
         newest = self.newest_head
         return newest if newest is not None and newest.is_live else None
 
     @property
     def epoch(self) -> int:
-        """The highest epoch that there was."""
+        """The highest epoch so far."""
         newest = self.newest_head
         return max(self.job.status.epoch, self.observed.epoch, newest.epoch if newest is not None else 0)
 
     @property
     def head_failures(self) -> int:
-        """Failures of heads in a row, by now."""
+        """Consecutive failures of heads."""
         newest = self.newest_head
-        # A head that an earlier status knows and nobody sees any more was deleted: that counts for nothing.
+        # A head that the status knows but that is gone was deleted, which is no failure.
         if newest is None or newest.epoch < self.job.status.epoch:
             return self.job.status.head_restarts
         return failures_after(newest)
 
     @property
     def answer(self) -> HeadAnswer | None:
-        """What the live head said last; None while it is silent."""
+        """Last answer of the live head; None while it is silent."""
         answer, head = self.observed.answer, self.live_head
         if answer is None or head is None or answer.pod_uid != head.uid or self.observed.is_silent:
             return None
@@ -91,18 +86,18 @@ class View:
 
     @property
     def answering_since(self) -> datetime | None:
-        """From when on this operator has heard the live head; None while it is silent: no clock runs then."""
+        """Since when the live head has answered without a gap; None while it is silent, which stops deadlines."""
         return self.observed.answering_since if self.answer is not None else None
 
     @property
     def answered_at(self) -> datetime | None:
-        """Up to when the live head is known first-hand; None while it is silent."""
+        """Time of the live head's last answer; None while it is silent."""
         answered_at = self.observed.answered_at
         return min(answered_at, self.now) if answered_at is not None and self.answer is not None else None
 
     @property
     def base_image(self) -> str:
-        """The image of this epoch: the one that the head began with; without a head, the next one's."""
+        """Image of this epoch: the live head's; without one, the next head's."""
         live = self.live_head
         return live.base_image if live is not None else self.job.spec.image or self.defaults.image
 
@@ -110,24 +105,23 @@ class View:
 
     @property
     def groups(self) -> tuple[WorkerGroup, ...]:
-        """The worker groups of the spec."""
         return self.job.spec.worker_groups
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Workers by group that the spec wants."""
+        """Desired workers by group."""
         return {group.name: self.job.spec.size_of(group) for group in self.groups}
 
     @cached_property
     def pod_index(self) -> PodIndex:
-        """The pods, sorted by whether they need a look."""
+        """Index of the pods."""
         return self.observed.pod_index if self.observed.pod_index is not None else PodIndex.of(self.observed.pods)
 
     @cached_property
     def steady(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
-        """What the calm workers of each group were made from, as far as these stand within its size.
+        """Builds whose calm workers all lie within the size of their group, by group.
 
-        They are live, scheduled and ready, and in their slots nothing is to be done but to roll outdated ones.
+        They are live, scheduled and ready; nothing is to be done in their slots except to roll outdated ones.
         """
         found: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
         for build, pods in self.pod_index.calm.items():
@@ -138,7 +132,7 @@ class View:
 
     @cached_property
     def busy(self) -> tuple[Pod, ...]:
-        """All pods that are not steady: heads, and workers that need a look."""
+        """All other pods: heads, canaries, and workers that need individual attention."""
         steady = {build for builds in self.steady.values() for build in builds}
         calm = (pod for build, pods in self.pod_index.calm.items() if build not in steady for pod in pods.values())
         return tuple(
@@ -150,7 +144,7 @@ class View:
 
     @cached_property
     def busy_workers(self) -> Mapping[str, tuple[Pod, ...]]:
-        """Workers that need a look by group; groups that the spec does not have any more are among them."""
+        """Busy workers by group, including groups that were removed from the spec."""
         found: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
         for pod in self.busy:
             if pod.role == "worker":
@@ -159,7 +153,7 @@ class View:
 
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
-        """Slots of each group of the spec that need a look: all but those of steady workers."""
+        """Slots by group, except those of steady workers."""
         return {group.name: self._slots_of(group.name) for group in self.groups}
 
     def _slots_of(self, group: str) -> tuple[Slot, ...]:
@@ -174,16 +168,15 @@ class View:
         return slots_of(busy, places, attempts={index: attempts.get((group, index), -1) for index in places})
 
     def num_steady(self, group: str) -> int:
-        """Steady workers of a group."""
         return sum(len(self.pod_index.calm[build]) for build in self.steady[group])
 
     def restarts(self, group: str) -> int:
-        """Failures that the slots of a group ever had, as far as their pods tell."""
+        """All failures of the slots of a group, from their existing pods."""
         steady = sum(self.pod_index.restarts[build] for build in self.steady[group])
         return steady + sum(slot.restarts for slot in self.slots[group])
 
     def ready(self, group: str) -> int:
-        """Workers of a group that work."""
+        """Ready workers of a group."""
         return self.num_steady(group) + sum(pod.is_ready for pod in self.busy_workers[group])
 
     @cached_property
@@ -207,7 +200,7 @@ class View:
         return self.templates.head, *(self.templates.worker(group) for group in self.groups)
 
     def is_proven(self, template: str) -> bool:
-        """Whether the API server is known to take pods of a template: a dry run said so, or there is one."""
+        """Whether the API server accepts pods of a template: by a dry run, or because one exists."""
         verdict = self.verdict(template)
         if verdict is not None:
             return verdict.error == ""
@@ -215,12 +208,12 @@ class View:
         return is_calm or any(pod.template == template for pod in self.pod_index.others.values())
 
     def is_refused(self, template: str) -> bool:
-        """Whether a dry run said that the API server takes no pods of a template."""
+        """Whether a dry run of the template was refused."""
         verdict = self.verdict(template)
         return verdict is not None and bool(verdict.error)
 
     def verdict(self, template: str) -> Verdict | None:
-        """What a dry run said, as long as that may still hold."""
+        """Result of the dry run of a template, unless it has expired."""
         verdict = self.observed.verdicts.get(template)
         if verdict is None or not verdict.error:
             return verdict
@@ -230,7 +223,7 @@ class View:
         return None if is_old else verdict
 
     def refused_until(self, owner: str) -> datetime | None:
-        """When something that was refused may be asked for again; None: now."""
+        """When a refused request may be repeated; None: now."""
         refusal = self.observed.refusals.get(owner)
         if refusal is None:
             return None
@@ -238,7 +231,7 @@ class View:
         return until if until > self.now else None
 
     def retries(self) -> Iterator[datetime]:
-        """When something that was refused may be asked for again."""
+        """When refused requests may be repeated."""
         for owner in self.observed.refusals:
             if (until := self.refused_until(owner)) is not None:
                 yield until
@@ -249,21 +242,20 @@ class View:
     # -- time --------------------------------------------------------------------------------------------------
 
     def after(self, moment: datetime, seconds: float) -> datetime:
-        """A moment and some seconds."""
         return moment + timedelta(seconds=seconds)
 
     @property
     def has_pods(self) -> bool:
-        """Whether a pod of the job exists on a node that answers; one on a lost node may stay listed for ever."""
+        """Whether a pod exists on a reachable node; one on a lost node may stay listed forever."""
         return any(not self.is_lost(pod) for pod in self.observed.pods)
 
     def is_lost(self, pod: Pod) -> bool:
-        """Whether a pod's node is known to be lost: nobody will ever confirm its end."""
+        """Whether a pod's node is known to be lost, so that its end is never confirmed."""
         node = self.observed.nodes.get(pod.node)
         return pod.phase == "Unknown" or (pod.is_taint_evicted and node is not None and node.is_lost)
 
     def nodes_to_check(self, pods: Iterable[Pod]) -> tuple[tuple[str, ...], datetime | None]:
-        """Nodes of pods that a taint expels, as far as nobody has looked lately; and when to look again."""
+        """Nodes of pods evicted by a taint that need a check now, and when the next check is due."""
         names = {pod.node for pod in pods if pod.is_taint_evicted and pod.node and not self.is_lost(pod)}
         seen = self.observed.nodes
         old = [name for name in names if name not in seen or self.now >= self.after(seen[name].at, _NODE_LASTS_S)]
