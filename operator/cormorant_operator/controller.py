@@ -33,6 +33,8 @@ from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
 RECONCILERS, POLLERS, WRITERS = 16, 32, 16
+_STILL_POLLS, _STILL_FACTOR = 4, 2
+"""After this many equal answers the polling interval is stretched by this factor; any reconcile resets it."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
 
 
@@ -380,11 +382,13 @@ class Controller:
         self._note_state(uid, state)
         state.polled_at, state.polled_pod = asyncio.get_running_loop().time(), head.uid
         if state.is_answer_due or state.head_report != before:
-            state.is_answer_due = False
+            state.is_answer_due, state.still_polls = False, 0
             self.jobs_due.add(uid)
         elif state.poll_s is not None:
             # Nothing changed: the last decision holds until its due time.
-            self.heads_due.add(uid, after_s=state.poll_s)
+            state.still_polls += not state.is_silent
+            is_still = state.still_polls >= _STILL_POLLS and state.poll_s >= self._defaults.poll_s
+            self.heads_due.add(uid, after_s=state.poll_s * (_STILL_FACTOR if is_still else 1))
 
     def _note_state(self, uid: str, state: JobState) -> None:
         was_cut_off = self.census.is_cut_off

@@ -37,6 +37,8 @@ class JobState:
     """Uid of the head that was polled."""
     poll_s: float | None = None
     """Maximum age of the head's answer; None: there is no head to poll."""
+    still_polls: int = 0
+    """Polls in a row whose answer was the one before."""
     told: tuple[SetDesired | DrainHead, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False

@@ -4,6 +4,7 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -99,9 +100,11 @@ class Head:
         self.answer = HeadAnswer(pod_uid="Pod-pong-head-1", phase="Running", frames=10, sizes={"cpu": 2})
         self.is_silent = self.is_deaf = self.is_refusing = False
         self.asked = self.told = 0
+        self.asked_at: list[float] = []
 
     async def ask(self, job: Job, head: Pod) -> HeadAnswer:
         self.asked += 1
+        self.asked_at.append(asyncio.get_running_loop().time())
         if self.is_silent:
             raise HeadSilent("it does not answer")
         if self.is_refusing:
@@ -190,6 +193,19 @@ def test_answers_that_tell_nothing_new_are_not_decided_about() -> None:
         assert scene.decided <= decided + 2
         scene.head.answer = replace(scene.head.answer, version=3)
         await scene.until(lambda: scene.status["weights"]["version"] == 3)
+
+    play(acts)
+
+
+def test_head_that_says_the_same_is_asked_at_longer_intervals_until_it_says_something_new() -> None:
+    async def acts(scene: Scene) -> None:
+        def gaps() -> list[float]:
+            return [later - earlier for earlier, later in pairwise(scene.head.asked_at[-6:])]
+
+        await scene.until(lambda: len(gaps()) == 5 and min(gaps()) >= 1.9 * SITE.poll_s)
+        scene.head.answer = replace(scene.head.answer, version=3)
+        await scene.until(lambda: scene.status["weights"]["version"] == 3)
+        await scene.until(lambda: min(gaps()) < 1.9 * SITE.poll_s)
 
     play(acts)
 
