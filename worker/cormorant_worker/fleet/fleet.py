@@ -96,7 +96,7 @@ class Fleet:
         self._tickets = Tickets(core)
         self._reaper = Reaper(core, self._bootstrap, self._tickets)
         self._spawner = Spawner(core, self._bootstrap, self._reaper)
-        self._quiesce = Quiesce(core, self._changed, self._bootstrap, self._tickets, self._reaper, self._spawner)
+        self._quiesce = Quiesce(core, self._changed, self._tickets, self._reaper, self._spawner)
         self._selector = ConnectionSelector(core, Inbox(core, self._bootstrap, self._tickets, self._reaper))
         self._loop = self.loop(
             core, self._changed, self._selector, self._spawner, self._reaper, self._tickets, self._quiesce

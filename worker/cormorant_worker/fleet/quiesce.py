@@ -14,7 +14,6 @@ import structlog
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
-from cormorant_worker.fleet.bootstrap import Bootstrap
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.reaper import Reaper
@@ -44,13 +43,12 @@ class Quiesce:
         self,
         core: FleetCore,
         changed: threading.Condition,
-        bootstrap: Bootstrap,
         tickets: Tickets,
         reaper: Reaper,
         spawner: Spawner,
     ) -> None:
         self._core, self._changed = core, changed
-        self._bootstrap, self._tickets, self._reaper, self._spawner = bootstrap, tickets, reaper, spawner
+        self._tickets, self._reaper, self._spawner = tickets, reaper, spawner
         self._holders = 0
 
     @property

@@ -23,12 +23,10 @@ class SharedBlockPool:
         """Slots that were given back, by that process; some of them are lent again."""
 
     def resize(self, limit: int, *, at_least: int) -> None:
-        """Change the limit. Memory is made when it is needed; the system refuses what it does not have."""
-        self.limit = limit
+        self.limit = limit  # memory is made when it is needed; the system refuses what it does not have
 
     @property
     def room(self) -> int:
-        """How many blocks can be lent now."""
         return len(self._free) + max(0, self.limit - len(self._blocks))
 
     @property
@@ -36,7 +34,6 @@ class SharedBlockPool:
         return len(self._blocks)
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
-        """Take a free block_index for a worker. The memory comes with it when that worker has not mapped it yet."""
         block_index = self._take(pid)
         self._borrower[block_index] = pid
         known = self._known.setdefault(pid, set())
@@ -54,26 +51,21 @@ class SharedBlockPool:
         return self._free.popitem()[0] if self._free else self._make()
 
     def give_back(self, block_index: int) -> None:
-        """The block's batch is not needed any more."""
         self._free[block_index] = None
         if (pid := self._borrower[block_index]) in self._known:
             self._warm.setdefault(pid, []).append(block_index)
 
     def forget(self, pid: int) -> None:
-        """A worker process is gone."""
         self._known.pop(pid, None)
         self._warm.pop(pid, None)
 
     def block(self, block_index: int) -> Block:
-        """The arrays of a block_index, in this process."""
         return self._blocks[block_index]
 
     def memory(self, block_index: int) -> SharedMemory:
-        """What a block's arrays lie in."""
         return self._memories[block_index]
 
     def close(self) -> None:
-        """Let go of all descriptors. Views of blocks stay valid."""
         for memory in self._memories:
             memory.close()
 

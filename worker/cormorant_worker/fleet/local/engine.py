@@ -42,12 +42,10 @@ class LocalEngine:
             find_device("cuda")
 
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
-        """Workers share this machine's processors: at most one each, unless told otherwise."""
         return replace(options, workers=options.workers or default_workers(job))
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        """Workers have sockets that the fleet's thread waits on. What they import is imported from now on."""
-        self._fork_server()
+        self._fork_server()  # what workers import is imported from now on
 
     def make_room_for(self, num_workers: int) -> None:
         """Two sockets, a heartbeat and two batches each.
@@ -58,7 +56,6 @@ class LocalEngine:
         raise_file_limit(num_workers, each=_DESCRIPTORS)
 
     def start(self, start: Start) -> WorkerProcess:
-        """Have a process forked and tell it what to build."""
         process = WorkerProcess(start.place, self._fork_server(), _imports_of(start))
         try:
             process.send(start)
@@ -67,15 +64,12 @@ class LocalEngine:
         return process
 
     def cpus_for(self, num_workers: int) -> int:
-        """Workers share this process's processors."""
         return max(1, available_cpus() // num_workers)
 
     def make_blocks(self, layout: Layout, limit: int) -> SharedBlockPool:
-        """Shared memory, mapped by every worker that fills it."""
         return SharedBlockPool(layout, limit)
 
     def share(self, data: bytes | SharedMemory) -> SharedPayload:
-        """Shared memory, whose descriptor workers get."""
         if isinstance(data, SharedMemory):
             return SharedPayload(data, is_borrowed=True)
         memory = SharedMemory.create(max(1, len(data)))
@@ -83,7 +77,6 @@ class LocalEngine:
         return SharedPayload(memory, is_borrowed=False)
 
     def close(self) -> None:
-        """Workers and slots were closed one by one; what forked them may go."""
         for fork_server in self._fork_servers:
             give_back(fork_server)
         self._fork_servers.clear()

@@ -29,7 +29,6 @@ class SharedPayload:
         self._is_borrowed = is_borrowed
 
     def close(self) -> None:
-        """Close the memory, unless it is borrowed."""
         if not self._is_borrowed:
             self.memory.close()
 
@@ -59,7 +58,6 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        """The process id; 0 before it is forked."""
         return self.heartbeat.pid
 
     @property
@@ -68,23 +66,20 @@ class WorkerProcess:
 
     @property
     def frames(self) -> int:
-        """Frames that the worker has stepped."""
         return int(self.heartbeat.frames[0])
 
     @property
     def spent_ns(self) -> tuple[int, ...]:
-        """Nanoseconds by activity."""
         return self.heartbeat.spent_ns
 
     def describe_doing(self) -> str:
-        """What the worker does, in words."""
         return self.phase.name.lower()
 
     def sources(self) -> Sequence[Channel]:
         return (self.control, self.data)
 
     def receive(self, source: object) -> Sequence[object]:
-        """Whatever has come on one of the sockets. The end of the data socket is the worker's end."""
+        # The end of the data socket is the worker's end.
         if not self.is_open:
             return ()
         if source is self.control:
@@ -103,13 +98,11 @@ class WorkerProcess:
             return ()
 
     def unsent(self) -> Sequence[Channel]:
-        """Sockets whose worker does not read as fast as it is told."""
         return [channel for channel in (self.control, self.data) if channel.has_unsent] if self.is_open else ()
 
     def flush(self, source: object) -> None:
-        """Send what a socket takes now. That the worker is gone shows at its data socket."""
         assert isinstance(source, Channel), source
-        with suppress(OSError):
+        with suppress(OSError):  # that the worker is gone shows at its data socket
             source.flush()
 
     def send(self, message: object) -> None:
@@ -144,7 +137,6 @@ class WorkerProcess:
             raise ConnectionClosed(f"worker process {self.pid} is gone: {error}") from error
 
     def describe_end(self) -> str:
-        """How the process ended, as a clause: "was killed by SIGSEGV while building"."""
         # Its sockets close a moment before it has ended.
         code = self._return_code(timeout_s=0.5)
         doing = f"while {self.phase.name.lower()}"
@@ -171,7 +163,6 @@ class WorkerProcess:
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for the process to end. False when it has not after `timeout_s`."""
         return self._return_code(timeout_s) is not None or not self._is_running()
 
     def _return_code(self, timeout_s: float) -> int | None:
@@ -193,7 +184,6 @@ class WorkerProcess:
         return True
 
     def close(self) -> None:
-        """Kill what is left and close the sockets."""
         self.is_open = False
         self.kill()
         self._is_closed = True

@@ -102,7 +102,6 @@ class RayBlockPool:
 
     @property
     def room(self) -> int:
-        """How many blocks can be lent now."""
         return max(0, self.limit - len(self._lent))
 
     @property
@@ -110,7 +109,6 @@ class RayBlockPool:
         return len(self._lent)
 
     def lend(self, pid: int) -> tuple[int, SharedMemory | None]:
-        """Take a block for a ticket. The worker writes where it is; there is nothing to map."""
         if not self.room:
             raise FleetError(f"all {self.limit} batch slots are in use")
         self._next += 1
@@ -124,24 +122,20 @@ class RayBlockPool:
         self._lent[block_index] = block
 
     def give_back(self, block_index: int) -> None:
-        """The block's batch is not needed any more: the object goes with the last view of it."""
-        del self._lent[block_index]
+        del self._lent[block_index]  # the object goes with the last view of it
 
     def forget(self, pid: int) -> None:
         """A worker is gone; it has mapped nothing."""
 
     def block(self, block_index: int) -> Block:
-        """The arrays of a batch that has landed."""
         block = self._lent[block_index]
         assert block is not None, block_index
         return block
 
     def memory(self, block_index: int) -> SharedMemory | None:
-        """None: the object store's memory is Ray's."""
-        return None
+        return None  # the object store's memory is Ray's
 
     def close(self) -> None:
-        """Let go of all objects. Views of blocks stay valid."""
         self._shares.leave(self)
         self._lent.clear()
 

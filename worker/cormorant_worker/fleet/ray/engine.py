@@ -65,7 +65,6 @@ class RayEngine:
         return tuple(self._connections[slot].handle for slot in sorted(living))
 
     def open(self, wake: Callable[[WorkerConnection], None]) -> None:
-        """Have the fleet's thread woken when something arrives."""
         self._wake = wake
 
     def make_room_for(self, num_workers: int) -> None:
@@ -121,7 +120,6 @@ class RayEngine:
         return connection
 
     def cpus_for(self, num_workers: int) -> int:
-        """Workers share this machine's processors if the cluster is the fleet's own; else each has its node's limit."""
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
 
     def make_blocks(self, layout: Layout, limit: int) -> RayBlockPool:
@@ -134,13 +132,11 @@ class RayEngine:
         return self._blocks
 
     def share(self, data: bytes | SharedMemory) -> ObjectPayload:
-        """One object, whichever number of workers gets it."""
         buffer = data.buffer if isinstance(data, SharedMemory) else data
         array = np.frombuffer(buffer, dtype=np.uint8)
         return ObjectPayload(ray.put(array), array.nbytes)
 
     def close(self) -> None:
-        """End the cluster, if it is the fleet's own. May be called twice."""
         self.cluster.close()
 
     def _landing(self) -> RayBlockPool:
