@@ -9,6 +9,7 @@ import textwrap
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -30,6 +31,27 @@ SEGFAULT = "cormorant_testing.policies:make_segfault"
 
 def start(job: object, **options: object) -> Fleet:
     return make_fleet(job, **options)
+
+
+def test_no_memory_is_asked_for_with_the_fleets_condition_held() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5)
+    with start(job, workers=2) as fleet:
+        held, share = [], fleet._engine.share
+
+        def noted(data: Any) -> Any:
+            held.append(fleet._changed._is_owned())
+            return share(data)
+
+        fleet._engine.share = noted
+        fleet.publish(numbered(1), wait_s=60)
+        state = fleet.state()
+        fleet.restore(state)
+        assert held == [False, False, False]
+    with start(job, workers=2) as fleet:
+        share = fleet._engine.share
+        fleet._engine.share = noted
+        fleet.restore(state)
+        assert (fleet.version, held) == (1, [False] * 6)
 
 
 def waiting_batches(fleet: Fleet) -> list[TensorDict]:

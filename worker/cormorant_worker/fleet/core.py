@@ -114,7 +114,7 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
         preemptive_threshold=collection.preemptive_threshold,
     )
     pool, counters = WorkerPool(DesiredSlots(job)), FleetCounters()
-    requests = Requests(engine, pool.workers)
+    requests = Requests(pool.workers)
     dataset = dataset_of(job, epoch=options.epoch)
     found_frames = options.floor_frames if dataset is None else dataset.frames
     return FleetCore(

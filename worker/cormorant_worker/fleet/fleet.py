@@ -11,7 +11,9 @@ knows is guarded by one condition, on which callers (the consumer of batches, co
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, ClassVar, Self
 
 import numpy as np
@@ -161,7 +163,6 @@ class Fleet:
             handle.connection.kill()
 
     def __enter__(self) -> Self:
-        """Use as a context manager to close the fleet."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -180,8 +181,7 @@ class Fleet:
             TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`.
 
         Raises:
-            WorkerFailed: a worker failed for good.
-            FleetClosed: the fleet was closed meanwhile.
+            WorkerFailed, FleetClosed: as `borrow`.
         """
         while (batch := self.take(copy=copy)) is not None:
             yield batch.tensordict
@@ -197,9 +197,7 @@ class Fleet:
             The batch, or None when `totalFrames` have been delivered.
 
         Raises:
-            ControlTimeout: no batch came in time.
-            WorkerFailed: a worker failed for good.
-            FleetClosed: the fleet was closed meanwhile.
+            ControlTimeout, WorkerFailed, FleetClosed: as `borrow`.
         """
         loan = self._take_next(timeout_s)
         if loan is None:
@@ -210,11 +208,7 @@ class Fleet:
         return Batch(tensordict=tensordict, num_frames=loan.num_frames, min_version=loan.min_version)
 
     def skip(self, *, timeout_s: float | None = None) -> int:
-        """Take the next batch without looking at it: its number of frames, or 0 when all have been delivered.
-
-        Raises:
-            ControlTimeout, WorkerFailed, FleetClosed: as `take`.
-        """
+        """`take` without looking at the batch: its number of frames, or 0 when all have been delivered."""
         loan = self._take_next(timeout_s)
         return 0 if loan is None else loan.num_frames
 
@@ -239,6 +233,7 @@ class Fleet:
             ControlTimeout: no round came in time.
             WorkerFailed: a worker failed for good.
             FleetClosed: the fleet was closed meanwhile.
+            FleetError: the manifest has no output.queue.
         """
         if self.job.spec.output.queue is None:
             raise FleetError("the manifest has no output.queue: its frames go to the dataset alone; add queue: {}")
@@ -312,20 +307,37 @@ class Fleet:
             WeightsError: these are no weights, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
-        blob = weights if isinstance(weights, WeightsBlob) else self._blob_of(in_models(weights))
-        # Without the condition: the engine may have to wait for memory.
+        if isinstance(weights, WeightsBlob):
+            blob = weights
+        else:
+            tensors = in_models(weights)
+            verify(specs_of_tensors(tensors), self._known.specs)  # before anything is copied
+            blob = WeightsBlob.of(tensors)
+        with self._shared(blob) as payload, self._changed:
+            return self._publish(blob, payload, version, wait_s=wait_s, workers=workers)
+
+    @contextmanager
+    def _shared(self, blob: WeightsBlob) -> Iterator[Payload]:
+        """Bytes as the engine shares them, for weights that fit. Without the condition: the engine may have to wait for
+        memory.
+        """
         verify(blob.specs, self._known.specs)
         payload = self._engine.share(blob.memory)
         try:
+            yield payload
+        finally:
             with self._changed:
-                return self._publish(blob, payload, version, wait_s, workers)
-        except BaseException:
-            if not self._core.offers.published.has(payload):
-                payload.close()
-            raise
+                if not self._core.offers.published.has(payload):
+                    payload.close()
 
     def _publish(
-        self, blob: WeightsBlob, payload: Payload, version: int | None, wait_s: float, workers: Sequence[str]
+        self,
+        blob: WeightsBlob,
+        payload: Payload,
+        version: int | None,
+        *,
+        wait_s: float = 0.0,
+        workers: Sequence[str] = (),
     ) -> Receipt:
         core, offers = self._core, self._core.offers
         core.lifecycle.raise_error()
@@ -335,8 +347,7 @@ class Fleet:
             raise StaleWeights(f"weights version {number} is not newer than {newest}; publish a higher one")
         if version is not None and number > _HIGHEST_CHOSEN:
             raise WeightsError(
-                f"weights version {number} is past {_HIGHEST_CHOSEN}, the highest that may be chosen; publish a lower "
-                "one"
+                f"version {number} is past {_HIGHEST_CHOSEN}, the highest that may be chosen; choose less"
             )
         offers.publish(blob, number, payload, core.pool.slots.of(workers) if workers else None)
         core.waker.wake()
@@ -347,11 +358,6 @@ class Fleet:
             finally:
                 offers.forget_version(number)
         return offers.receipt(number)
-
-    def _blob_of(self, weights: Weights) -> WeightsBlob:
-        # Before anything is copied, and without the condition: it takes as long as copying takes.
-        verify(specs_of_tensors(weights), self._known.specs)
-        return WeightsBlob.of(weights)
 
     def receipt(self, version: int) -> Receipt:
         with self._changed:
@@ -392,12 +398,9 @@ class Fleet:
             self._resume()
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
-        """Have a function told everything that happens from now on, in order; see `FleetEvent`.
-
-        It is called by the fleet's own thread: it must return at once and not call the fleet. What it raises is logged.
-
-        Returns:
-            What ends it.
+        """Have a function told everything that happens from now on, in order; see `FleetEvent`. It is called by the
+        fleet's own thread: it must return at once and not call the fleet. What it raises is logged. Returns what ends
+        it.
         """
         return self._core.events.subscribe(listener)
 
@@ -419,10 +422,20 @@ class Fleet:
 
         Raises:
             StateError: it does not fit; nothing is changed unless a worker refuses, which its message names.
+            WeightsMismatch: its weights do not fit the policy; nothing is changed.
         """
         saved = FleetState.from_bytes(state)
-        with self._changed, self._quiesce.between_batches():
-            self._quiesce.restore(saved, publish=lambda blob, version: self.publish(blob, version=version))
+        with ExitStack() as stack:
+            states = {}
+            for name, data in saved.workers.items():
+                states[name] = self._engine.share(data)
+                stack.callback(states[name].close)
+            publish = None
+            if saved.weights and saved.version > self.version:
+                blob = WeightsBlob.from_bytes(saved.weights)
+                publish = partial(self._publish, blob, stack.enter_context(self._shared(blob)), saved.version)
+            with self._changed, self._quiesce.between_batches():
+                self._quiesce.restore(saved, states, publish=publish)
 
     def seed(self, seed: int) -> tuple[str, ...]:
         """Reseed every worker at a batch boundary: with new environments and streams, as a new fleet with this seed
@@ -497,26 +510,18 @@ class Fleet:
 
     @property
     def silent_s(self) -> float:
-        """Seconds since the fleet's own thread turned last: more than a few say that it hangs. Never waits."""
+        """Seconds since the fleet's own thread turned last: more than a few mean that it hangs. Never waits."""
         return self._loop.silent_s
 
     @property
     def is_done(self) -> bool:
-        """True when `totalFrames` have been accepted (and made durable, with a dataset).
-
-        Raises:
-            WorkerFailed: a worker failed for good.
-        """
+        """True when `totalFrames` have been accepted (and made durable, with a dataset)."""
         with self._changed:
             self._core.lifecycle.raise_error()
             return self._loop.is_done
 
     def wait_until_done(self, timeout_s: float) -> bool:
-        """For jobs with a dataset and no queue: wait for the end. False after `timeout_s`.
-
-        Raises:
-            WorkerFailed: a worker failed for good.
-        """
+        """For jobs with a dataset and no queue: wait for the end. False after `timeout_s`."""
         with self._changed:
             self._quiesce.wait_until(
                 lambda: self._loop.is_done or self._core.lifecycle.error is not None, time.monotonic() + timeout_s

@@ -20,8 +20,8 @@ from cormorant_worker.fleet.reaper import Reaper
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.spawner import Spawner
 from cormorant_worker.fleet.tickets import Tickets
+from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.worker_handle import WorkerHandle
-from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.messages import Reply
 
@@ -128,11 +128,18 @@ class Quiesce:
             raise StateError(f"{', '.join(missing)} ended and could not be saved before")
         return states
 
-    def restore(self, saved: FleetState, *, publish: Callable[[WeightsBlob, PolicyVersion], object]) -> None:
+    def restore(
+        self, saved: FleetState, states: Mapping[str, Payload], *, publish: Callable[[], object] | None
+    ) -> None:
         """Go on from what `save` gave. Between batches.
 
         Environments that were saved go back to where they were, unless the dataset has frames of their slot that came
         later: those would be written twice. All others are reseeded, with seeds that no worker of this job had.
+
+        Args:
+            saved: the state.
+            states: each worker's, by name, as the engine shares them.
+            publish: publishes the state's weights; None: there are none, or not newer ones.
 
         Raises:
             StateError: it does not fit this fleet.
@@ -153,8 +160,8 @@ class Quiesce:
         collected = core.scheduler.landed_frames
         core.queue.discard("restore")
         self._spawner.use_seed(saved.seed)
-        if saved.weights and saved.version > core.offers.published.version:
-            publish(WeightsBlob.from_bytes(saved.weights), saved.version)
+        if publish is not None and saved.version > core.offers.published.version:
+            publish()
         handles = dict(core.pool.workers)
         rewinds = {
             slot: told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]) for name, slot in names.items()
@@ -169,7 +176,7 @@ class Quiesce:
         for name, slot in names.items():
             first = streams[slot].first_trajectory if slot in streams else 0
             number = core.requests.ask(
-                handles[slot], "restore", state=saved.workers[name], first_trajectory=first, rewinds=rewinds[slot]
+                handles[slot], "restore", payload=states[name], first_trajectory=first, rewinds=rewinds[slot]
             )
             asked[number] = handles[slot]
             core.lineage.owe(slot, told[name]["warmup_left"])

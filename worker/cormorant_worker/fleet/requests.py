@@ -8,7 +8,7 @@ import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.fleet.scheduler import Slot
-from cormorant_worker.fleet.transport import Engine
+from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.worker.messages import Reply, Request, Reseed
 
@@ -18,10 +18,10 @@ log = structlog.get_logger()
 class Requests:
     """Asks workers, and keeps their replies until they are taken. Guarded by the fleet's condition."""
 
-    def __init__(self, engine: Engine, workers: Mapping[Slot, WorkerHandle]) -> None:
+    def __init__(self, workers: Mapping[Slot, WorkerHandle]) -> None:
         self.stuck: deque[WorkerHandle] = deque()
         """Workers that do not read as fast as they are sent; the selector takes them out."""
-        self._engine, self._workers = engine, workers
+        self._workers = workers
         self._replies: dict[int, Reply | None] = {}
         """Of requests under way: None until the reply comes."""
         self._numbers = 0
@@ -30,17 +30,15 @@ class Requests:
         self._numbers += 1
         return self._numbers
 
-    def ask(self, handle: WorkerHandle, action: str, *, state: bytes = b"", **details: Any) -> int:
+    def ask(self, handle: WorkerHandle, action: str, *, payload: Payload | None = None, **details: Any) -> int:
         """Ask a worker for something. Returns a number, for `is_answered` and `take`.
 
         A worker that is dying does not answer: callers see that it is not in the pool any more.
         """
         number = self.next_number()
         self._replies[number] = None
-        payload = self._engine.share(state) if state else None
-        handle.request(Request(number=number, action=action, size_bytes=len(state), **details), payload)
-        if payload is not None:
-            payload.close()
+        size_bytes = payload.size_bytes if payload is not None else 0
+        handle.request(Request(number=number, action=action, size_bytes=size_bytes, **details), payload)
         return number
 
     def reseed(self, handle: WorkerHandle, stream: WorkerPlace) -> int:
