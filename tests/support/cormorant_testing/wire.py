@@ -23,9 +23,9 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
 Surface = dict[str, str]
-_WORDS = {"description", "summary", "title", "example", "examples", "message", "help"}
+_WORDS = {"description", "summary", "title", "example", "examples", "message", "messageExpression", "help"}
 _NAME = re.compile(r"(CORMORANT_[A-Z_]+|RAY_[A-Z_a-z]+|POD_IP|([a-z-]+\.)*cormorant\.dev(/[A-Za-z0-9_./-]+)?)")
-_VOLATILE = re.compile(r"time|date|second|stamp|uuid|host|pid|token|digest|sha256|etag|version|_at$|python", re.I)
+_VOLATILE = re.compile(r"time|date|second|stamp|uuid|host|pid|token|digest|sha256|etag|version|_at$|^run$|python", re.I)
 _JOB = """\
 apiVersion: cormorant.dev/v1alpha1
 kind: CollectorJob
@@ -44,7 +44,7 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(value, Mapping) and value:
         for key, inner in value.items():
             named = path.endswith(("properties", "schemas", "paths"))  # there a key is a name, whatever it spells
-            if named or key not in _WORDS or isinstance(inner, Mapping):
+            if named or key not in _WORDS:
                 yield from flat(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list) and value:
         for place, inner in enumerate(value):
@@ -55,11 +55,13 @@ def flat(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
 
 
 def shape(value: Any, name: str = "") -> Any:
-    """JSON with volatile leaves replaced by their types."""
+    """JSON with volatile leaves replaced by their types. What is below a volatile name is volatile, too."""
     if isinstance(value, Mapping):
-        return {key: shape(inner, key) for key, inner in value.items()}
+        return {key: shape(inner, name if _VOLATILE.search(name) else key) for key, inner in value.items()}
     if isinstance(value, list):
         return [shape(inner, name) for inner in value]
+    if isinstance(value, str) and value.startswith("{"):
+        return shape(json.loads(value), name)
     return type(value).__name__ if _VOLATILE.search(name) else value
 
 
@@ -119,7 +121,7 @@ def files(folder: Path) -> Surface:
     with log.open("w") as out, subprocess.Popen(command, cwd=folder, stdout=out, stderr=out) as head:
         try:
             _await(f"{url}/readyz", head, log)
-            _cormorant("weights", "init", "served.yaml", "policy.safetensors", cwd=folder)
+            _write_weights(folder / "policy.safetensors")
             _cormorant("weights", "push", "policy.safetensors", cwd=folder)
             _cormorant("pause", cwd=folder)
             _cormorant("state", "save", "state", cwd=folder)
@@ -129,10 +131,19 @@ def files(folder: Path) -> Surface:
     found: Surface = {}
     for path in sorted(folder.rglob("*")):
         name = str(path.relative_to(folder))
-        if path.is_file() and name not in ("data.yaml", "served.yaml", "head.log"):
+        if path.is_file() and name not in ("data.yaml", "served.yaml", "head.log", "policy.safetensors"):
             found[name] = "file"
             found |= {f"{name}: {key}": value for key, value in contents(path)}
     return found
+
+
+def _write_weights(path: Path) -> None:
+    import gymnasium
+    from safetensors.torch import save_file
+
+    from cormorant_worker.policies import mlp
+
+    save_file(mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2)).state_dict(), path)
 
 
 def contents(path: Path) -> Iterator[tuple[str, str]]:
@@ -155,7 +166,10 @@ def contents(path: Path) -> Iterator[tuple[str, str]]:
         raw = raw[8 + size :]
     elif raw[:1] in (b"{", b"["):
         for number, line in enumerate([raw.decode()] if path.suffix == ".json" else raw.decode().splitlines()):
-            yield from flat(shape(json.loads(line)), f"line {number}")
+            yield from flat(shape(json.loads(line), path.name), f"line {number}")
+        return
+    elif len(raw) < 100:
+        yield "text", re.sub(r"\d+", "N", raw.decode())
         return
     for start in [match.start() for match in re.finditer(rb"\x80[\x04\x05]\x95", raw)]:
         strings: list[str] = []
