@@ -172,7 +172,7 @@ def test_describe_shows_conditions_groups_pods_and_events(running) -> None:
     out = running.good("describe", "pong")
     for words in (
         f"{running.namespace.name}/pong: Running",
-        "EnvPool CartPole-v1, 8 a worker",
+        "EnvPool CartPole-v1, 8 per worker",
         "Ready         True    EnoughWorkers",
         "2 of 2 ready",
         "pong-head-1",

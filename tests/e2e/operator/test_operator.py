@@ -147,7 +147,7 @@ def test_what_others_change_is_restored(running: Scene) -> None:
     running.until(lambda: managed in namespace.get("service", "pong-api")["metadata"]["labels"], "the label is back")
 
 
-def test_secret_that_somebody_deleted_is_there_before_the_next_head_waits_for_it(running: Scene) -> None:
+def test_deleted_secret_is_recreated_before_the_next_head(running: Scene) -> None:
     before = running.namespace.get("secret", "pong-tokens")
     running.namespace("delete", "secret", "pong-tokens")
     running.namespace.finish("pong-head-1", container="head", exit_code=1)
@@ -181,7 +181,7 @@ def test_network_policy_is_applied_once_and_restored_at_the_next_full_look(scene
             assert len(namespace.names("pods")) == 3
 
 
-def test_template_that_the_server_refuses_is_said_in_its_words_and_tears_nothing_down(running: Scene) -> None:
+def test_refused_template_is_reported_and_replaces_nothing(running: Scene) -> None:
     before = running.uids()
     bad = '{"name": "cpu", "template": {"spec": {"hostNetwork": true}}}'
     running.edit(f'{{"spec": {{"workerGroups": [{bad}]}}}}')
@@ -437,7 +437,7 @@ def collecting(heads: StubHeads, names: list[str]) -> Iterator[None]:
         thread.join(timeout=10)
 
 
-def test_operator_that_was_away_longer_than_its_deadlines_destroys_nothing(scene: Scene) -> None:
+def test_long_operator_outage_destroys_nothing(scene: Scene) -> None:
     names = ["pong-a", "pong-b", "pong-c"]
     policy = {"progressDeadlineSeconds": 10, "onStall": "Fail"}
 

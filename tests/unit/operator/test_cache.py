@@ -108,7 +108,7 @@ def test_everything_of_a_deleted_job_is_forgotten() -> None:
     assert cache._records == {}
 
 
-def test_attempts_are_remembered_of_pods_that_left_no_record_and_of_those_that_were_never_seen() -> None:
+def test_attempts_of_vanished_and_unseen_pods_are_remembered() -> None:
     cache = Cache()
     cache.see(job())
     assert (cache.attempts("j1"), cache.is_past(pod(attempt=0))) == ({}, False)

@@ -63,7 +63,7 @@ def test_head_goes_once_its_new_image_was_pulled() -> None:
     assert world.job.status.head_restarts == 0
 
 
-def test_worker_that_dies_while_an_image_is_tried_comes_back_of_the_old_one() -> None:
+def test_worker_that_dies_during_a_trial_keeps_the_old_image() -> None:
     world = changed()
     world.evict(world.live()[0].name)
     world.settle()

@@ -227,7 +227,7 @@ def test_silence_is_said_once_and_so_is_its_end() -> None:
     play(acts)
 
 
-def test_head_that_refuses_the_token_is_counted_and_a_deleted_secret_made_again() -> None:
+def test_rejected_token_recreates_a_deleted_secret() -> None:
     async def acts(scene: Scene) -> None:
         del scene.api.stored["Secret", "pong-tokens"]  # nothing tells the operator: it may not look
         scene.head.is_refusing = True
@@ -241,7 +241,7 @@ def test_head_that_refuses_the_token_is_counted_and_a_deleted_secret_made_again(
     play(acts)
 
 
-def test_head_that_does_not_take_what_it_is_told_is_told_again_but_not_at_once() -> None:
+def test_ignored_command_is_resent_after_a_delay() -> None:
     async def acts(scene: Scene) -> None:
         scene.head.is_deaf = True
         told = scene.head.told
@@ -275,7 +275,7 @@ def test_refused_change_is_said_and_holds_up_nothing_else() -> None:
     play(acts)
 
 
-def test_secret_that_somebody_deleted_is_there_again_after_the_next_full_look() -> None:
+def test_deleted_secret_is_recreated_at_the_next_resync() -> None:
     async def acts(scene: Scene) -> None:
         before = scene.api.stored.pop(("Secret", "pong-tokens"))
         await scene.controller.resync()

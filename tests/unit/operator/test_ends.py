@@ -7,7 +7,7 @@ from cormorant_operator.observed import Obstacle
 from cormorant_testing.operator_world import World, of_kind, running, waiting
 
 
-def test_head_that_is_blocked_is_tried_again_slowly_and_never_counted() -> None:
+def test_blocked_head_is_retried_slowly_and_not_counted() -> None:
     words = "file:///data/run cannot be written: no permission to write in /data; choose another URI"
     world = waiting(runPolicy={"maxHeadRestarts": 0})
     for epoch in range(1, 5):
@@ -57,7 +57,7 @@ def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     assert world.job.status.reason == "HeadRefused"
 
 
-def test_main_container_that_ends_beside_a_sidecar_is_replaced_and_its_pod_deleted() -> None:
+def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     world = running()
     worker = world.live()[0].name
     world.finish(worker, has_sidecar=True)
@@ -84,7 +84,7 @@ def test_head_that_is_done_beside_a_sidecar_completes_the_job_and_goes() -> None
     assert all(pod.is_terminating for pod in world.pods.values())
 
 
-def test_failed_head_with_a_sidecar_keeps_its_record_until_its_successor_is_there() -> None:
+def test_failed_head_with_sidecar_stays_until_its_successor() -> None:
     world = running(runPolicy={"progressDeadlineSeconds": 0})
     for epoch in (1, 2):
         world.start(f"pong-head-{epoch}")
@@ -98,7 +98,7 @@ def test_failed_head_with_a_sidecar_keeps_its_record_until_its_successor_is_ther
     assert world.pods["pong-head-2"].is_terminating
 
 
-def test_worker_that_its_kubelet_refuses_is_made_again_after_a_while_and_never_counted() -> None:
+def test_worker_rejected_by_kubelet_is_recreated_uncounted() -> None:
     world = waiting(runPolicy={"maxRestartsPerSlot": 0, "progressDeadlineSeconds": 0})
     world.evict(world.live()[0].name)
     world.settle()
@@ -115,7 +115,7 @@ def test_worker_that_its_kubelet_refuses_is_made_again_after_a_while_and_never_c
     assert world.job.status.recent_failures[-1].reason == "UnexpectedAdmissionError"
 
 
-def test_head_that_a_taint_expels_from_a_healthy_node_is_never_one_of_two() -> None:
+def test_head_evicted_by_a_taint_is_never_one_of_two() -> None:
     world = running()
     world.expel("pong-head-1")
     world.settle()
@@ -142,7 +142,7 @@ def test_node_that_is_lost_a_moment_later_is_seen_to_be() -> None:
     assert world.head.name == "pong-head-2"
 
 
-def test_new_head_that_waits_for_a_volume_of_a_lost_node_says_what_to_do_and_is_waited_for() -> None:
+def test_volume_on_a_lost_node_is_reported_and_waited_for() -> None:
     world = running(head={"persistence": {"claimName": "weights"}}, runPolicy={"startupDeadlineSeconds": 900})
     world.lose("pong-head-1")
     world.settle()
@@ -159,7 +159,7 @@ def test_new_head_that_waits_for_a_volume_of_a_lost_node_says_what_to_do_and_is_
     assert (world.condition("Scheduled"), world.condition("Failed")) == ("True/AllPodsScheduled", "")
 
 
-def test_suspension_does_not_wait_for_a_lost_node_and_does_for_a_tainted_one() -> None:
+def test_suspension_waits_for_tainted_but_not_lost_nodes() -> None:
     world = running(replicas=2)
     lost, tainted = (pod.name for pod in world.live())
     world.lose(lost)

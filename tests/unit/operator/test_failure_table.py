@@ -31,7 +31,7 @@ def fail_slot(world: World, index: int, *, reason: str = "OOMKilled", code: int 
 # -- workers ---------------------------------------------------------------------------------------------------
 
 
-def test_worker_deleted_is_replaced_in_one_reconcile_and_nobody_else_is_touched() -> None:
+def test_deleted_worker_alone_is_replaced_in_one_reconcile() -> None:
     world = running()
     world.delete("pong-cpu-0-sajfv")
     plan = world.step()
@@ -59,7 +59,7 @@ def test_evicted_worker_is_replaced_and_not_counted() -> None:
     assert world.job.status.groups[0].restarts == 0
 
 
-def test_worker_that_runs_out_of_memory_again_and_again_is_backed_off_then_fails_the_job() -> None:
+def test_worker_oom_loop_backs_off_then_fails_the_job() -> None:
     world = waiting(runPolicy={"maxRestartsPerSlot": 4, "progressDeadlineSeconds": 0})
     waits = []
     for _ in range(4):
@@ -165,7 +165,7 @@ def test_head_that_is_deleted_before_it_ran_is_followed_at_once() -> None:
     assert [a.manifest["metadata"]["name"] for a in of_kind(world.step().actions, CreatePod)] == ["pong-head-2"]
 
 
-def test_frames_that_died_with_a_head_are_collected_again_and_those_acknowledged_are_not() -> None:
+def test_only_unacknowledged_frames_of_a_dead_head_repeat() -> None:
     world = running()
     world.tick(20)
     world.collect(5000, settled=3000)
@@ -186,7 +186,7 @@ def test_frames_that_died_with_a_head_are_collected_again_and_those_acknowledged
     assert world.job.status.frames.collected == 4500
 
 
-def test_head_that_vanished_with_everything_collected_leaves_no_job_that_looks_complete() -> None:
+def test_vanished_head_does_not_make_a_job_look_complete() -> None:
     world = running(runPolicy={"drainSeconds": 60, "maxHeadRestarts": 9})
     world.collect(100_000, settled=90_000)
     world.settle()
@@ -323,7 +323,7 @@ def test_two_operators_that_see_the_same_world_want_the_same() -> None:
     assert len(world.pods) == 4
 
 
-def test_operator_that_saw_only_the_end_of_a_pod_wants_the_successor_that_others_want() -> None:
+def test_operators_agree_on_the_successor_of_a_pod() -> None:
     world = running()
     victim = world.live()[0].name
     world.delete(victim)
@@ -336,7 +336,7 @@ def test_operator_that_saw_only_the_end_of_a_pod_wants_the_successor_that_others
     assert world.slots() == ["cpu-0", "cpu-1"]
 
 
-def test_name_of_a_pod_that_left_no_record_is_not_used_again_while_an_older_record_is_there() -> None:
+def test_name_of_a_vanished_pod_is_not_reused() -> None:
     world = running()
     first = world.live()[0].name
     world.finish(first)
@@ -423,7 +423,7 @@ def test_template_that_was_refused_is_tried_again_after_ten_minutes() -> None:
     assert world.condition("Accepted") == "True/Accepted"
 
 
-def test_manifest_that_cannot_be_read_is_said_and_nothing_is_touched() -> None:
+def test_unreadable_manifest_is_reported_and_nothing_changes() -> None:
     document = {
         "apiVersion": "cormorant.dev/v1alpha1",
         "kind": "CollectorJob",

@@ -239,7 +239,7 @@ def test_completion_that_nobody_saw_is_found_again() -> None:
     assert world.condition("Completed") == "True/AllFramesDelivered"
 
 
-def test_learner_that_never_acknowledges_does_not_hold_the_job_for_ever() -> None:
+def test_silent_learner_does_not_block_completion_forever() -> None:
     world = running()
     world.collect(100_000)
     world.settle()

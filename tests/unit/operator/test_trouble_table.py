@@ -44,7 +44,7 @@ def test_quota_exceeded_is_said_once_and_what_runs_goes_on() -> None:
     assert (len(world.live()), world.condition("Scheduled")) == (4, "True/AllPodsScheduled")
 
 
-def test_what_the_api_server_cannot_make_is_said_once_and_what_runs_goes_on() -> None:
+def test_refused_creation_is_reported_once_and_stops_nothing() -> None:
     world = waiting(workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"progressDeadlineSeconds": 0})
     before = {pod.uid for pod in world.live()}
     # As the executor notes it: a dry run of the new template that was answered with 500.
@@ -125,7 +125,7 @@ def test_unschedulable_pods_make_no_stall() -> None:
     assert world.condition("Stalled") == "False/NotStalled"
 
 
-def test_image_that_cannot_be_pulled_is_said_and_ends_at_the_startup_deadline() -> None:
+def test_unpullable_image_is_reported_until_the_startup_deadline() -> None:
     world = World(runPolicy={"startupDeadlineSeconds": 900})
     world.settle()
     world.start("pong-head-1")
@@ -189,7 +189,7 @@ def test_every_new_head_has_the_whole_startup_deadline() -> None:
     assert world.condition("Failed") == "True/StartupDeadlineExceeded"
 
 
-def test_workers_that_cannot_start_again_end_at_the_startup_deadline_once_nothing_is_collected() -> None:
+def test_workers_that_never_restart_hit_the_startup_deadline() -> None:
     world = running(workerGroups=[{"name": "cpu", "minReplicas": 2}], runPolicy={"startupDeadlineSeconds": 900})
     world.delete(world.live()[0].name)
     world.settle()
@@ -262,7 +262,7 @@ def test_head_that_waits_for_room_is_waited_for() -> None:
     assert world.condition("Ready") == "True/EnoughWorkers"
 
 
-def test_job_whose_head_died_while_its_template_is_refused_ends_at_the_startup_deadline() -> None:
+def test_dead_head_with_refused_template_hits_startup_deadline() -> None:
     world = running(runPolicy={"startupDeadlineSeconds": 900})
     world.bad_image = "example/broken:1"
     world.edit(image="example/broken:1")
@@ -362,7 +362,7 @@ def test_silent_head_is_unknown_and_nothing_is_done_to_it() -> None:
     assert world.condition("Failed") == "True/Stalled"
 
 
-def test_head_that_answers_and_collects_nothing_is_stalled_then_restarted() -> None:
+def test_answering_head_without_frames_is_stalled_and_restarted() -> None:
     world = waiting()
     world.tick(599)
     assert of_kind(world.step().actions, DeletePod) == []
@@ -398,7 +398,7 @@ def test_operator_that_was_away_leaves_healthy_jobs_alone(on_stall: str) -> None
         assert of_kind(world.done, DeletePod) == []
 
 
-def test_operator_that_was_away_gives_a_job_that_stands_still_the_whole_time_again() -> None:
+def test_restarted_operator_restarts_the_stall_deadline() -> None:
     world = running(runPolicy={"onStall": "Fail"})
     world.restart_operator()
     world.tick(10_000)
@@ -424,7 +424,7 @@ def test_operator_that_was_away_does_not_end_what_it_never_saw_begin() -> None:
     assert world.condition("Progressing") == "True/FramesCollected"
 
 
-def test_worker_that_vanished_while_the_operator_was_away_ends_no_job() -> None:
+def test_worker_lost_during_operator_outage_fails_no_job() -> None:
     world = running(replicas=1, runPolicy={"startupDeadlineSeconds": 900})
     world.delete(world.live()[0].name)
     world.settle()
