@@ -127,7 +127,8 @@ class Pod:
         """Whether its end counts as a failure: not a disruption, and not requested by the operator."""
         if self.stalled_since is not None:
             return True
-        if self.is_blocked:
+        is_done = self.role == "head" and self.phase == "Succeeded"
+        if self.is_blocked or is_done:
             return False
         return self.is_terminal and not (self.is_terminating or self.is_disrupted or self.draining_since is not None)
 

@@ -190,6 +190,7 @@ def test_head_that_ends_with_0_completes_the_job_and_workers_go() -> None:
     world.tick(60)
     assert set(world.pods) == {"pong-head-1"}
     assert (world.job.status.frames.collected, world.job.status.phase) == (100_000, "Completed")
+    assert world.job.status.head_restarts == 0
     world.tick(86_339)
     assert world.plan().is_empty
     world.tick(1)
