@@ -1,6 +1,6 @@
-"""Collectors, environments, sinks and engines: what runs in a worker.
+"""Collectors, environments, policies, datasets and fleets. The Python API is in `launch.py`:
 
-`from cormorant_worker import open_fleet, make_collector` is the front door; see `front.py`.
+from cormorant_worker import make_collector, open_fleet
 """
 
 from typing import TYPE_CHECKING, Any

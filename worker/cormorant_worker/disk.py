@@ -1,4 +1,4 @@
-"""What files want of whoever must not lose them: all bytes written, and on the disk."""
+"""Durable file writes: all bytes written, and synced to disk."""
 
 import os
 from pathlib import Path

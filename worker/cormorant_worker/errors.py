@@ -26,9 +26,9 @@
     │   ├── WorkerFailed         a worker could not start, or failed too often
     │   ├── ControlTimeout       a control call was not answered in time
     │   ├── NoSuchWorker         the fleet has no worker of that name
-    │   ├── LastWorker           nobody would be left
+    │   ├── LastWorker           the fleet would have no worker left
     │   ├── FleetInterrupted     it was told to stop while it waited for its first workers
-    │   └── FleetClosed          the fleet was closed while somebody waited
+    │   └── FleetClosed          the fleet was closed during a wait
     └── SupervisorError
         ├── SupervisorRefused    what a pod's supervisor was given cannot be used (exit code 2)
         └── PodRefused           the head does not let this pod join (exit code 1)
@@ -76,7 +76,7 @@ class EnvCrashed(EnvError):
     def __init__(self, message: str, *, has_stepped: bool = True, details: str = "") -> None:
         super().__init__(message)
         self.has_stepped = has_stepped
-        """False: none of the environments beside it has ever completed a step either, so another try is in vain."""
+        """False: no environment of the vector has completed a step yet, so a restart would fail again."""
         if details:
             self.add_note(details.rstrip())
 
@@ -178,7 +178,7 @@ class FleetInterrupted(FleetError):
 
 
 class FleetClosed(FleetError):
-    """The fleet was closed while somebody waited on it."""
+    """The fleet was closed during a wait on it."""
 
 
 class SupervisorError(CormorantError):

@@ -1,4 +1,4 @@
-"""The Python front door: from a manifest to a running fleet, or to one collector in this process.
+"""The Python API: from a manifest, or Python objects, to a running fleet or to one collector in this process.
 
     from cormorant_worker import open_fleet
 
@@ -43,7 +43,7 @@ _FOR_SCRIPTS = (
     "seed",
     "collection",
 )
-"""Arguments that go with `env` and say nothing beside a manifest."""
+"""Arguments that belong to `env` and cannot be combined with a manifest."""
 
 Manifest = str | os.PathLike[str] | Mapping[str, Any] | CollectorJob
 """A path to YAML, the document itself as nested mappings, or a job that was parsed already."""
@@ -70,7 +70,7 @@ def open_fleet(
     engine: Literal["local", "ray"] = "local",
     ray: "RayOptions | None" = None,
 ) -> "Fleet":
-    """Start the workers of a job and wait until each stands at its first observation.
+    """Start the workers of a job and wait until each has its first observation.
 
         with open_fleet("examples/cartpole-ppo.yaml") as fleet:
             policy = mlp(*fleet.spaces)
@@ -78,8 +78,7 @@ def open_fleet(
                 update(policy, batch)
                 fleet.publish(policy.state_dict())
 
-    Environments and policies of a script or a notebook need no manifest: classes, functions and modules are sent to the
-    workers by value.
+    Scripts and notebooks need no manifest: environments and policies are cloudpickled to the workers.
 
         with open_fleet(env=lambda: gymnasium.make("CartPole-v1"), policy=network, num_envs=8, workers=2) as fleet:
             batch = fleet.take()
@@ -87,26 +86,26 @@ def open_fleet(
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
             entrypoints find the modules beside it. Excludes `env` and what follows it, down to `collection`.
-        env: what makes one gymnasium.Env (a class, a function without arguments), a gymnasium id, or a mapping as
+        env: a class or function without arguments that makes one gymnasium.Env, a gymnasium id, or a mapping like
             `spec.env` of a manifest.
-        policy: what acts: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
+        policy: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
             None: random actions.
         policy_factory: `factory(observation_space, action_space)`, called in each worker, in place of `policy`.
-        num_envs: environments of each worker.
-        frames_per_batch: of each worker; 0: 64 steps of its environments.
-        total_frames: of the fleet, exact; 0: until it is closed.
-        mode: async: batches as they come; sync: one of all workers, stacked.
-        vectorization: subprocess: a process an environment; inline: all in the worker's own process.
+        num_envs: environments per worker.
+        frames_per_batch: frames per batch of each worker; 0: 64 steps of its environments.
+        total_frames: exact total over the fleet; 0: until the fleet is closed.
+        mode: async: one worker's batch at a time; sync: one batch of every worker, stacked.
+        vectorization: subprocess: one process per environment; inline: all in the worker process.
         seed: of the fleet.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
         name: metadata.name of the job, for files with several.
-        workers: worker processes; 0 = as many as the manifest says, at most one a processor.
-        device: torch device of the policies; empty = "cuda" in the manifest's gpu groups, "cpu" in the others.
+        workers: worker processes; 0 = the manifest's number, at most one per CPU.
+        device: torch device of the policies; empty = "cuda" in gpu worker groups, "cpu" elsewhere.
         storing_device: torch device on which batches are handed out.
         startup_timeout_s: from starting a worker to its first observation. Other limits are fields of FleetOptions:
             `Fleet(load_job("job.yaml"), FleetOptions(...))` takes all of them.
-        engine: "local": processes of this machine. "ray": actors of a Ray cluster, which may be of this machine, too.
-        ray: which cluster, and what each worker asks of it; only with engine "ray".
+        engine: "local": processes on this machine. "ray": actors on a Ray cluster, which may also run on this machine.
+        ray: cluster address and resource requests; only with engine "ray".
 
     Returns:
         The running fleet; close it, or use it as a context manager.
@@ -138,7 +137,7 @@ def open_fleet(
         overrides=() if overrides is NO_OVERRIDES else (overrides.to_bytes(),),
     )  # fmt: skip
     if engine == "ray":
-        # Who has no Ray fleet needs no Ray.
+        # Local fleets do not need Ray installed.
         from cormorant_worker.fleet.ray.engine import RayEngine
 
         return Fleet(job, options, engine=RayEngine(ray))
@@ -161,16 +160,16 @@ def make_collector(
     """Build one collector in this process: no workers, no queue, no dataset.
 
         with make_collector("examples/halfcheetah.yaml") as collector:
-            batch = collector.collect(num_steps=10_000)        # exactly so many frames, [B, T]
-            played = collector.collect(num_episodes=20)        # exactly so many episodes
+            batch = collector.collect(num_steps=10_000)        # exactly 10,000 frames, [B, T]
+            played = collector.collect(num_episodes=20)        # exactly 20 whole episodes
 
-    It has the streams of the fleet's first worker. `output`, `workerGroups` and `totalFrames` of the manifest count
-    for nothing here.
+    It has the random streams of the fleet's first worker. `output`, `workerGroups` and `totalFrames` of the manifest
+    are ignored.
 
     Args:
-        manifest: this, and all that is not named here, is as for `open_fleet`.
-        env: what makes one gymnasium.Env, in place of a manifest.
-        policy: what acts; None: random actions.
+        manifest: this and other arguments not described here: as in `open_fleet`.
+        env: as in `open_fleet`, in place of a manifest.
+        policy: None: random actions.
         policy_factory: makes it from the spaces.
         num_envs: environments.
         vectorization: inline: in this process; subprocess: a process an environment.
@@ -198,7 +197,7 @@ def make_collector(
             task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=job.spec.env.max_episode_steps
         )
         task.check()
-        # Some arguments end the process that uses them, and this one is the caller's.
+        # Some arguments abort the process that uses them, and this process is the caller's.
         probe(task)
     return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), overrides).collector
 
@@ -278,8 +277,7 @@ def add_import_folder(folder: Path) -> None:
 
 
 def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> None:
-    """Refuse an EnvPool task that cannot be built and entrypoints that nobody wrote, before any process is started: the
-    answer comes in a blink.
+    """Refuse unknown EnvPool tasks and entrypoints before any process is started.
 
     Args:
         job: the manifest.

@@ -47,7 +47,7 @@ class FolderLock:
             except BaseException:
                 os.close(self._descriptor)
                 raise
-            os.close(self._descriptor)  # its last holder removed it meanwhile: ours is no file any more
+            os.close(self._descriptor)  # its last holder removed it meanwhile: our file is no longer linked
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),

@@ -16,7 +16,7 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.errors import ManifestError
 
 EnvChoice = str | Callable[[], Any] | Mapping[str, Any]
-"""A gymnasium id; what makes one gymnasium.Env: a class, a function; or `spec.env` of a manifest."""
+"""A gymnasium id; a class or function that makes one gymnasium.Env; or `spec.env` of a manifest."""
 
 _DEFAULT_STEPS = 64
 
@@ -44,7 +44,7 @@ class Scripted:
     """Further fields of `spec.collection`, as a manifest spells them."""
 
     def job(self) -> CollectorJob:
-        """The manifest of it. Where objects stand for environment or policy, it has placeholders.
+        """The manifest, with placeholders where environment or policy are Python objects.
 
         Raises:
             ManifestError: what was given does not fit together; says every problem.

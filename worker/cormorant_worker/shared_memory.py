@@ -1,4 +1,4 @@
-"""Memory that two processes map and that no crash can leave behind: it has a descriptor and no name."""
+"""Shared memory that no crash can leak: it has a descriptor and no name."""
 
 import contextlib
 import mmap
@@ -42,7 +42,7 @@ class SharedMemory:
         return memoryview(self._map)
 
     def close(self) -> None:
-        """Let go of the descriptor. The mapping lives as long as arrays over it do."""
+        """Close the descriptor. The mapping lives as long as arrays over it."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1

@@ -1,4 +1,4 @@
-"""Last words: what a container leaves for Kubernetes to read. The head's own, and those that its supervisor adds."""
+"""The termination message that a container leaves for Kubernetes: the head's own, completed by its supervisor."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ def explain(path: Path | None, reason: str, *, frames: int | None = None) -> Non
     """Add the reason to a head's last words, `{"frames": 1000}`, if it left none of its own.
 
     Args:
-        path: of the last words; None: nobody reads them.
+        path: of the termination message; None: do nothing.
         reason: why the head ends.
         frames: settled, for a head that ended before it had counted any. None: without last words nothing is done, as
             Kubernetes takes the end of the log then, and the reason is there.

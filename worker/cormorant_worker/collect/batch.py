@@ -1,4 +1,4 @@
-"""A sealed block as a TensorDict `[B, T]` with TorchRL's keys. Called by whoever hands batches to a learner.
+"""A sealed block as a TensorDict `[B, T]` with TorchRL's keys. Called where batches are handed to a learner.
 
 # B envs, T steps
 """

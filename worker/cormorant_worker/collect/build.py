@@ -53,7 +53,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
 
     Args:
         job: the manifest.
-        place: where the collector stands in its fleet.
+        place: the collector's place in its fleet.
         overrides: what a script made in place of the manifest's.
 
     Raises:
@@ -211,7 +211,7 @@ def _num_env_groups(observation: Space, num_envs: int, max_threads: int) -> int:
     """Two groups where the policy is expensive (pixels): one steps while the policy acts for the other.
 
     Decided by the manifest and the worker's CPU limit and not by timing, so that a fixed seed reproduces a run. With
-    one processor there is nobody to step meanwhile.
+    one CPU nothing can step in the meantime.
     """
     if max_threads == 1:
         return 1

@@ -49,7 +49,7 @@ class CollectorConfig:
     first_trajectory: int = 0
     """No trajectory id may be lower; 0: as the seeds say."""
     init_random_frames: int = 0
-    """This collector's first frames come from random actions: so many, and less than B more."""
+    """Number of first frames with random actions; rounded up to whole vector steps."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
     post_processing: Mapping[str, Any] = field(default_factory=dict)
     """What `collect` makes of its frames, as `Collection.post_processing` gives it; blocks that are filled have them as
@@ -134,8 +134,8 @@ class Collector:
     def begin_anew(self, envs: Sequence[VectorEnv], *, seeds: SeedPath, first_trajectory: int = 0) -> None:
         """Go on with other environments of the same kind and with new streams, between two batches.
 
-        Open trajectories end where their last batch did, and new ones begin under new ids; what environments that are
-        not in lockstep were ahead is dropped. Weights, the count of frames and what is left of the warm-up stay.
+        Open trajectories end with their last batch, and new ones get new ids; frames that asynchronous environments
+        have ahead are dropped. Weights, the count of frames and the rest of the warm-up stay.
 
         Args:
             envs: as many groups and columns as before. The old ones are closed already.

@@ -223,7 +223,7 @@ class LockstepEnvGroup:
         self._dense_rows = int(self._quota.min())
 
     def ends_ahead(self) -> list[tuple[int, int]]:
-        """None: nobody is ahead of anybody."""
+        """Always empty: the environments step together."""
         return []
 
     @property
@@ -376,7 +376,7 @@ class LockstepEnvGroup:
             stored[rows, columns] = initial
 
     def _cut(self, columns: Array) -> None:
-        """Trajectories reached the manifest's limit: they end truncated, their environments begin anew."""
+        """Trajectories reached the manifest's limit: they end truncated and their environments start new episodes."""
         if not len(columns):
             return
         rows = np.full(len(columns), self._row) if self._is_dense else self._cursor[columns]

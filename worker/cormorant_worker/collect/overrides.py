@@ -1,6 +1,6 @@
-"""What a script made in Python for a worker, in place of entrypoints in the manifest: callables, modules, settings.
+"""Python objects of a script for one worker, in place of entrypoints in the manifest: callables, modules, settings.
 
-They cross processes as bytes that only workers open, so that functions of a main script and closures travel, too.
+They are cloudpickled to workers alongside the manifest, so functions of a main script and closures work, too.
 """
 
 import pickle
@@ -16,7 +16,7 @@ from cormorant_worker.errors import ManifestError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOverrides:
-    """Of one worker. What is left out is as the manifest says."""
+    """For one worker. Fields that are not set follow the manifest."""
 
     envs: tuple[Callable[[], Any], ...] = ()
     """One callable an environment, each of which returns a gymnasium.Env; or one that returns a `VectorSource`.
@@ -68,7 +68,7 @@ NO_OVERRIDES = WorkerOverrides()
 
 
 def read_overrides(data: bytes) -> WorkerOverrides:
-    """What `to_bytes` wrote; nothing where there are no bytes.
+    """Load what `to_bytes` wrote. Empty bytes mean no overrides.
 
     Raises:
         ManifestError: a module that it needs cannot be imported here.

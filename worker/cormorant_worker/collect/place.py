@@ -1,4 +1,4 @@
-"""Where a collector stands in its fleet, and what it may use of the machine. Light: fleets import it, too."""
+"""A collector's place in its fleet, and what it may use of the machine. Light: fleets import it, too."""
 
 from dataclasses import dataclass
 
@@ -10,12 +10,10 @@ from cormorant_worker.errors import DeviceUnavailable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlace:
-    """Where a collector stands in its fleet, and what it may use of the machine."""
-
     group: str = "local"
     index: int = 0
     attempt: int = 0
-    """The n-th process to fill the slot; a process that begins anew after a restore takes the next number."""
+    """The n-th process to fill the slot; a process that starts new streams after a restore takes the next number."""
     epoch: int = 0
     """The n-th fleet of the job."""
     first_trajectory: int = 0

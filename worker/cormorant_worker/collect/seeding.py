@@ -17,14 +17,14 @@ _MASK = (1 << _BITS) - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedPath:
-    """Where a worker stands in the fleet: with the job's seed it fixes every stream of that worker."""
+    """A worker's place in the fleet. Together with the job's seed it fixes every stream of that worker."""
 
     job_seed: int
     index: int
     """The slot's index within its group."""
     attempt: int = 0
-    """The n-th stream of the slot in its epoch, from 0: a new process has a new one, and so has what a restored state
-    begins anew."""
+    """The n-th stream of the slot in its epoch, from 0: a new process gets a new one, and so does a state that is
+    restored with new streams."""
     epoch: int = 0
     """The n-th fleet of the job, from 0."""
     group_number: int = 0

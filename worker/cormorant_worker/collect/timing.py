@@ -1,4 +1,4 @@
-"""Where a worker's time goes, counted at almost no cost: one vector step in 16 is measured, and stands for the others.
+"""Where a worker's time goes, at almost no cost: one vector step in 16 is measured and represents the other 15.
 
     rest(IDLE) .. rest(WEIGHTS) .. begin .. vector steps .. [rest(PAUSED) .. begin ..] .. rest(STORE) .. rest(IDLE)
 
@@ -30,7 +30,7 @@ class BatchTiming:
     env_step_s: float
     """Waiting for a vector step of the environments, on average over those that were measured; 0: none was."""
     inference_s: float
-    """One decision of the policy, likewise."""
+    """One policy call, averaged in the same way."""
 
 
 class Laps:

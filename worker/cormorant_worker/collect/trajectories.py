@@ -59,7 +59,7 @@ class Episodes:
     lengths: list[int] = field(default_factory=list)
     """Frames."""
     num_terminated: int = 0
-    """Those that the environment ended; the others were cut."""
+    """Episodes that the environment ended; the rest were truncated."""
 
 
 class Trajectories:

@@ -1,4 +1,4 @@
-"""What a replay buffer holds, read from what TorchRL's have. Called by the doors in others' words, before anything is
+"""Capacity of a replay buffer, read from TorchRL's attributes. Called by the compatibility layers before anything is
 stepped.
 """
 
@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferRoom:
-    """The room of a buffer that has `extend`."""
+    """Capacity of a buffer that has `extend`."""
 
     max_frames: int | None
     """None where nobody can tell: buffers of other kinds, and those of another process."""

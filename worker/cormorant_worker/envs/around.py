@@ -1,11 +1,11 @@
-"""Environments around environments: what only hands on, for those that change one thing."""
+"""A VectorEnv wrapper that forwards everything; subclasses change one thing."""
 
 from cormorant_worker.envs.protocol import Rows, Step, VectorEnv
 from cormorant_worker.spaces import Arrays
 
 
 class EnvAround:
-    """Hands everything on to other environments. Implements VectorEnv."""
+    """Forwards everything to other environments. Implements VectorEnv."""
 
     def __init__(self, env: VectorEnv) -> None:
         self._env = env

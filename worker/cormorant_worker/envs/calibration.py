@@ -32,7 +32,7 @@ class Calibration:
 def calibrate(task: EnvPoolTask, *, num_envs: int, max_threads: int) -> Calibration:
     """Find the number of threads for `num_envs` environments, at most `max_threads`.
 
-    Takes well under a second for cheap environments; the dear ones are recognised by one environment alone.
+    Takes well under a second for cheap environments; expensive ones are recognised by a single environment.
     """
     if max_threads == 1 or num_envs == 1:
         return Calibration(num_threads=1, step_seconds={})

@@ -2,17 +2,17 @@
 single bytes over a pipe for what happens at every step.
 
     parent                                   child
-    Build                  ->
-                           <-                Built                (or Failed)
+    BuildRequest                  ->
+                           <-                BuildReply                (or ChildFailed)
     MAP                    ->                maps the shared block
     RESET, Reset           ->                resets, clears its pending byte
     STEP_SIDE_0 | _1       ->                steps, clears its pending byte
     SAVE                   ->
                            <-                Saved
-    LOAD, Saved            ->                clears its pending byte, after Refused if it cannot take the state
+    LOAD, Saved            ->                clears its pending byte, after StateRefused if it cannot take the state
     CLOSE (or end of file) ->                closes its environment and exits
 
-A child that fails sends Failed instead, at any time, and exits. Both ends are ours: pickle is not exposed to others.
+A child that fails sends ChildFailed instead, at any time, and exits. Both ends are ours, so pickle is safe.
 """
 
 import pickle
@@ -32,7 +32,7 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Build:
+class BuildRequest:
     """The first message to a child."""
 
     factory: EnvSource
@@ -47,7 +47,7 @@ class Build:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Built:
+class BuildReply:
     observation_space: Space
     action_space: Space
 
@@ -69,7 +69,7 @@ class Saved:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failed:
+class ChildFailed:
     """The last message of a child."""
 
     kind: Literal["raised", "bad_observation", "unknown_env", "build"]
@@ -82,13 +82,13 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
+class StateRefused:
     """The environment did not take a state; the child goes on."""
 
     what: str
 
 
-Message = Build | Built | Reset | Saved | Refused | Failed
+Message = BuildRequest | BuildReply | Reset | Saved | StateRefused | ChildFailed
 
 
 def send_message(connection: socket.socket, message: Message) -> None:

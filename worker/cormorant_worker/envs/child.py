@@ -23,11 +23,11 @@ from cormorant_worker.envs.channel import (
     RESET,
     SAVE,
     STEP,
-    Build,
-    Built,
-    Failed,
-    Refused,
+    BuildReply,
+    BuildRequest,
+    ChildFailed,
     Saved,
+    StateRefused,
     receive_message,
     send_message,
 )
@@ -85,9 +85,11 @@ class _Child:
         self._row: EnvRow | None = None
 
     def serve(self) -> None:
-        build: Build = receive_message(self._connection)
+        build: BuildRequest = receive_message(self._connection)
         env = build.factory.build(build.row)
-        send_message(self._connection, Built(observation_space=env.observation_space, action_space=env.action_space))
+        send_message(
+            self._connection, BuildReply(observation_space=env.observation_space, action_space=env.action_space)
+        )
         wake = build.wake
         if os.read(wake, 1) != MAP:
             env.close()
@@ -119,14 +121,14 @@ class _Child:
                 try:
                     load_env(env, saved.state)
                 except Exception as error:  # noqa: BLE001 - the environment's own set_state may raise anything
-                    send_message(self._connection, Refused(what=f"{type(error).__name__}: {error}"))
+                    send_message(self._connection, StateRefused(what=f"{type(error).__name__}: {error}"))
             else:  # CLOSE, or end of file
                 row.close()
                 return
             if shared.settle(build.row):
                 os.write(build.report, b"\0")
 
-    def failure(self, error: BaseException) -> Failed:
+    def failure(self, error: BaseException) -> ChildFailed:
         kind: Literal["raised", "bad_observation", "unknown_env", "build"]
         kind, what = "raised", f"raised {type(error).__name__}: {error}"
         match error:
@@ -137,7 +139,7 @@ class _Child:
             case EnvBuildError():
                 kind, what = "build", str(error)
         steps = self._row.steps if self._row else 0
-        return Failed(kind=kind, what=what, steps=steps, details="".join(traceback.format_exception(error)))
+        return ChildFailed(kind=kind, what=what, steps=steps, details="".join(traceback.format_exception(error)))
 
 
 def _exit(code: int) -> None:

@@ -11,7 +11,7 @@ import time
 from dataclasses import replace
 from typing import Any
 
-from cormorant_worker.envs.channel import CLOSE, MAP, RESET, Build, Reset, receive_message, send_message
+from cormorant_worker.envs.channel import CLOSE, MAP, RESET, BuildRequest, Reset, receive_message, send_message
 
 _MAIN = "from cormorant_worker.envs.child import main; main()"
 _ONE_THREAD = dict.fromkeys(
@@ -32,7 +32,7 @@ class EnvProcess:
         life: reading end of a pipe that the child watches: see `die_with_parent`.
     """
 
-    def __init__(self, build: Build, *, life: int) -> None:
+    def __init__(self, build: BuildRequest, *, life: int) -> None:
         self.row = build.row
         self.connection, theirs = socket.socketpair()
         wake, self.wake_descriptor = os.pipe()
@@ -58,12 +58,12 @@ class EnvProcess:
 
     def wake(self, command: bytes) -> None:
         """Send one command. A child that is gone is found by `receive`."""
-        if self.is_running:  # else the descriptor may stand for another file by now
+        if self.is_running:  # else the descriptor may already belong to another file
             with contextlib.suppress(OSError):
                 os.write(self.wake_descriptor, command)
 
     def map(self) -> None:
-        """Tell a child that sent Built that the shared block has its size."""
+        """Tell a child that sent BuildReply that the shared block has its size."""
         self.wake(MAP)
 
     def reset(self, *, seed: int | None, side: int) -> None:

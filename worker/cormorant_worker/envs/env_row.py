@@ -20,7 +20,7 @@ TakeArray = Callable[[tuple[int, ...], np.dtype[Any]], Array]
 
 
 SMALL = 1024
-"""Leaves of up to so many values are looked at by NanCheck."""
+"""Leaves of up to this many values are checked by NanCheck."""
 
 
 class BadObservation(EnvCrashed):
@@ -29,7 +29,7 @@ class BadObservation(EnvCrashed):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepArrays:
-    """What n environments write; a row each."""
+    """What n environments write, one row each."""
 
     obs: Arrays
     """[n, ...] a leaf."""
@@ -79,7 +79,7 @@ class NanCheck:
 
         Args:
             arrays: the observations.
-            rows: the environments' numbers, for the message; a slice stands for all.
+            rows: the environments' numbers, for the message; a slice means all.
 
         Raises:
             BadObservation: an environment returned NaN.

@@ -144,7 +144,7 @@ def check_pool(pool: object) -> None:
     """Refuse what is not a pool of single-agent environments that are stepped together. Any `env_type` will do.
 
     Raises:
-        EnvBuildError: it is no pool, it hands out a part of its environments at a time, or it has several players.
+        EnvBuildError: it is not a pool, it returns only some of its environments at a time, or it has several players.
     """
     if not all(hasattr(pool, name) for name in ("_send", "_recv", "_reset", "_state_keys", "config", "spec")):
         raise EnvBuildError(
@@ -255,7 +255,7 @@ class EnvPoolVectorEnv:
 
     @classmethod
     def around(cls, built: Any) -> "EnvPoolVectorEnv":
-        """Step a pool that `envpool.make` built, of any `env_type`; nobody else may step it from now on."""
+        """Step a pool that `envpool.make` built, of any `env_type`; nothing else may step it from now on."""
         env = cls.__new__(cls)
         env._take(_Pool.around(built))
         return env
@@ -311,12 +311,12 @@ class EnvPoolVectorEnv:
         raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:
-        """Let go of the pool."""
+        """Drop the pool."""
         self._pool.close()
 
 
 class AsyncEnvPoolVectorEnv:
-    """A pool that returns `batch_size` environments as soon as they are ready, whoever they are."""
+    """A pool that returns `batch_size` environments as soon as any of them are ready."""
 
     lockstep = False
     restarts = 0
@@ -327,7 +327,7 @@ class AsyncEnvPoolVectorEnv:
 
     @classmethod
     def around(cls, built: Any) -> "AsyncEnvPoolVectorEnv":
-        """Step a pool that somebody else built and nobody has stepped; nobody else may step it from now on."""
+        """Step a pool that the caller built and that has not been stepped; nothing else may step it from now on."""
         env = cls.__new__(cls)
         env._take(_Pool.around(built), int(built.config["batch_size"]))
         return env
@@ -407,7 +407,7 @@ class AsyncEnvPoolVectorEnv:
         )
 
     def restart(self, rows: Rows) -> Arrays:
-        """Not possible while other rows are under way; `build.py` refuses the settings that would need it."""
+        """Not possible while other rows are in flight; `build.py` refuses the settings that would need it."""
         raise EnvCrashed("environments of an asynchronous EnvPool cannot be restarted one by one")
 
     def state(self) -> bytes:
@@ -418,7 +418,7 @@ class AsyncEnvPoolVectorEnv:
         raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:
-        """Let go of the pool."""
+        """Drop the pool."""
         self._pool.close()
 
 

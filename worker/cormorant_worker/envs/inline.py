@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 class InlineVectorEnv:
     """num_envs gymnasium environments in this thread; implements VectorEnv, in lockstep.
 
-    An environment that raises is built anew, alone, and its row comes back fresh. One that never returns, or that
+    An environment that raises is rebuilt alone, and its row comes back fresh. One that never returns, or that
     takes the process down, cannot be helped here: use SubprocessVectorEnv.
 
     Args:
@@ -195,7 +195,7 @@ class InlineVectorEnv:
         )
 
     def _replace(self, row: int, error: BaseException) -> None:
-        """Build environment `row` anew until it has a first observation, or until it was tried too often."""
+        """Rebuild environment `row` until it returns a first observation or the restart limit is reached."""
         began = time.monotonic()
         cause = error
         while True:

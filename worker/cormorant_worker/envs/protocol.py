@@ -1,4 +1,4 @@
-"""What the hot loop sees of environments, whoever steps them (EnvPool, subprocesses, this process).
+"""What the hot loop sees of environments, however they are stepped (EnvPool, subprocesses, this process).
 
 Autoreset is *same-step with the true final observation*: a row that ended carries its final observation in `final`
 and the first observation of the next episode in `obs`. No phantom step ever leaves an implementation.
@@ -6,7 +6,7 @@ and the first observation of the next episode in `obs`. No phantom step ever lea
 Life of one environment:
 
     start() -> IDLE -> send -> STEPPING -> recv -> IDLE -> ...          (lockstep: every sent row comes back at once)
-    start() -> send -> STEPPING -> recv (whoever is ready) -> send ...  (not lockstep)
+    start() -> send -> STEPPING -> recv (those that are ready) -> send ...  (not lockstep)
 """
 
 from typing import NamedTuple, Protocol
@@ -61,7 +61,7 @@ class VectorEnv(Protocol):
     lockstep: bool
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
     min_in_flight: int
-    """`recv` may wait for ever with fewer rows under way than this; 1 when lockstep."""
+    """`recv` may block indefinitely with fewer rows in flight than this; 1 when lockstep."""
 
     @property
     def restarts(self) -> int:
@@ -75,7 +75,7 @@ class VectorEnv(Protocol):
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         """Begin to step `rows` with `actions` ([n, ...] a leaf, in the order of rows). Returns at once.
 
-        A row that is under way must not be sent again.
+        A row that is in flight must not be sent again.
         """
         ...
 
@@ -100,7 +100,7 @@ class VectorEnv(Protocol):
         ...
 
     def restore(self, state: bytes) -> None:
-        """Go on from a `state()` of an equal VectorEnv. Nothing may be under way."""
+        """Go on from a `state()` of an equal VectorEnv. Nothing may be in flight."""
         ...
 
     def close(self) -> None:

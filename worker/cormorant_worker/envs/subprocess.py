@@ -2,7 +2,7 @@
 
 Life of one process:
 
-    BUILDING -> Built -> IDLE -> (send | reset) -> PENDING -> settles -> IDLE
+    BUILDING -> BuildReply -> IDLE -> (send | reset) -> PENDING -> settles -> IDLE
     anywhere -> crash or time limit -> killed -> a new process, BUILDING, with a new seed -> reset -> IDLE, row fresh
 """
 
@@ -16,7 +16,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from cormorant_worker.envs.channel import LOAD, SAVE, STEP, Build, Built, Failed, Refused, Saved
+from cormorant_worker.envs.channel import LOAD, SAVE, STEP, BuildReply, BuildRequest, ChildFailed, Saved, StateRefused
 from cormorant_worker.envs.env_process import EnvProcess
 from cormorant_worker.envs.env_row import NanCheck
 from cormorant_worker.envs.gymnasium_env import EnvSource
@@ -142,7 +142,7 @@ class SubprocessVectorEnv:
         try:
             for descriptor in self._descriptors_of(rows):
                 write(descriptor, command)
-        except OSError:  # a child that is gone is found by `recv`; wake the others
+        except OSError:  # `recv` notices a dead child; wake the rest
             self._wake_again(rows, descriptor, command)
 
     def recv(self) -> Step:
@@ -184,7 +184,7 @@ class SubprocessVectorEnv:
         self._check_idle("state")
         for process in self._processes:
             process.wake(SAVE)
-        # Every answer is read, whatever the others say: one that is left in its socket would answer the next question.
+        # Read every answer, even after a failure: one left in its socket would be taken for the next answer.
         answers = [self._answer(process) for process in self._processes]
         if failed := [answer for answer in answers if isinstance(answer, EnvCrashed)]:
             raise failed[0]
@@ -256,12 +256,12 @@ class SubprocessVectorEnv:
                 )
             for key, _ in events:
                 built = self._hear(key.data)
-                if isinstance(built, Built):
+                if isinstance(built, BuildReply):
                     self._map(self._processes[key.data], built)
                     waiting.discard(key.data)
 
     def _spawn(self, row: int) -> EnvProcess:
-        build = Build(
+        build = BuildRequest(
             factory=self._factory,
             row=row,
             num_envs=self.num_envs,
@@ -273,7 +273,7 @@ class SubprocessVectorEnv:
         self._selector.register(process.connection, selectors.EVENT_READ, row)
         return process
 
-    def _map(self, process: EnvProcess, built: Built) -> None:
+    def _map(self, process: EnvProcess, built: BuildReply) -> None:
         if not hasattr(self, "observation_space"):
             self.observation_space: Space = built.observation_space
             self.action_space: Space = built.action_space
@@ -319,7 +319,7 @@ class SubprocessVectorEnv:
         if process.is_running:
             self._selector.unregister(process.connection)
             process.kill()
-            self._descriptors[row] = _NOWHERE  # the number may soon stand for another file
+            self._descriptors[row] = _NOWHERE  # the number may soon be reused for another file
 
     def _finish_replacing(self) -> list[int]:
         """Returns the rows that were replaced since the last call."""
@@ -348,16 +348,16 @@ class SubprocessVectorEnv:
                 self._expire(deadline, timeout_s)
 
     def _look(self, timeout_s: float) -> None:
-        """Hear whoever has something to say."""
+        """Read the messages of all children that have sent one."""
         for key, _ in self._selector.select(timeout_s):
             if key.data < 0:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._report, 4096)
                 continue
             answer = self._hear(key.data)
-            if isinstance(answer, Refused):
+            if isinstance(answer, StateRefused):
                 self._refusals[key.data] = answer.what
-            elif isinstance(answer, Built):
+            elif isinstance(answer, BuildReply):
                 process = self._processes[key.data]
                 self._map(process, answer)
                 process.reset(seed=self._restarts.seed(key.data), side=self._side)
@@ -377,14 +377,14 @@ class SubprocessVectorEnv:
             self._handle(Crash(row=row, what=limit, steps=int(self._steps[row])))
 
     def _hear(self, row: int) -> object:
-        """Receive what a child says between steps: Built, or how it failed."""
+        """Receive what a child says between steps: BuildReply, or how it failed."""
         process = self._processes[row]
         try:
             message = process.receive()
         except EOFError:
             self._handle(Crash(row=row, what=process.ending(), steps=int(self._steps[row])))
             return None
-        if not isinstance(message, Failed):
+        if not isinstance(message, ChildFailed):
             return message
         match message.kind:
             case "unknown_env":
@@ -460,7 +460,7 @@ class SubprocessVectorEnv:
             if isinstance(answer, Saved):
                 return answer
             what = "could not be saved"
-            if isinstance(answer, Failed):
+            if isinstance(answer, ChildFailed):
                 what, details = f"could not be saved: it {answer.what}", answer.details
         except EOFError:
             what = f"{process.ending()} while its state was saved"

@@ -40,7 +40,7 @@ class Rising:
 
 
 class Exposition:
-    """The metrics of one process. Children are made once and kept by whoever counts."""
+    """The metrics of one process. Children are made once and kept by their users."""
 
     def __init__(self, metrics: Iterable[Metric], *, collectorjob: str = "") -> None:
         """Make every metric.

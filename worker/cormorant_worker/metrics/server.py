@@ -19,7 +19,7 @@ class MetricsServer:
         """Listen.
 
         Args:
-            fleet: it is asked at each scrape, and listened to in between.
+            fleet: read at each scrape; its events are counted in between.
             port: 0: any free one.
 
         Raises:
@@ -54,7 +54,7 @@ class MetricsServer:
         threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
 
     def close(self) -> None:
-        """Listen no more, to scrapers and to the fleet."""
+        """Stop serving and unsubscribe from the fleet."""
         self._unsubscribe()
         self._server.shutdown()
         self._server.server_close()

@@ -1,4 +1,4 @@
-"""Refuses actions that environments must not see, once a vector step. EnvPool takes NaN and any number silently."""
+"""Rejects invalid actions once per vector step. EnvPool takes NaN and any number silently."""
 
 from collections.abc import Callable
 

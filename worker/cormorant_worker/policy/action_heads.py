@@ -1,4 +1,4 @@
-"""Action heads of the policies that ship: parameters of a distribution in, actions of any space out.
+"""Action heads of the built-in policies: parameters of a distribution in, actions of any space out.
 
 Sampling is written with as few torch calls as it takes, because at 8 environments a torch call costs more than its
 arithmetic: categorical actions by the Gumbel-max trick (argmax of logits plus Gumbel noise draws from the softmax;

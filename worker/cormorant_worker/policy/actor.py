@@ -104,7 +104,7 @@ class PolicyActor:
         """States that the policy wants in a dtype that numpy does not have."""
         self._is_simple = False
         self._staging = Staging(device) if device.type == "cuda" else None
-        # Whoever made a TensorDictModule has imported tensordict; nobody else pays for it.
+        # A TensorDictModule implies that tensordict is imported; plain policies do not pay for the import.
         self._tensordict = sys.modules.get("tensordict")
         self._speaks_tensordict = self._tensordict is not None and isinstance(
             models.acting, self._tensordict.nn.TensorDictModuleBase

@@ -1,11 +1,11 @@
-"""The recurrent policy that ships, by TorchRL's conventions for recurrent states. Built by `policies.lstm`."""
+"""The built-in recurrent policy, with TorchRL's conventions for recurrent states. Built by `zoo.lstm`."""
 
 import torch
 from tensordict import TensorDictBase
 from tensordict.nn import TensorDictModuleBase
 from torch import Tensor, nn
 
-from cormorant_worker.policy.zoo import ActionHeads, VectorEncoder
+from cormorant_worker.policy.networks import ActionHeads, VectorEncoder
 from cormorant_worker.spaces import Space
 
 

@@ -1,4 +1,4 @@
-"""The warm-up of a policy: random actions in batches that have room for all that the policy computes."""
+"""Warm-up: random actions in batches that also have the policy's other outputs."""
 
 import numpy as np
 

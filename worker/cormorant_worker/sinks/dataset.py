@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError, DatasetMismatch
 from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.local_store import LocalStore, local_path
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
-from cormorant_worker.sinks.store import Notes, Store, open_store
+from cormorant_worker.sinks.store import DatasetStore, Notes
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
@@ -23,7 +24,7 @@ _MOST_DIFFERENCES = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class DatasetPart:
     """What one worker attempt has written."""
 
     name: str
@@ -32,7 +33,7 @@ class Part:
     is_torn: bool
     """A crash cut the manifest's last line off; the shard it was about does not count."""
     leftovers: tuple[str, ...]
-    """Files that a crash left behind and nobody reads; they may be deleted once the writer is gone."""
+    """Files that a crash left behind; readers ignore them, and they may be deleted once the writer is gone."""
 
     @property
     def frames(self) -> int:
@@ -40,9 +41,9 @@ class Part:
 
 
 class Dataset:
-    """A dataset that exists. Cheap to hold; every question looks at the files anew."""
+    """A dataset that exists. Cheap to hold; every call reads the files again."""
 
-    def __init__(self, store: Store, description: DatasetDescription) -> None:
+    def __init__(self, store: DatasetStore, description: DatasetDescription) -> None:
         """Use `open_dataset`, `find_dataset` or `read_dataset`."""
         self.store = store
         self.description = description
@@ -51,7 +52,7 @@ class Dataset:
     def uri(self) -> str:
         return self.store.uri
 
-    def parts(self) -> tuple[Part, ...]:
+    def parts(self) -> tuple[DatasetPart, ...]:
         """All parts, by group, index and attempt.
 
         Raises:
@@ -97,8 +98,8 @@ class Dataset:
         if found != holder:
             other = (found or b"").decode(errors="replace")
             raise DatasetError(
-                f"another run started writing to {self.uri} at the same moment ({other}); stop that run first, or give "
-                "this job another URI"
+                f"another run started writing to {self.uri} at the same moment ({other}); stop that run first, or use "
+                "another URI"
             )
 
     @property
@@ -125,7 +126,7 @@ class Dataset:
 
         Raises:
             DatasetMismatch: the layout has other leaves than the dataset.
-            DatasetError: the name is no part's, the part exists, or the folder cannot be written.
+            DatasetError: the name is not a part name, the part exists, or the folder cannot be written.
         """
         if not _PART.fullmatch(part):
             raise DatasetError(f"{part!r} does not name a part; use <group>-<index>-<attempt>, for example cpu-0-0")
@@ -148,7 +149,7 @@ class Dataset:
             for number, line in enumerate(notes.lines, start=1)
         )
 
-    def part(self, name: str) -> Part:
+    def part(self, name: str) -> DatasetPart:
         """One part; see `parts` for what it raises."""
         try:
             # The manifest first: a shard that is sealed in between then looks like a leftover, not like a loss.
@@ -159,12 +160,29 @@ class Dataset:
         records = self._records(name, notes)
         known = {record.shard for record in records}
         leftovers = tuple(file for file in files if file not in known)
-        return Part(name=name, records=records, is_torn=notes.is_torn, leftovers=leftovers)
+        return DatasetPart(name=name, records=records, is_torn=notes.is_torn, leftovers=leftovers)
 
 
 def part_name(group: str, index: int, attempt: int) -> str:
     """The folder of one worker attempt: `cpu-0-0`."""
     return f"{group}-{index}-{attempt}"
+
+
+def open_store(uri: str) -> DatasetStore:
+    """The store of a URI: a path, `file://`, or any scheme that fsspec knows.
+
+    Raises:
+        DatasetError: the scheme is unknown, or its package is not installed.
+    """
+    path = local_path(uri)
+    if path is not None:
+        return LocalStore(path)
+    from cormorant_worker.sinks.object_store import ObjectStore  # plain folders need no fsspec
+
+    try:
+        return ObjectStore(uri)
+    except (ImportError, ValueError) as error:
+        raise DatasetError(f"the dataset URI {uri} cannot be opened: {error}") from error
 
 
 def find_dataset(uri: str) -> Dataset | None:
@@ -217,7 +235,7 @@ def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
             raise DatasetError(f"{uri} is not a folder; give the dataset its own folder") from error
         except OSError as error:
             raise DatasetError(f"{uri} cannot be written: {error.strerror or error}; choose another URI") from error
-        # Somebody else may have come first: what is there counts.
+        # Another process may have come first: its description counts.
         dataset = read_dataset(uri)
     _refuse(uri, dataset.description.differences(description))
     return dataset

@@ -1,25 +1,14 @@
-"""A dataset in other people's formats. Called by `cormorant dataset export`."""
+"""Exports a dataset to Minari or Parquet. Called by `cormorant dataset export`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.reading import Exported
 
 ExportFormat = Literal["minari", "parquet"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exported:
-    path: Path
-    """The folder to open."""
-    frames: int
-    episodes: int
-    """Trajectories; for Parquet those that ended."""
-    cut: int
-    """Trajectories whose end the dataset does not have; Minari: stored as truncated at their last frame."""
 
 
 def export(uri: str, target: Path, *, to: ExportFormat, progress: Callable[[int], None] = lambda _: None) -> Exported:

@@ -70,7 +70,7 @@ class FrameEncoder:
         return pa.RecordBatch.from_arrays(columns, schema=self._arrow)
 
     def go_on(self, ids_B: Array, lengths_B: Array) -> None:
-        """Count on in trajectories that have so many frames already."""
+        """Continue trajectories that already have this many frames."""
         self._last_id_B[:] = ids_B
         self._last_step_B[:] = lengths_B - 1
 
@@ -196,7 +196,7 @@ class Frames:
 
     def to_tensordict(self) -> "TensorDict":
         """The frames as a TensorDict `[n]` with the keys of a batch: see `batch.to_tensordict`. Always a copy."""
-        # Verifying and exporting a dataset need no torch, and start in a blink without it.
+        # Verifying and exporting a dataset need no torch and start faster without it.
         import torch
         from tensordict import TensorDict
 

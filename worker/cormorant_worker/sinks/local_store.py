@@ -4,7 +4,7 @@
 
 A shard belongs to the dataset from the moment its manifest line is on disk. Whatever a crash leaves behind before
 that (an `.open` file, a renamed shard without a line, a line without its newline) is never read and never repaired:
-a part is written by one attempt only, so nobody continues it.
+a part is written by one attempt only, so no process continues it.
 """
 
 import contextlib

@@ -19,7 +19,7 @@ import h5py
 import numpy as np
 
 from cormorant_worker.sinks.dataset import Dataset
-from cormorant_worker.sinks.export import Exported
+from cormorant_worker.sinks.reading import Exported
 from cormorant_worker.sinks.trajectories import Stretch, iter_stretches
 from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space
 

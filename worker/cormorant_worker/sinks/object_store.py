@@ -158,6 +158,6 @@ class ObjectShardFile:
         return hashlib.sha256(data).hexdigest()
 
     def discard(self) -> None:
-        """Let go of the memory."""
+        """Free the memory."""
         self.closed = True
         self._buffer = io.BytesIO()

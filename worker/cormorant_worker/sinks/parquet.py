@@ -15,9 +15,8 @@ import pyarrow.parquet as pq
 
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.sinks.dataset import Dataset
-from cormorant_worker.sinks.export import Exported
 from cormorant_worker.sinks.frames import Frames
-from cormorant_worker.sinks.reading import iter_part
+from cormorant_worker.sinks.reading import Exported, iter_part
 from cormorant_worker.sinks.schema import NEXT, FrameSchema, column_name
 from cormorant_worker.spaces import Array, Leaf
 

@@ -36,5 +36,5 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """Flush and let go of everything. May be called twice."""
+        """Flush and release everything. May be called twice."""
         ...

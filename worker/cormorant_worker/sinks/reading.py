@@ -2,14 +2,29 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from cormorant_worker.errors import DatasetCorrupt
-from cormorant_worker.sinks.dataset import Dataset, Part
+from cormorant_worker.sinks.dataset import Dataset, DatasetPart
 from cormorant_worker.sinks.frames import Frames, decode
 from cormorant_worker.sinks.record import ShardRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What an export wrote."""
+
+    path: Path
+    """The folder to open."""
+    frames: int
+    episodes: int
+    """Trajectories; for Parquet those that ended."""
+    cut: int
+    """Trajectories whose end the dataset does not have; Minari: stored as truncated at their last frame."""
 
 
 def iter_frames(dataset: Dataset) -> Iterator[Frames]:
@@ -25,7 +40,7 @@ def iter_frames(dataset: Dataset) -> Iterator[Frames]:
         yield from iter_part(dataset, part)
 
 
-def iter_part(dataset: Dataset, part: Part) -> Iterator[Frames]:
+def iter_part(dataset: Dataset, part: DatasetPart) -> Iterator[Frames]:
     """The frames of one part, a batch at a time."""
     for record in part.records:
         with reading(dataset, part, record) as reader:
@@ -34,7 +49,7 @@ def iter_part(dataset: Dataset, part: Part) -> Iterator[Frames]:
 
 
 @contextmanager
-def reading(dataset: Dataset, part: Part, record: ShardRecord) -> Iterator[Any]:
+def reading(dataset: Dataset, part: DatasetPart, record: ShardRecord) -> Iterator[Any]:
     """Open one shard as a pyarrow.ipc.RecordBatchFileReader.
 
     Raises:

@@ -24,7 +24,7 @@ from cormorant_worker.errors import DatasetError, PartExists
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
-from cormorant_worker.sinks.store import ShardFile, Store
+from cormorant_worker.sinks.store import DatasetStore, ShardFile
 from cormorant_worker.spaces import Array
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -42,7 +42,7 @@ class ShardLimits:
 
 @dataclass(slots=True)
 class _Open:
-    """The open shard and what will stand in its manifest line."""
+    """The open shard and the fields of its future manifest line."""
 
     name: str
     file: ShardFile
@@ -61,7 +61,7 @@ class ShardWriter:
 
     def __init__(
         self,
-        store: Store,
+        store: DatasetStore,
         part: str,
         layout: Layout,
         *,
@@ -109,7 +109,7 @@ class ShardWriter:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
     def append(self, block: Block) -> None:
-        """Store a sealed block. When this returns, the block's memory may be written again.
+        """DatasetStore a sealed block. When this returns, the block's memory may be written again.
 
         Costs about a file write of the frames; compresses (lz4) when observations are images.
 

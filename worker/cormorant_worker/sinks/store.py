@@ -5,8 +5,6 @@ fsspec opens in `object_store.py`.
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from cormorant_worker.errors import DatasetError
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
@@ -41,7 +39,7 @@ class ShardFile(Protocol):
         ...
 
 
-class Store(Protocol):
+class DatasetStore(Protocol):
     """The files of one dataset. Raises OSError, which the caller explains."""
 
     uri: str
@@ -51,7 +49,7 @@ class Store(Protocol):
         ...
 
     def write_root_once(self, name: str, data: bytes) -> None:
-        """Write a file at the root, durably and all at once; whoever came first has written it."""
+        """Write a file at the root, durably and atomically; the first writer wins."""
         ...
 
     def root_files(self) -> list[str]:
@@ -66,7 +64,7 @@ class Store(Protocol):
         """Make a part's folder.
 
         Raises:
-            FileExistsError: somebody else has.
+            FileExistsError: another process made it.
         """
         ...
 
@@ -89,23 +87,3 @@ class Store(Protocol):
     def free_bytes(self) -> int | None:
         """Bytes that can still be written, where that is known."""
         ...
-
-
-def open_store(uri: str) -> Store:
-    """The store of a URI: a path, `file://`, or any scheme that fsspec knows.
-
-    Raises:
-        DatasetError: the scheme is unknown, or its package is not installed.
-    """
-    # Imported here so that plain folders need no fsspec.
-    from cormorant_worker.sinks.local_store import LocalStore, local_path
-
-    path = local_path(uri)
-    if path is not None:
-        return LocalStore(path)
-    from cormorant_worker.sinks.object_store import ObjectStore
-
-    try:
-        return ObjectStore(uri)
-    except (ImportError, ValueError) as error:
-        raise DatasetError(f"the dataset URI {uri} cannot be opened: {error}") from error

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError
-from cormorant_worker.sinks.dataset import Dataset, Part, read_dataset
+from cormorant_worker.sinks.dataset import Dataset, DatasetPart, read_dataset
 from cormorant_worker.sinks.frames import Frames, decode
 from cormorant_worker.sinks.reading import reading
 from cormorant_worker.sinks.record import ShardRecord
@@ -50,7 +50,7 @@ def verify(uri: str) -> Report:
         DatasetError: there is no dataset at the URI, or `dataset.json` cannot be read.
     """
     dataset = read_dataset(uri)
-    parts: list[Part] = []
+    parts: list[DatasetPart] = []
     problems: list[str] = []
     notes: list[str] = []
     stretches: list[Array] = []
@@ -109,7 +109,7 @@ def _check_shared(stretches: list[Array], parts: list[str]) -> Iterator[str]:
     )
 
 
-def _check_part(dataset: Dataset, part: Part, continuity: "_Continuity") -> Iterator[str]:
+def _check_part(dataset: Dataset, part: DatasetPart, continuity: "_Continuity") -> Iterator[str]:
     next_frame = 0
     for number, record in enumerate(part.records):
         where = f"{part.name}/{record.shard}"
@@ -132,7 +132,7 @@ def _check_part(dataset: Dataset, part: Part, continuity: "_Continuity") -> Iter
             yield str(error)
 
 
-def _check_bytes(dataset: Dataset, part: Part, record: ShardRecord) -> str:
+def _check_bytes(dataset: Dataset, part: DatasetPart, record: ShardRecord) -> str:
     sha = hashlib.sha256()
     size = 0
     try:
@@ -151,7 +151,7 @@ def _check_bytes(dataset: Dataset, part: Part, record: ShardRecord) -> str:
     return ""
 
 
-def _check_frames(dataset: Dataset, part: Part, record: ShardRecord, continuity: "_Continuity") -> Iterator[str]:
+def _check_frames(dataset: Dataset, part: DatasetPart, record: ShardRecord, continuity: "_Continuity") -> Iterator[str]:
     schema = dataset.description.schema
     frames = ends = batches = 0
     versions: list[int] = []

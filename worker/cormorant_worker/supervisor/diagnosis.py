@@ -1,4 +1,4 @@
-"""Why `ray start` ended, in a sentence, from the last it said. Pure."""
+"""Whether a head answers, and why `ray start` ended, in a sentence derived from its last output."""
 
 import socket
 import threading
@@ -23,10 +23,10 @@ class Diagnosis:
 
 
 def probe_head(address: tuple[str, int], *, limit_s: float) -> str:
-    """Try to connect. Returns why that did not work; empty: somebody listens.
+    """Try to connect to a head. Returns the reason for a failure, or "" on success.
 
-    A name server that does not answer holds its caller for minutes, and nothing can be done about it: that caller is a
-    thread that is left behind.
+    A DNS server that does not answer blocks its caller for minutes and cannot be interrupted, so the attempt runs in a
+    thread that is abandoned at the limit.
     """
     answer: SimpleQueue[str] = SimpleQueue()
 

@@ -1,4 +1,4 @@
-"""What a worker's pod tells of itself: the supervisor's own facts, and the pulse of the actor in the pod.
+"""Metrics of a worker pod: the supervisor's own state and the heartbeat of the actor in the pod.
 
 Names and texts are those of the contract, which is not imported here: a test compares. Light: prometheus-client alone.
 """
@@ -58,22 +58,22 @@ class PodMetrics(Collector):
     def collect(self) -> Iterator[Family]:
         state = self._state
         joined, joins = int(state.is_joined), state.joins
-        yield self._family("joined", "Whether the pod's Ray is a member of the head's cluster.", {(): joined})
-        yield self._family("joins_total", "How often the pod's Ray has joined a head.", {(): joins})
+        yield self._family("joined", "1 if the pod's Ray node is a member of the head's cluster.", {(): joined})
+        yield self._family("joins_total", "Number of times the pod's Ray node joined a head.", {(): joins})
         self._read_pulse()
         frames, *spent = self._totals
-        yield self._family("frames_total", "Frames that workers in this pod have stepped.", {(): frames})
+        yield self._family("frames_total", "Frames stepped by workers in this pod.", {(): frames})
         seconds: dict[tuple[str, ...], float] = {(name,): ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
-        yield self._family("phase_seconds_total", "Where the worker's time goes.", seconds, "phase")
+        yield self._family("phase_seconds_total", "Time of the worker by activity.", seconds, "phase")
         memory = self._read_processes()
         yield self._family("cpu_seconds_total", "CPU time of all processes of the pod.", {(): self._cpu_s})
-        words = "Memory of the pod's cgroup, or of its processes where there is none."
+        words = "Memory used by the pod's cgroup, or by its processes if there is no cgroup."
         yield self._family("memory_used_bytes", words, {(): memory})
         gpus = tuple(read_gpus())
         if gpus:
             rates: dict[tuple[str, ...], float] = {(gpu.index,): gpu.utilization for gpu in gpus}
             used: dict[tuple[str, ...], float] = {(gpu.index,): float(gpu.used_bytes) for gpu in gpus}
-            yield self._family("gpu_utilization_ratio", "Share of time in which a kernel ran.", rates, "gpu")
+            yield self._family("gpu_utilization_ratio", "Fraction of time in which a kernel was running.", rates, "gpu")
             yield self._family("gpu_memory_used_bytes", "Memory in use, of all processes.", used, "gpu")
 
     def _family(self, name: str, words: str, values: Mapping[tuple[str, ...], float], *labels: str) -> Family:

@@ -1,4 +1,4 @@
-"""How a worker's pod stands: written by the supervisor, read by its probes."""
+"""State of a worker pod: written by the supervisor, read by its probes."""
 
 import time
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ class PodState:
     joins: int = 0
     """How often it has joined a head."""
     ticked: float = field(default_factory=time.monotonic)
-    """When the supervisor looked around last."""
+    """When the supervisor's loop last ran."""
 
     def tick(self) -> None:
         self.ticked = time.monotonic()

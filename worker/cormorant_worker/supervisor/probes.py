@@ -1,5 +1,5 @@
-"""`/livez`, `/readyz` and `/metrics` of a worker's pod. Liveness asks for the supervisor alone: a pod without a head is
-as alive as others and waits.
+"""`/livez`, `/readyz` and `/metrics` of a worker's pod. Liveness is about the supervisor alone: a pod without a
+head is alive and waits.
 """
 
 import threading

@@ -83,14 +83,14 @@ def adopt_orphans() -> None:
 
 
 def reap(known: Sequence[int]) -> None:
-    """Collect ended children that nobody waits for.
+    """Reap ended children that no other code waits for.
 
     Args:
         known: process ids whose owners wait for them.
     """
     with suppress(ChildProcessError):
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return  # one system call, ten times a second; looking through all processes is dearer
+            return  # one system call, ten times a second; scanning all processes costs more
     for pid in _ended_children():
         if pid not in known:
             with suppress(ChildProcessError):
@@ -119,7 +119,7 @@ def descendants() -> list[psutil.Process]:
 
 
 def _ended_children() -> list[int]:
-    """Children that are zombies. `waitid` shows only one at a time, and always the same while nobody collects it."""
+    """Children that are zombies. `waitid` shows only one at a time, and always the same until it is reaped."""
     return [process.pid for process in psutil.Process().children() if _is_zombie(process)]
 
 

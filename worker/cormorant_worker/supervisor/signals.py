@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT: noted where they come in, acted on where the supervisor looks next."""
+"""SIGTERM and SIGINT: recorded on arrival, handled in the supervisor's next turn."""
 
 import signal
 from types import FrameType
@@ -24,7 +24,7 @@ class PodSignals:
         return SIGNAL_BASE + self.received[0]
 
     def __bool__(self) -> bool:
-        """True when somebody wants this process to end."""
+        """True when a signal has arrived: this process should end."""
         return bool(self.received)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:

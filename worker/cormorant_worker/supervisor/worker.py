@@ -1,6 +1,6 @@
 """The supervisor of a worker's pod: joins whichever head the Service leads to, again and again, until SIGTERM.
 
-knocking -> starting -> joined -> (Ray ended: all that is left of it is killed) -> knocking ...
+probing -> starting -> joined -> (Ray ended: the rest of it is killed) -> probing ...
 any of them -> SIGTERM -> leaving: the actor finishes or hands over its batch -> Ray is killed -> 0
 """
 
@@ -28,11 +28,11 @@ from cormorant_worker.supervisor.signals import PodSignals
 log = structlog.get_logger()
 
 _TICK_S = 0.1
-_KNOCK_S = 5.0
-_BETWEEN_KNOCKS_S = 0.5
+_PROBE_S = 5.0
+_BETWEEN_PROBES_S = 0.5
 """A connection costs nothing, unlike `ray start`: no back-off."""
 _COMPLAIN_S = 30.0
-"""Between two words about a head that is not there."""
+"""Between two log lines about an absent head."""
 _JOIN_S = 120.0
 """From `ray start` to membership, on a node where many pods start; Ray itself gives up a wrong token after 20 s."""
 _LAST_WORDS = 500
@@ -59,7 +59,7 @@ class WorkerPod:
         """Supervise until SIGTERM. Returns when nothing is left of Ray.
 
         Raises:
-            PodRefused: the head lets this pod in under no circumstances.
+            PodRefused: the head has refused this pod too often.
         """
         processes.adopt_orphans()
         self._leave_file.unlink(missing_ok=True)
@@ -97,11 +97,11 @@ class WorkerPod:
         self._rest(self._backoff.next_s(joined_s=joined_s))
 
     def _wait_for_head(self) -> bool:
-        """Wait until somebody listens there: for as long as the pod lives. False: SIGTERM came."""
+        """Wait until the head accepts connections, for as long as the pod lives. False: SIGTERM came."""
         began = time.monotonic()
-        told = began - _COMPLAIN_S + _KNOCK_S
+        told = began - _COMPLAIN_S + _PROBE_S
         while not self._signals:
-            if not (why := probe_head(self._settings.head, limit_s=_KNOCK_S)):
+            if not (why := probe_head(self._settings.head, limit_s=_PROBE_S)):
                 return True
             if (now := time.monotonic()) - told > _COMPLAIN_S:
                 told = now
@@ -110,7 +110,7 @@ class WorkerPod:
                     reason=f"the head at {self._head} has not answered for {now - began:.0f} s ({why}); this pod "
                     "keeps waiting and joins when a head answers",
                 )
-            self._rest(_BETWEEN_KNOCKS_S)
+            self._rest(_BETWEEN_PROBES_S)
         return False
 
     def _note_join(self, ray: Child) -> None:

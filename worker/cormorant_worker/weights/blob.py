@@ -35,7 +35,7 @@ Tensors = Mapping[str, Mapping[str, TensorEntry]]
 
 
 class WeightsBlob:
-    """One safetensors file in shared memory. The memory is let go of with the last reference."""
+    """One safetensors file in shared memory. The memory is freed with the last reference."""
 
     def __init__(self, size_bytes: int) -> None:
         self.memory = SharedMemory.create(max(1, size_bytes))
@@ -44,7 +44,7 @@ class WeightsBlob:
         self.tensors: Tensors = {}
         """Empty until `check`."""
         self.digest = ""
-        """Whoever received the bytes may note theirs here."""
+        """Set by the receiver of the bytes, if it computed one."""
         self._data_start = 0
         weakref.finalize(self, self.memory.close)
 
@@ -53,7 +53,7 @@ class WeightsBlob:
         """Make an empty one; fill `buffer`, then call `check`.
 
         Raises:
-            FleetError: there is no memory for so many bytes.
+            FleetError: not enough memory.
         """
         return cls(size_bytes)
 
@@ -109,7 +109,7 @@ class WeightsBlob:
 
         Args:
             default_model: whose tensors those are that carry no model's name.
-            header: of these bytes, from whoever has parsed it already.
+            header: of these bytes, if the caller has parsed it already.
 
         Raises:
             MalformedWeights: the bytes are not safetensors.

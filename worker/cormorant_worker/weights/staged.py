@@ -122,7 +122,7 @@ class StagedWeights:
         self._offered: Weights | None = None
         self._offered_version = INITIAL_VERSION
         self._seen_version = INITIAL_VERSION
-        """The newest that came, refused or not: nobody need wait for it any more."""
+        """The newest version seen, staged or refused: `wait_until_offered` returns for it."""
 
     def offer(self, weights: Weights, *, version: PolicyVersion) -> None:
         """Stage weights for the next batch boundary. An older offer that still waits is superseded.
@@ -148,7 +148,7 @@ class StagedWeights:
             self._offered, self._offered_version = merged, version
 
     def note_seen(self, version: PolicyVersion) -> None:
-        """Weights of this version came, and were staged or refused: nobody need wait for them."""
+        """Weights of this version arrived, and were staged or refused: waiters for them return."""
         with self._lock:
             self._seen_version = max(self._seen_version, version)
             self._lock.notify_all()
@@ -195,4 +195,4 @@ class StagedWeights:
 
 
 def _nobody_listens(version: PolicyVersion) -> None:
-    """Collectors without a fleet report to nobody."""
+    """For collectors without a fleet: nothing to report to."""

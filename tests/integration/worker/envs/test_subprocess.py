@@ -206,7 +206,7 @@ def test_a_second_start_begins_again_with_the_same_seeds() -> None:
         ({"how": "raise"}, "raised ValueError: told to fail"),
         ({"how": "exit"}, "exited with code 7"),
         ({"how": "kill"}, "was killed by SIGKILL"),
-        ({"how": "hang"}, "gave no answer within 2 s"),
+        ({"how": "hang"}, "did not answer within 2 s"),
     ],
 )
 def test_a_failing_environment_is_restarted_alone(failure: dict, reason: str) -> None:
@@ -303,7 +303,7 @@ def test_an_environment_that_never_returns_is_given_up() -> None:
     limits = RestartLimits(barren=1)
     with subprocesses(2, failures=[{"step": 1, "how": "hang"}], step_timeout_s=0.5, limits=limits) as env:
         env.start()
-        with pytest.raises(EnvCrashed, match=r"gave no answer within 0.5 s \(after 0 completed"):
+        with pytest.raises(EnvCrashed, match=r"did not answer within 0.5 s \(after 0 completed"):
             step_times(env, 10)
 
 
