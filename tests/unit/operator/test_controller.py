@@ -25,7 +25,7 @@ class Api:
 
     def __init__(self) -> None:
         self.stored: dict[tuple[str, str], dict[str, Any]] = {}
-        self.is_away = False
+        self.is_away = self.keeps_pods = False
         self.lists = self.patches = self.conflicts = self.counters_held = 0
         self.page, self.pages = 500, Counter[str]()
         self.refused_secrets = 0
@@ -68,6 +68,8 @@ class Api:
         return self.store({**before, "status": manifest["status"]})
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
+        if self.keeps_pods:
+            raise Refused(403, {"message": f"{name} may not be deleted"}, request="DELETE")
         del self.stored[kind, name]
         return {"kind": "Status"}
 
@@ -295,6 +297,28 @@ def test_job_that_is_over_is_not_asked_any_more() -> None:
         asked = scene.head.asked
         await asyncio.sleep(5 * SITE.poll_s)
         assert scene.head.asked <= asked + 1
+
+    play(acts)
+
+
+def test_undeletable_pods_of_a_finished_job_are_reported_once() -> None:
+    async def acts(scene: Scene) -> None:
+        def events() -> list[str]:
+            found = [item["message"] for (kind, _), item in scene.api.stored.items() if kind == "Event"]
+            return [message for message in found if "delete" in message]
+
+        scene.api.keeps_pods = True
+        pod = scene.api.stored["Pod", "pong-head-1"]
+        ended = {"name": "head", "state": {"terminated": {"exitCode": 0, "finishedAt": SINCE, "startedAt": SINCE}}}
+        scene.controller.notice(
+            {**scene.api.store(pod), "status": {"phase": "Succeeded", "containerStatuses": [ended]}}
+        )
+        await scene.until(lambda: len(events()) == 2)
+        workers = sorted(name for kind, name in scene.api.stored if kind == "Pod" and "cpu" in name)
+        assert sorted(events()) == [f"cannot delete pod {name}: {name} may not be deleted" for name in workers]
+        scene.controller.jobs_due.add("j")
+        await asyncio.sleep(3 * SITE.poll_s)
+        assert len(events()) == 2
 
     play(acts)
 
