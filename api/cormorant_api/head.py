@@ -9,6 +9,7 @@ import asyncio
 import functools
 import secrets
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -47,6 +48,8 @@ log = structlog.get_logger()
 P = ParamSpec("P")
 T = TypeVar("T")
 _TICK_S = 0.5
+_WORKERS_A_SECOND = 1000
+"""Workers that housekeeping reads per second, for their rates: its cost does not grow with the fleet."""
 _NEXT_HEAD_S = 2.0
 """Retry-After for clients that should reach the next head."""
 _MOST_UPLOADS = 8
@@ -126,7 +129,7 @@ class Head:
         running = Running(self, fleet, is_paused=is_paused)
         self._resume_is_start = is_paused and not self.leases.spec_paused
         self._unsubscribe = fleet.subscribe(self._hear)
-        self.sample(fleet.stats())
+        self.sample(fleet.stats(workers=False))
         if not running.publisher.inherit(fleet):
             running.publisher.restore()
         self._running = running
@@ -305,16 +308,20 @@ class Head:
 
     def _keep_house(self) -> None:
         running = self.running
-        has_told_end, has_told_error = False, ""
+        has_told_end, has_told_error, workers_at = False, "", 0.0
         while not self._ended.wait(_TICK_S):
             try:
-                stats = running.fleet.stats()
+                with_workers = time.monotonic() >= workers_at
+                stats = running.fleet.stats(workers=with_workers)
+                if with_workers:
+                    workers_at = time.monotonic() + max(1.0, len(stats.workers) / _WORKERS_A_SECOND)
                 self.rates.sample(stats)
                 self.sample(stats)
                 self.settled_frames(stats)
                 if not self.is_draining:
                     running.publisher.inherit(running.fleet)  # workers join one by one
-                self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and bool(stats.workers)))
+                has_workers = any(group.ready or group.starting for group in stats.groups.values())
+                self._tell(running.updates.tick(can_apply=running.pauses.state == "running" and has_workers))
                 if running.fleet.is_done and stats.queued_batches == 0 and not running.ledger.is_exhausted:
                     running.feeder.probe()
                 if not has_told_end and self.is_complete:

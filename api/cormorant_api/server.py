@@ -111,7 +111,6 @@ class HeadServer:
             options,
             floor_frames=journal.frames,
             epoch=journal.epoch,
-            healthy_s=math.inf,
             starts_paused=True,
         )
         fleet = self.fleet = make_fleet(self.job, options)
@@ -161,7 +160,7 @@ class HeadServer:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close, and record the error in the last words."""
         if self.fleet is not None and self.head.is_running:
-            self.head.settled_frames(self.fleet.stats())
+            self.head.settled_frames(self.fleet.stats(workers=False))
         if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):
             is_sentence = isinstance(error, (CormorantError, HeadError))
             self.head.journal.explain(str(error) if is_sentence else f"{type(error).__name__}: {error}")

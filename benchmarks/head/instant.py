@@ -196,8 +196,8 @@ class InstantEngine:
     def make_blocks(self, layout: Layout, limit: int) -> InstantBlocks:
         return InstantBlocks(limit)
 
-    def share(self, data: bytes | SharedMemory) -> InstantPayload:
-        return InstantPayload(len(data) if isinstance(data, bytes) else data.size_bytes)
+    def share(self, data: bytes | memoryview | SharedMemory) -> InstantPayload:
+        return InstantPayload(data.size_bytes if isinstance(data, SharedMemory) else len(data))
 
     def close(self) -> None:
         pass

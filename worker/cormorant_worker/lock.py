@@ -1,7 +1,7 @@
-"""One writer a folder: a lock file that names who has it. For datasets, and for what a head keeps.
+"""One writer per folder: a lock file that names its holder. Used for datasets and for the head's directory.
 
-The lock is `flock`: the kernel drops it with the process, however that ends, and NFS, CephFS and SMB pass it on to
-other machines. Some mounts of object stores have none: then nothing keeps two writers apart, and the log says so.
+The lock is `flock`: the kernel drops it with the process, and NFS, CephFS and SMB pass it on to other machines. A mount
+without it is refused: a file that is renewed while its holder lives cannot tell a dead holder from a slow one.
 """
 
 import contextlib
@@ -13,28 +13,29 @@ import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
-import structlog
-
-log = structlog.get_logger()
-
 LOCK_FILE = ".lock"
 _UNSUPPORTED = (errno.ENOTSUP, errno.ENOSYS, errno.ENOLCK, errno.EINVAL)
 _LONGEST_HOLDER = 4096
 
 
 class LockHeld(Exception):
-    """Another process has the folder; the message names it."""
+    """Another process holds the folder; the message names it."""
+
+
+class LocksUnsupported(OSError):
+    """The file system has no `flock`."""
 
 
 class FolderLock:
-    """A folder that no other process writes to, until `release` or the end of this process."""
+    """Keeps other processes from writing to a folder, until `release` or the end of this process."""
 
     def __init__(self, folder: Path) -> None:
-        """Take the lock, and make the folder if there is none.
+        """Take the lock; creates the folder.
 
         Raises:
-            LockHeld: another process has it.
-            OSError: the folder cannot be made or written.
+            LockHeld: another process holds it.
+            LocksUnsupported: the file system cannot lock files.
+            OSError: the folder cannot be created or written.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / LOCK_FILE
@@ -47,7 +48,7 @@ class FolderLock:
             except BaseException:
                 os.close(self._descriptor)
                 raise
-            os.close(self._descriptor)  # its last holder removed it meanwhile: our file is no longer linked
+            os.close(self._descriptor)  # its last holder removed the file meanwhile
         holder = {
             "pid": os.getpid(),
             "host": socket.gethostname(),
@@ -57,7 +58,7 @@ class FolderLock:
         os.pwrite(self._descriptor, json.dumps(holder).encode(), 0)
 
     def release(self) -> None:
-        """Let others have the folder. May be called twice."""
+        """Release the lock. May be called twice."""
         if self._descriptor < 0:
             return
         with contextlib.suppress(OSError):
@@ -73,7 +74,10 @@ class FolderLock:
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
-            log.warning("folder_not_locked", folder=str(folder), reason=error.strerror)
+            raise LocksUnsupported(
+                f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers would "
+                "mix their files; use a local disk, NFSv4 or CephFS, or the s3:// or gs:// URI instead of a mount"
+            ) from error
 
     def _is_current(self) -> bool:
         try:

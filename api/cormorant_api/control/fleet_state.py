@@ -28,7 +28,7 @@ class _Document(BaseModel):
     seed: Count
 
 
-def read_state(data: bytes) -> FleetState:
+def read_state(data: memoryview) -> FleetState:
     """Parse a fleet's state.
 
     Raises:

@@ -2,19 +2,17 @@
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 from cormorant_worker.fleet.stats import FleetStats
 
 _WINDOW_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Sample:
-    at: float
-    frames: int
-    by_worker: dict[tuple[str, int], int] = field(default_factory=dict)
+Key = TypeVar("Key")
+Sample = tuple[float, Mapping[Key, int]]
+"""A time, and frames stepped until then."""
 
 
 class RateWindow:
@@ -22,30 +20,30 @@ class RateWindow:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._samples: deque[_Sample] = deque(maxlen=64)
+        self._fleet: deque[Sample[None]] = deque(maxlen=64)
+        self._workers: deque[Sample[tuple[str, int]]] = deque(maxlen=16)
+        """By worker and attempt."""
 
     def sample(self, stats: FleetStats) -> None:
-        """Add a sample. Call it about every second."""
-        workers = {(worker.name, worker.attempt): worker.frames for worker in stats.workers}
-        self._samples.append(_Sample(self._clock(), stats.stepped_frames, workers))
+        """Add a sample of the fleet, and of its workers where `stats` has them."""
+        now = self._clock()
+        self._fleet.append((now, {None: stats.stepped_frames}))
+        if stats.workers:
+            self._workers.append((now, {(worker.name, worker.attempt): worker.frames for worker in stats.workers}))
 
     def rate(self) -> float:
         """Frames stepped per second by the fleet."""
-        first, last = self._window()
-        return 0.0 if first is None or last is None else max(0.0, (last.frames - first.frames) / (last.at - first.at))
+        return _rate(self._fleet, None)
 
     def rate_of(self, worker: str, attempt: int) -> float:
         """Frames stepped per second by one worker."""
-        first, last = self._window()
-        if first is None or last is None:
-            return 0.0
-        key = (worker, attempt)
-        return max(0.0, (last.by_worker.get(key, 0) - first.by_worker.get(key, 0)) / (last.at - first.at))
+        return _rate(self._workers, (worker, attempt))
 
-    def _window(self) -> tuple[_Sample | None, _Sample | None]:
-        samples = tuple(self._samples)
-        if not samples:
-            return None, None
-        last = samples[-1]
-        first = next(s for s in samples if s.at >= last.at - _WINDOW_S)
-        return (first, last) if last.at > first.at else (None, None)
+
+def _rate(found: deque[Sample[Key]], key: Key) -> float:
+    samples = tuple(found)
+    if not samples:
+        return 0.0
+    until, last = samples[-1]
+    since, first = next(sample for sample in samples if sample[0] >= until - _WINDOW_S)
+    return max(0.0, (last.get(key, 0) - first.get(key, 0)) / (until - since)) if until > since else 0.0

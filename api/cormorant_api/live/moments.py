@@ -81,6 +81,7 @@ class Moments:
         self._next_line = logs[-1].number + 1 if logs else self._next_line
         tells_workers = now >= self._workers_at
         if tells_workers:
+            stats = self._head.running.fleet.stats()
             self._workers_at = now + len(stats.workers) / _WORKERS_A_SECOND - _SLACK_S
         events, self._position = self._events_from(self._position)
         frame = as_frame("moment", self._moment(stats, events, logs, sample, tells_workers=tells_workers))
@@ -149,12 +150,12 @@ class Moments:
     ) -> Moment:
         head = self._head
         running = head.running
-        workers = tuple(describe_worker(head, worker, published=stats.version) for worker in stats.workers)
+        workers = (describe_worker(head, worker, published=stats.version) for worker in stats.workers)
         return Moment(
             time=datetime.now(UTC),
             status=describe(head, running, stats),
             spec_paused=head.leases.spec_paused,
-            workers=workers if tells_workers else None,
+            workers=tuple(workers) if tells_workers else None,
             updates=running.updates.newest(_MOST_UPDATES),
             events=tuple(events),
             sample=sample,

@@ -52,7 +52,7 @@ async def drain(request: Request) -> DrainReport:
     if not head.is_draining:
         log.info("drain_began", who=author_of(request))
     await head.bulk(head.drain)
-    counts, stats = running.ledger.counts(), await head.stats()
+    counts, stats = running.ledger.counts(), await head.stats(workers=False)
     return DrainReport(
         draining=True,
         waiting_batches=stats.queued_batches + counts.ready,

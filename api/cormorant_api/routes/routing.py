@@ -177,13 +177,14 @@ def author_of(request: Request) -> str:
 
 @asynccontextmanager
 async def take_upload(
-    head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int
+    head: Head, request: Request, make_buffer: Callable[[int], memoryview], *, limit_bytes: int, copies: int = 1
 ) -> AsyncIterator[Received]:
-    """Stream a request's body into a buffer. Its memory counts against the upload limit until the block ends.
+    """Stream a request's body into a buffer. Its memory, `copies` times its size, counts against the upload
+    limit until the block ends.
 
     Raises:
         ApiError: as `check_headers` and `receive`; 429, the upload limit is reached.
     """
     expected = check_headers(request, limit_bytes=limit_bytes)
-    with head.uploads.of(expected.size_bytes):
+    with head.uploads.of(copies * expected.size_bytes):
         yield await receive(request, expected, make_buffer, stall_timeout_s=head.settings.stall_timeout_s)

@@ -27,7 +27,7 @@ def _refresh(head: Head) -> None:
     if head.is_closing:
         metrics.show_state("failed" if head.failure else "draining")
         return
-    stats = running.fleet.stats()
+    stats = running.fleet.stats(workers=False)
     head.sample(stats)
     metrics.frames_per_second.set(round(head.rates.rate(), 1))
     metrics.show_state(phase_of(head, running, stats).lower())

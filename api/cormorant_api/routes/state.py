@@ -23,6 +23,8 @@ from cormorant_contract.rest.status import Status
 
 _PAUSE_WITHIN_S = 90.0
 _LEASE_S = 600.0
+_COPIES = 2
+"""The body, and what the fleet shares with its workers."""
 _numbers = itertools.count(1)
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
@@ -87,8 +89,9 @@ async def put_state(request: Request) -> Status:
         body.append(bytearray(size))
         return memoryview(body[-1])
 
-    async with take_upload(head, request, make_buffer, limit_bytes=head.settings.max_body_bytes) as received:
-        state = bytes(body.pop())
+    most = head.settings.max_body_bytes
+    async with take_upload(head, request, make_buffer, limit_bytes=most, copies=_COPIES) as received:
+        state = memoryview(body.pop()).toreadonly()
         # Parsing a large state takes seconds; the event loop must stay free.
         saved = await head.bulk(read_state, state)
 

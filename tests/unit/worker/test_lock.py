@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import subprocess
@@ -8,7 +9,7 @@ import pytest
 
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.dataset_root import DatasetRoot
-from cormorant_worker.lock import FolderLock, LockHeld
+from cormorant_worker.lock import FolderLock, LockHeld, LocksUnsupported
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path: Path) -> None:
@@ -43,3 +44,14 @@ def test_a_dataset_that_another_run_writes_is_refused(tmp_path: Path) -> None:
         DatasetRoot(f"file://{tmp_path}/data")
     root.close()
     DatasetRoot(str(tmp_path / "data")).close()
+
+
+def test_mount_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
+
+    monkeypatch.setattr("fcntl.flock", flock)
+    with pytest.raises(
+        LocksUnsupported, match=r"without file locks \(flock: .*\), where two writers .*; use a local disk"
+    ):
+        FolderLock(tmp_path)

@@ -51,7 +51,7 @@ def save_state(collector: "Collector") -> bytes:
     return data
 
 
-def read_metadata(data: bytes) -> dict[str, Any]:
+def read_metadata(data: bytes | memoryview) -> dict[str, Any]:
     """What a state says of itself: `envs_saved`, `why_not`, `warmup_left`, ...
 
     Raises:
@@ -59,7 +59,7 @@ def read_metadata(data: bytes) -> dict[str, Any]:
     """
     try:
         header_size = int.from_bytes(data[:8], "little")
-        metadata: dict[str, Any] = json.loads(json.loads(data[8 : 8 + header_size])["__metadata__"]["cormorant"])
+        metadata: dict[str, Any] = json.loads(json.loads(bytes(data[8 : 8 + header_size]))["__metadata__"]["cormorant"])
     except (ValueError, KeyError, TypeError) as error:
         raise StateError(f"this is not a collector's state: {error!r}") from error
     if metadata["format"] != FORMAT:

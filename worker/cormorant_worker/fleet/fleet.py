@@ -412,9 +412,10 @@ class Fleet:
             ControlTimeout: batches under way did not end in time.
         """
         with self._changed, self._quiesce.between_batches():
-            return self._quiesce.save().to_bytes()
+            saved = self._quiesce.save()
+        return saved.to_bytes()  # without the condition: it copies everything
 
-    def restore(self, state: bytes) -> None:
+    def restore(self, state: bytes | memoryview) -> None:
         """Go on from a `state()` of a fleet of the same job and as many workers.
 
         What this fleet has collected and was not taken is dropped. With a dataset, the count of frames stays that of

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
+from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
 from cormorant_worker.weights.staged import PolicyVersion
@@ -21,13 +21,13 @@ class FleetState:
 
     frames: int
     version: PolicyVersion
-    weights: bytes
+    weights: bytes | memoryview
     """Safetensors of every model's newest weights; empty when nothing was published."""
     attempts: Mapping[str, int]
     """The last stream of each place, by worker name: their seeds must not come again."""
     seed: int
     """What replacements of its workers derive their streams from."""
-    workers: Mapping[str, bytes]
+    workers: Mapping[str, bytes | memoryview]
     """`state.py`'s bytes by worker name."""
     run: str = ""
     """Names the fleet."""
@@ -67,21 +67,22 @@ class FleetState:
         return data
 
     @classmethod
-    def from_bytes(cls, data: bytes) -> "FleetState":
-        """Read what `to_bytes` wrote.
+    def from_bytes(cls, data: bytes | memoryview) -> "FleetState":
+        """Read what `to_bytes` wrote. Weights and workers are views of `data`: a state may be gigabytes.
 
         Raises:
             StateError: these are not such bytes, or of another format.
         """
         try:
-            size = int.from_bytes(data[:8], "little")
-            metadata = json.loads(json.loads(data[8 : 8 + size])["__metadata__"]["cormorant_fleet"])
-            arrays = safetensors.numpy.load(data)
-        except (ValueError, KeyError, TypeError, safetensors.SafetensorError) as error:
+            parsed = parse_header(data)
+            metadata = json.loads(parsed.metadata["cormorant_fleet"])
+            body = memoryview(data)[parsed.data_start :]
+            parts = {name: body[entry.begin : entry.end] for name, entry in parsed.tensors.items()}
+        except (ValueError, KeyError, TypeError) as error:
             raise StateError(f"these {len(data)} bytes are not a fleet's state: {error!r}") from error
         if metadata["format"] != FORMAT:
             raise StateError(f"the state has format {metadata['format']}, this version reads {FORMAT}")
-        weights = arrays.pop("weights", None)
+        weights = parts.pop("weights", b"")
         return cls(
             frames=metadata["frames"],
             version=PolicyVersion(metadata["version"]),
@@ -91,6 +92,6 @@ class FleetState:
             epoch=metadata.get("epoch", 0),
             dataset=metadata.get("dataset", ""),
             written=metadata.get("written", {}),
-            weights=b"" if weights is None else weights.tobytes(),
-            workers={name.removeprefix("worker/"): array.tobytes() for name, array in arrays.items()},
+            weights=weights,
+            workers={name.removeprefix("worker/"): part for name, part in parts.items()},
         )

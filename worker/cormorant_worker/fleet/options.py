@@ -47,8 +47,7 @@ class FleetOptions:
     seal_after_s: float = 10.0
     """Age at which a worker seals a shard of the dataset, with the next batch; 0: every batch is a shard."""
     healthy_s: float = 600.0
-    """A worker that lived so long and gave a batch was healthy: its failure is the first again. A head never
-    forgets: infinite."""
+    """A worker that lived so long and gave a batch was healthy: its failure is the first again."""
     hang_timeout_s: float = 0.0
     """Without a new frame while stepping, after which a worker is killed and replaced; 0 = from the manifest's step
     and reset limits, at least 120 s."""

@@ -233,7 +233,7 @@ class Engine(Protocol):
         """
         ...
 
-    def share(self, data: bytes | SharedMemory) -> Payload:
+    def share(self, data: bytes | memoryview | SharedMemory) -> Payload:
         """Lay bytes out for any number of workers. May take long: the memory that it needs may not be there.
 
         Args:

@@ -137,7 +137,7 @@ class InProcessFleet:
         if saved.weights:
             self._collector.weights.load(WeightsBlob.from_bytes(saved.weights).weights())
             self._collector.weights.version = saved.version
-        self._collector.restore(saved.workers[_NAME])
+        self._collector.restore(bytes(saved.workers[_NAME]))
         self._frames = saved.frames
 
     def stats(self) -> FleetStats:

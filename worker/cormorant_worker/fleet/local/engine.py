@@ -69,7 +69,7 @@ class LocalEngine:
     def make_blocks(self, layout: Layout, limit: int) -> SharedBlockPool:
         return SharedBlockPool(layout, limit)
 
-    def share(self, data: bytes | SharedMemory) -> SharedPayload:
+    def share(self, data: bytes | memoryview | SharedMemory) -> SharedPayload:
         if isinstance(data, SharedMemory):
             return SharedPayload(data, is_borrowed=True)
         memory = SharedMemory.create(max(1, len(data)))

@@ -131,7 +131,7 @@ class RayEngine:
         self._blocks = RayBlockPool(layout, limit, store_bytes=self.cluster.store_bytes(), shares=_SHARES)
         return self._blocks
 
-    def share(self, data: bytes | SharedMemory) -> ObjectPayload:
+    def share(self, data: bytes | memoryview | SharedMemory) -> ObjectPayload:
         buffer = data.buffer if isinstance(data, SharedMemory) else data
         array = np.frombuffer(buffer, dtype=np.uint8)
         return ObjectPayload(ray.put(array), array.nbytes)
