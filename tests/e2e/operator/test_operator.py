@@ -233,8 +233,11 @@ def test_gated_pods_wait_and_say_so(scene: Scene) -> None:
 
 def test_job_that_scales_to_fit_leaves_out_a_slot_in_the_middle(scene: Scene) -> None:
     policy = {"onUnschedulable": "ScaleToFit", "unschedulableAfterSeconds": 5}
+    # The scheduler leaves gated pods alone: of others it would say again that no node fits, also once they "run".
+    gated = {"template": {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}}}
+    group = {"name": "cpu", "minReplicas": 1, **gated}
     with scene.operator():
-        scene.submit(replicas=3, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy=policy)
+        scene.submit(replicas=3, head=gated, workerGroups=[group], runPolicy=policy)
         scene.until(lambda: len(scene.namespace.names("pods")) == 4, "all pods are made")
         before = scene.uids()
         waiting = next(name for name in before if name.startswith("pong-cpu-1"))
