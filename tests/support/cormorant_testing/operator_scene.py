@@ -54,14 +54,18 @@ class Scene:
             operator.kill()
             sys.stdout.write(operator.log.read_text()[-5000:])
 
-    def submit(self, name: str = "pong", *, labels: dict[str, str] | None = None, **spec: Any) -> None:
-        manifest = {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": name, "labels": labels or {}},
-            "spec": make_spec(**spec),
-        }
-        self.namespace("apply", "-f", "-", document=manifest)
+    def submit(self, *names: str, labels: dict[str, str] | None = None, **spec: Any) -> None:
+        """Apply jobs of one spec; without a name, `pong`."""
+        manifests = [
+            {
+                "apiVersion": "cormorant.dev/v1alpha1",
+                "kind": "CollectorJob",
+                "metadata": {"name": name, "labels": labels or {}},
+                "spec": make_spec(**spec),
+            }
+            for name in names or ("pong",)
+        ]
+        self.namespace("apply", "-f", "-", document={"apiVersion": "v1", "kind": "List", "items": manifests})
 
     def edit(self, patch: str, name: str = "pong") -> None:
         self.namespace("patch", "cjob", name, "--type=merge", "-p", patch)
