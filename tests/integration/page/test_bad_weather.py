@@ -106,7 +106,7 @@ def test_preview_polls_only_while_open(tmp_path: Path, browser: Browser) -> None
             watched.wait_for_text("#phase", "Running")
             time.sleep(1)
             assert watched.asked("/picture") == 0, "closed: nobody looks"
-            watched.page.get_by_text("Look", exact=True).click()
+            watched.page.locator("#preview summary").click()
             watched.page.wait_for_function(
                 "() => document.querySelector('#preview-canvas').ariaLabel?.includes('environment 0 of cpu-0')"
             )
@@ -128,7 +128,7 @@ def test_preview_polls_only_while_open(tmp_path: Path, browser: Browser) -> None
             watched.page.fill("#preview-env", "99")
             watched.page.keyboard.press("Enter")
             watched.wait_for_text("#preview-note", "there is no environment 99")
-            watched.page.get_by_text("Look", exact=True).click()
+            watched.page.locator("#preview summary").click()
             time.sleep(0.5)
             asked = watched.asked("/picture")
             time.sleep(1.5)
