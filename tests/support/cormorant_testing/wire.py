@@ -148,7 +148,10 @@ def _write_weights(path: Path) -> None:
 
 def contents(path: Path) -> Iterator[tuple[str, str]]:
     """JSON by its leaves, safetensors and Arrow by their headers and values, pickles by the names they import."""
-    raw = path.read_bytes()
+    yield from _inside(path, path.read_bytes())
+
+
+def _inside(path: Path, raw: bytes) -> Iterator[tuple[str, str]]:
     if path.suffix == ".arrow":
         import hashlib
 
@@ -162,8 +165,13 @@ def contents(path: Path) -> Iterator[tuple[str, str]]:
         return
     if len(raw) > 8 and raw[8:9] == b"{":
         size = int.from_bytes(raw[:8], "little")
-        yield from flat(shape(json.loads(raw[8 : 8 + size])), "header")
-        raw = raw[8 + size :]
+        header, raw = json.loads(raw[8 : 8 + size]), raw[8 + size :]
+        for name, entry in header.items():
+            begin, end = entry.pop("data_offsets", (0, 0))
+            if entry.get("dtype") == "U8" and raw[begin:end][8:9] == b"{":  # a file within the file: a worker's state
+                del entry["shape"]
+                yield from ((f"{name}: {key}", value) for key, value in _inside(path, raw[begin:end]))
+        yield from flat(shape(header), "header")
     elif raw[:1] in (b"{", b"["):
         for number, line in enumerate([raw.decode()] if path.suffix == ".json" else raw.decode().splitlines()):
             yield from flat(shape(json.loads(line), path.name), f"line {number}")
