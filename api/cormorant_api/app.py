@@ -15,6 +15,7 @@ from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
 from cormorant_api.routes import batches, control, live, pauses, seed, state, status, weights
 from cormorant_api.routes.request_metrics import RequestMetrics
+from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.rest.batches import MemoryBatch
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.live import Bye, Hello, Moment, Opening
@@ -79,7 +80,7 @@ def _documented(app: FastAPI) -> Callable[[], dict[str, Any]]:
                 schemas = {**schema.pop("$defs", {}), model.__name__: schema}
                 parts.setdefault("schemas", {}).update(schemas)
             parts["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
-            app.openapi_schema = document
+            app.openapi_schema = in_json_schema_words(document)
         return app.openapi_schema
 
     return openapi

@@ -30,6 +30,9 @@ COUNT_MAX = 2**53 - 1
 maximum of 2**63 - 1 overflows there, and refuses every number."""
 
 
+_BOUNDS = {"ge": "minimum", "le": "maximum"}
+
+
 def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
     """Put the model's rules where the API server looks for them."""
     assert issubclass(model, Contract)
@@ -37,6 +40,13 @@ def _add_rules(schema: dict[str, Any], model: type[BaseModel]) -> None:
     entries = [rule.document() for rule in rules if rule.cel]
     if entries:
         schema["x-kubernetes-validations"] = entries
+
+
+def in_json_schema_words(node: Any) -> Any:
+    """A schema of pydantic's with `minimum` and `maximum`: it writes `ge` and `le` behind a validator."""
+    if isinstance(node, dict):
+        return {_BOUNDS.get(key, key): in_json_schema_words(value) for key, value in node.items()}
+    return [in_json_schema_words(item) for item in node] if isinstance(node, list) else node
 
 
 class Contract(BaseModel):

@@ -7,15 +7,13 @@ a type everywhere; a null in a manifest counts as an absent field, so unset opti
 from functools import cache
 from typing import Any
 
-from cormorant_contract.base import INT32_MAX
+from cormorant_contract.base import INT32_MAX, in_json_schema_words
 from cormorant_contract.job import GROUP, KIND, VERSION, CollectorJob
 
 Schema = dict[str, Any]
 
 PLURAL = "collectorjobs"
 
-# What pydantic calls the bounds of a number that a validator of ours has touched before.
-_BOUNDS = {"ge": "minimum", "le": "maximum"}
 
 _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     # name, type, path, description, priority (1: only with -o wide)
@@ -74,7 +72,7 @@ def crd() -> Schema:
 @cache
 def structural_schema() -> Schema:
     """The schema of a CollectorJob as the API server takes it. Callers must not change it: it is made once."""
-    raw = CollectorJob.model_json_schema(by_alias=True)
+    raw = in_json_schema_words(CollectorJob.model_json_schema(by_alias=True))
     root = _inline(raw, raw["$defs"])
     properties = root["properties"]
     return {
@@ -109,8 +107,6 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
             result[key] = _inline(value, definitions)
         elif key == "const":
             result["enum"] = [value]
-        elif key in _BOUNDS:
-            result[_BOUNDS[key]] = value
         elif key == "description":
             result[key] = " ".join(value.split())
         elif key not in ("title", "$defs", "default", "additionalProperties"):

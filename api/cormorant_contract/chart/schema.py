@@ -3,18 +3,17 @@
 from collections.abc import Iterator
 from typing import Any
 
+from cormorant_contract.base import in_json_schema_words
 from cormorant_contract.chart.values import Values
 
 Schema = dict[str, Any]
 
-# What pydantic calls the bounds of a number that a validator of ours has touched before.
-_BOUNDS = {"ge": "minimum", "le": "maximum"}
 _LEFT_OUT = ("title", "$defs", "format")
 
 
 def values_schema() -> Schema:
     """The JSON schema of the chart's values, as plain data."""
-    raw = Values.model_json_schema(by_alias=True)
+    raw = in_json_schema_words(Values.model_json_schema(by_alias=True))
     root = _inline(raw, raw["$defs"])
     # Helm passes shared values to subcharts.
     shared = {"type": "object", "description": "Values shared with a parent chart; ignored."}
@@ -50,8 +49,6 @@ def _inline(node: Schema, definitions: Schema) -> Schema:
             result[key] = _inline(value, definitions)
         elif key == "description":
             result[key] = " ".join(value.split())
-        elif key in _BOUNDS:
-            result[_BOUNDS[key]] = value
         elif key not in _LEFT_OUT:
             result[key] = value
     if "properties" in result:

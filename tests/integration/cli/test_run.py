@@ -57,7 +57,7 @@ def test_a_job_fills_its_dataset_exactly_and_a_rerun_finds_it_complete(
     assert finished["dataset_bytes"] == sum(file.stat().st_size for file in tmp_path.glob("data/small/*/*.arrow"))
     assert "worker_ready" in [event["event"] for event in log]
     assert again_code == 0
-    assert "nothing to do: the dataset at data/small has 1,003 frames already" in again
+    assert "nothing to do: the dataset at data/small already has 1,003 frames" in again
 
 
 def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path) -> None:
@@ -199,4 +199,4 @@ def test_cuda_that_is_not_there_is_refused(
     groups = [{"name": "cpu" if arguments else "gpu", "device": "cpu" if arguments else "gpu"}]
     path = write(workerGroups=groups)
     assert entry.run(["run", str(path), *arguments]) == 2
-    assert "use --device cpu to go on" in capsys.readouterr().err
+    assert "run on this machine with --device cpu" in capsys.readouterr().err
