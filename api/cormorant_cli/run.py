@@ -393,7 +393,7 @@ class _Session:
             named = f"gymnasium {env.gymnasium.id or env.gymnasium.entrypoint}"
         return Plan(
             job=self._job.metadata.name,
-            env=f"{named}, {env.num_envs} a worker",
+            env=f"{named}, {env.num_envs} per worker",
             workers=workers,
             total_frames=self._job.spec.collection.total_frames,
             dataset=self._dataset,

@@ -69,7 +69,7 @@ def test_a_reader_that_goes_away_is_no_traceback(write: Written, tmp_path: Path)
         cwd=tmp_path,
         timeout=START_S,
     )
-    assert done.stdout == "small: 500 frames of EnvPool CartPole-v1, 4 a worker; 1 worker\n"
+    assert done.stdout == "small: 500 frames of EnvPool CartPole-v1, 4 per worker; 1 worker\n"
     assert "Traceback" not in (tmp_path / "err").read_text()
     assert "BrokenPipe" not in (tmp_path / "err").read_text()
 

@@ -21,7 +21,7 @@ from cormorant_cli.progress import (
     summary_lines,
 )
 
-PLAN = Plan(job="pong", env="EnvPool Pong-v5, 64 a worker", workers=2, total_frames=200_000, dataset="data/pong")
+PLAN = Plan(job="pong", env="EnvPool Pong-v5, 64 per worker", workers=2, total_frames=200_000, dataset="data/pong")
 WORKER = WorkerView(name="cpu-0", phase="stepping", attempt=0, frames=20_000, version=3, env_restarts=0)
 SNAPSHOT = Snapshot(
     frames=50_000,
@@ -73,7 +73,7 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
     dropped, workers = "dropped 1,200 (crash), 7 (stale)", "workers: cpu-0 stepping, cpu-1 storing"
     amount = "50,000 of 200,000 frames (25%), 8,123 frames/s"
     assert capsys.readouterr().out.splitlines() == [
-        "pong: 200,000 frames of EnvPool Pong-v5, 64 a worker; 2 workers into data/pong",
+        "pong: 200,000 frames of EnvPool Pong-v5, 64 per worker; 2 workers into data/pong",
         "starting 2 workers: importing PyTorch and the environments takes 5 to 30 s ...",
         f"{amount}, 0 episodes, policy version 3, {workers}",
         f"{amount}, 5 episodes, return 1.50, length 20.0, policy version 3, {dropped}, {workers}, 1 restarted",
