@@ -18,7 +18,7 @@ from cormorant_operator.job import Identity
 from cormorant_operator.job_state import JobState
 from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import Refusal, RefusalKind
-from cormorant_operator.render.children import config_map, digest_of, services
+from cormorant_operator.render.children import certificates, config_map, digest_of, services
 from cormorant_testing.operator_world import BEGIN, World, make_job, of_kind, running
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -299,6 +299,23 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:
     assert [order.pod.name for order in of_kind(plan.actions, DeletePod)] == [second.name]
     assert (world.condition("Accepted"), world.message("Accepted")) == ("False/Forbidden", "cannot delete pod")
     assert plan.due is not None
+
+
+def test_missing_cert_manager_is_said_and_no_namespace_is_suspected() -> None:
+    scene = Scene()
+    job = make_job(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
+    (certificate,) = certificates(job)
+    # Of a kind that is not installed, every path is unknown.
+    scene.api.refused["APPLY pong-tls"] = 404
+    scene.do(ApplyChild(manifest=certificate))
+    words = "this cluster has no kind Certificate; install cert-manager, or give head.tls.secretName"
+    assert scene.refusal("Certificate") == ("Forbidden", f"Certificate pong-tls: {words}")
+    world = World(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
+    world.settle()
+    world.refusals["Certificate"] = scene.state.refusals["Certificate"]
+    world.settle()
+    assert world.condition("Accepted") == "False/Forbidden"
+    assert world.message("Accepted") == f"Certificate pong-tls: {words}"
 
 
 # -- the status ------------------------------------------------------------------------------------------------------
