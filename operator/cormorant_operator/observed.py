@@ -103,8 +103,8 @@ class Pod:
 
     @property
     def is_blocked(self) -> bool:
-        """Whether a head ended with EXIT_BLOCKED: a restart alone does not help."""
-        return self.role == "head" and self.is_terminal and self.exit_code == EXIT_BLOCKED
+        """Whether it ended with EXIT_BLOCKED: its environment lacks a disk or a device; not a failure of its own."""
+        return self.role != "canary" and self.is_terminal and self.exit_code == EXIT_BLOCKED
 
     @property
     def must_wait(self) -> bool:

@@ -31,7 +31,8 @@
     │   └── FleetClosed          the fleet was closed during a wait
     └── SupervisorError
         ├── SupervisorRefused    what a pod's supervisor was given cannot be used (exit code 2)
-        └── PodRefused           the head does not let this pod join (exit code 1)
+        ├── PodRefused           the head does not let this pod join (exit code 1)
+        └── PodBlocked           no worker can run in this pod, whatever the head (exit code 3)
 
 A message says what happened, the values, and what to do.
 """
@@ -191,3 +192,7 @@ class SupervisorRefused(SupervisorError):
 
 class PodRefused(SupervisorError):
     """The head does not let this pod join: its token or its image is another one. A new pod may have the right one."""
+
+
+class PodBlocked(SupervisorError):
+    """The pod lacks what every worker in it needs, such as a device."""

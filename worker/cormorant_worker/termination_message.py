@@ -1,4 +1,6 @@
-"""The termination message that a container leaves for Kubernetes: the head's own, completed by its supervisor."""
+"""The termination message that a container leaves for Kubernetes: the head's own, completed by its supervisor, and the
+one sentence of a worker's supervisor.
+"""
 
 import json
 from pathlib import Path
@@ -42,5 +44,15 @@ def explain(path: Path | None, reason: str, *, frames: int | None = None) -> Non
         path.write_bytes(encode(words["frames"], reason))
     except ValueError:
         return
+    except OSError as error:
+        log.warning("last_words_not_written", reason=f"cannot use {path}: {error}")
+
+
+def write_sentence(path: Path | None, reason: str) -> None:
+    """Leave a worker's last words, which are the reason alone. None: Kubernetes takes the end of the log."""
+    if path is None:
+        return
+    try:
+        path.write_bytes(reason.encode(errors="replace")[:_MOST_BYTES])
     except OSError as error:
         log.warning("last_words_not_written", reason=f"cannot use {path}: {error}")

@@ -9,7 +9,7 @@ RESET_AFTER_S = 600.0
 _BASE_S = 10.0
 _MAX_S = 360.0
 _BLOCKED_S = 120.0
-"""After a blocked head (EXIT_BLOCKED), which is not counted as a failure."""
+"""After a blocked pod (EXIT_BLOCKED), which is not counted as a failure."""
 _REJECTED_S = 30.0
 """After a kubelet rejected a pod. It is not counted, so it does not grow."""
 

@@ -163,9 +163,11 @@ def _ready(view: View) -> Fact:
     message = f"{ready} of {wanted} workers are ready"
     if not view.has_enough:
         newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
-        failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.failures)]
+        failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.is_blocked or pod.failures)]
         # Waiting for the next attempt, or in it and not ready: the failed predecessor is the reason.
         reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
+        ended = next((pod for pod in failed if pod.is_terminal), None)
+        message += f"; {how_it_ended(ended)}" if ended is not None else ""
         return Fact(type="Ready", status="False", reason=reason, message=message)
     return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
 

@@ -11,7 +11,8 @@ Both start `python -m cormorant_worker.supervisor` as process 1 of a container t
         and waits for it to end; then it cleans up and starts again, for as long as the pod lives: a worker rejoins the
         head that the Service points to. On SIGTERM it lets the worker finish or hand over its batch within
         $CORMORANT_GRACE_SECONDS, then stops Ray. It exits with another code than 0 only for errors that a new pod may
-        fix. It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has joined) and serves /metrics there.
+        fix, with 3 when the worker finds no device. It answers GET /livez and /readyz on WORKER_PORT (ready: Ray has
+        joined) and serves /metrics there.
 
 Exit codes of the head's COMMAND: 0 all frames are delivered; 2 invalid configuration; 3 the environment needs repair (a
 full, stale or read-only volume; a node without the device); 130 and 143 after a signal; others: it failed and may
@@ -114,6 +115,7 @@ def worker_env(
         "CORMORANT_INDEX": str(index),
         "CORMORANT_ATTEMPT": str(attempt),
         "CORMORANT_GRACE_SECONDS": str(grace_s),
+        "CORMORANT_LAST_WORDS": TERMINATION_LOG,
     }
     return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
 

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from cormorant_client.batch import decode
@@ -64,7 +65,7 @@ def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> 
         )
         assert worker.get("/readyz")[0] == 503
         assert worker.wait(120) == 1
-        assert worker.said("pod_refused")[0]["reason"].endswith("(asked 3 times)")
+        assert worker.said("pod_refused")[0]["reason"].endswith("(3 attempts)")
         assert worker.left() == []
 
 
@@ -176,6 +177,28 @@ def test_head_that_is_told_to_end_while_it_connects_to_ray_ends_in_order(tmp_pat
             assert head.end() == 128 + signal.SIGTERM, (delay_s, head.text)
             assert [line["reason"] for line in head.said("head_ended")] == ["interrupted"]
             assert head.left() == []
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_gpu_worker_without_a_device_tells_pod_and_head(tmp_path: Path) -> None:
+    job, last_words = Job(tmp_path), tmp_path / "of-the-worker"
+    document = yaml.safe_load(job.manifest.read_text())
+    document["spec"]["workerGroups"] = [{"name": "cpu", "device": "gpu"}]
+    document["spec"]["replicas"] = 1
+    job.manifest.write_text(yaml.safe_dump(document))
+    sentence = (
+        "device cuda was requested but torch finds no CUDA device; give the worker group a GPU (resources.limits, on a "
+        "node that has one) or set its device: cpu"
+    )
+    with (
+        job.head(epoch=1, floor_frames=0) as head,
+        job.worker(0, CORMORANT_LAST_WORDS=str(last_words)) as worker,
+    ):
+        assert worker.wait(120) == 3, worker.text
+        assert last_words.read_text() == sentence
+        assert worker.left() == []
+        assert head.wait(60) == 3, head.text
+        assert json.loads((tmp_path / "last-words").read_text())["reason"] == f"worker cpu-0: {sentence}"
 
 
 def frames_of(worker: Pod) -> float:

@@ -39,6 +39,31 @@ def test_why_a_head_ended_is_told_everywhere() -> None:
     assert world.message("Ready") == "pong-head-1 exited with code 1 (Error): the fleet lost its store"
 
 
+def test_worker_without_a_device_says_why_everywhere() -> None:
+    words = "device cuda was requested but torch finds no CUDA device; set its device: cpu"
+    world = waiting(replicas=1, runPolicy={"maxRestartsPerSlot": 0})
+    for attempt in range(3):
+        name = world.live()[0].name
+        world.finish(name, exit_code=3, message=words)
+        plan = world.step()
+        assert plan.status is not None
+        assert [note.message for note in plan.events if note.reason == "PodFailed"] == [
+            f"{name}: Error, exit code 3: {words}"
+        ]
+        world.settle()
+        assert world.condition("Ready") == "False/WorkerFailed"
+        assert world.message("Ready") == f"0 of 1 workers are ready; {name} exited with code 3 (Error): {words}"
+        last = world.job.status.recent_failures[-1]
+        assert (last.pod, last.exit_code, last.message) == (name, 3, words)
+        assert (world.plan().due, of_kind(world.plan().actions, CreatePod)) == (world.now + timedelta(seconds=120), [])
+        world.tick(120)
+        world.settle()
+        assert (world.live()[0].attempt, world.live()[0].failures) == (attempt + 1, 0)
+        world.start_all()
+        world.settle()
+    assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
+
+
 def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     world = World()
     world.settle()

@@ -86,6 +86,7 @@ def test_grace_of_a_template_is_what_the_processes_are_told(given: object, told:
     pod = worker(template=template)
     env = {item["name"]: item.get("value") for item in main_container(pod)["env"]}
     assert env["CORMORANT_GRACE_SECONDS"] == str(told)
+    assert env["CORMORANT_LAST_WORDS"] == "/dev/termination-log"
     # What is no time goes to the API server, which refuses it.
     assert pod["spec"].get("terminationGracePeriodSeconds") == given
     command = main_container(head(head={"template": template}))["command"]

@@ -1,5 +1,6 @@
 """What the supervisor decides, without Ray."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -162,6 +163,38 @@ def test_nothing_is_left_as_a_zombie_and_nothing_survives() -> None:
         [sys.executable, "-c", ORPHANS], env=environment(), capture_output=True, text=True, timeout=60
     )
     assert done.stdout.splitlines() == ["['sh', 'sleep', 'sleep']", "True 137 [] ready"], done.stderr
+
+
+RAY = """
+import sys, time
+from cormorant_worker.fleet.ray.pod_files import report_blocked
+print("Ray runtime started.", flush=True)
+report_blocked("device cuda was requested; set its device: cpu")
+time.sleep(600)
+"""
+
+
+def test_worker_that_finds_no_device_ends_its_pod_with_the_sentence(tmp_path: Path) -> None:
+    for package in ("ray", "ray/scripts"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").touch()
+    (tmp_path / "ray/scripts/scripts.py").write_text(RAY)
+    (tmp_path / "session.blocked").write_text("of the pod that was here before")
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        given = environment(
+            **{**WORKER, "POD_IP": "127.0.0.1", "CORMORANT_HEAD": f"127.0.0.1:{head.getsockname()[1]}"},
+            CORMORANT_PROBE_PORT="0", CORMORANT_RAY_FOLDER=str(tmp_path / "session"),
+            CORMORANT_LAST_WORDS=str(tmp_path / "last-words"),
+        )  # fmt: skip
+        given["PYTHONPATH"] = f"{tmp_path}:{given['PYTHONPATH']}"
+        done = subprocess.run(
+            [sys.executable, "-m", "cormorant_worker.supervisor", "worker"],
+            env=given, capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 3, done.stdout + done.stderr
+    assert (tmp_path / "last-words").read_text() == "device cuda was requested; set its device: cpu"
+    assert '"event": "pod_blocked"' in done.stdout
+    assert not (tmp_path / "session.blocked").exists()
 
 
 def test_the_supervisor_is_light() -> None:

@@ -4,8 +4,9 @@
     python -m cormorant_worker.supervisor worker
 
 `head` ends with COMMAND's exit code, or 1 when Ray failed or ended first, or 143 when SIGTERM came before COMMAND ran.
-`worker` ends with 0 after SIGTERM and 1 when the head refuses it, which a new pod may cure. Both end with 2 when what
-they were given cannot be used. Settings come from the environment: `settings.py`.
+`worker` ends with 0 after SIGTERM, with 1 when the head refuses it, which a new pod may cure, and with 3 when no worker
+can run in this pod (no device), which another node may cure; the reason is its termination message. Both end with 2
+when what they were given cannot be used. Settings come from the environment: `settings.py`.
 """
 
 import os
@@ -15,7 +16,7 @@ from pathlib import Path
 
 import structlog
 
-from cormorant_worker.errors import PodRefused, SupervisorRefused
+from cormorant_worker.errors import PodBlocked, PodRefused, SupervisorRefused
 from cormorant_worker.logs import LogContext, configure_logs
 from cormorant_worker.supervisor.head import HeadPod
 from cormorant_worker.supervisor.metrics import PodMetrics
@@ -25,10 +26,11 @@ from cormorant_worker.supervisor.ray_command import pulse_file
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.supervisor.signals import PodSignals
 from cormorant_worker.supervisor.worker import WorkerPod
+from cormorant_worker.termination_message import write_sentence
 
 log = structlog.get_logger()
 
-_OK, _FAILED, _REFUSED = 0, 1, 2
+_OK, _FAILED, _REFUSED, _BLOCKED = 0, 1, 2, 3
 _USAGE = "write `supervisor head -- COMMAND...` or `supervisor worker`"
 
 
@@ -52,7 +54,12 @@ def main(arguments: Sequence[str]) -> int:
         return _REFUSED
     except PodRefused as error:
         log.critical("pod_refused", reason=str(error))
+        write_sentence(read_termination_path(os.environ), str(error))
         return _FAILED
+    except PodBlocked as error:
+        log.critical("pod_blocked", reason=str(error))
+        write_sentence(read_termination_path(os.environ), str(error))
+        return _BLOCKED
 
 
 def _supervise_worker(signals: PodSignals, context: LogContext) -> int:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from cormorant_worker.fleet.ray.pod_files import KEPT_FOLDER, LEAVE_FILE, PULSE_FILE
+from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, KEPT_FOLDER, LEAVE_FILE, PULSE_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 STARTED = "Ray runtime started."
@@ -49,6 +49,7 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
         LEAVE_FILE: leave_file(settings),
         PULSE_FILE: pulse_file(settings),
         KEPT_FOLDER: kept_folder(settings),
+        BLOCKED_FILE: blocked_file(settings),
         # The pod's devices are the worker's, although its actor asks Ray for none.
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
@@ -68,6 +69,11 @@ def join_address(host: str, port: int) -> str:
 def leave_file(settings: RaySettings) -> str:
     """The file that tells the worker's actor to leave."""
     return f"{settings.folder}.leave"
+
+
+def blocked_file(settings: RaySettings) -> str:
+    """The file in which the worker's actor says why no worker can run in this pod."""
+    return f"{settings.folder}.blocked"
 
 
 def pulse_file(settings: RaySettings) -> str:

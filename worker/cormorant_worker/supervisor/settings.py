@@ -62,7 +62,7 @@ def read_ray_settings(environment: Mapping[str, str]) -> RaySettings:
 
 
 def read_termination_path(environment: Mapping[str, str]) -> Path | None:
-    """CORMORANT_LAST_WORDS: where the head's command keeps its last words; None: nowhere."""
+    """CORMORANT_LAST_WORDS: where a head's command or a worker's supervisor leaves its last words; None: nowhere."""
     text = environment.get("CORMORANT_LAST_WORDS", "")
     return Path(text) if text else None
 

@@ -1,6 +1,7 @@
 """The supervisor of a worker's pod: joins whichever head the Service leads to, again and again, until SIGTERM.
 
 probing -> starting -> joined -> (Ray ended: the rest of it is killed) -> probing ...
+joined -> (no device) -> the actor ends -> Ray is killed -> PodBlocked
 any of them -> SIGTERM -> leaving: the actor finishes or hands over its batch -> Ray is killed -> 0
 """
 
@@ -14,7 +15,7 @@ from pathlib import Path
 import psutil
 import structlog
 
-from cormorant_worker.errors import PodRefused
+from cormorant_worker.errors import PodBlocked, PodRefused
 from cormorant_worker.fleet.ray.pod_files import ACTOR_TITLE
 from cormorant_worker.supervisor import processes, ray_command
 from cormorant_worker.supervisor.backoff import Backoff
@@ -35,6 +36,8 @@ _COMPLAIN_S = 30.0
 """Between two log lines about an absent head."""
 _JOIN_S = 120.0
 """From `ray start` to membership, on a node where many pods start; Ray itself gives up a wrong token after 20 s."""
+_REPORT_S = 10.0
+"""For the head to hear from the actor why no worker can run here, and to end it."""
 _LAST_WORDS = 500
 """Characters of Ray's last words that are logged."""
 _MOST_REFUSALS = 3
@@ -51,6 +54,7 @@ class WorkerPod:
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._leave_file = Path(ray_command.leave_file(settings.ray))
         self._pulse_file = Path(ray_command.pulse_file(settings.ray))
+        self._blocked_file = Path(ray_command.blocked_file(settings.ray))
         self._backoff = Backoff()
         self._refusals = 0
         self._ray: Child | None = None
@@ -60,9 +64,11 @@ class WorkerPod:
 
         Raises:
             PodRefused: the head has refused this pod too often.
+            PodBlocked: no worker can run in this pod.
         """
         processes.adopt_orphans()
         self._leave_file.unlink(missing_ok=True)
+        self._blocked_file.unlink(missing_ok=True)
         # Whatever lies there is another pod's: this one has just begun.
         shutil.rmtree(ray_command.kept_folder(self._settings.ray), ignore_errors=True)
         try:
@@ -86,10 +92,11 @@ class WorkerPod:
         joined_at = time.monotonic()
         if has_joined := ray.has_said and ray.poll() is None:
             self._note_join(ray)
-            self._wait_while(lambda: ray.poll() is None)
+            self._wait_while(lambda: ray.poll() is None and not self._blocked_file.exists())
         if self._signals:
             return
         self._state.is_joined = False
+        self._end_if_blocked(ray)
         found = diagnose(ray.output_tail(), code=ray.poll(), head=self._head, has_joined=has_joined)
         joined_s = time.monotonic() - joined_at if has_joined else 0.0
         self._clean_up()
@@ -121,6 +128,18 @@ class WorkerPod:
             "joined", head=self._head, slot=self._settings.slot, joins=self._state.joins,
             seconds=round(ray.lived_s(), 1),
         )  # fmt: skip
+
+    def _end_if_blocked(self, ray: Child) -> None:
+        """Let the head hear the reason from the actor first.
+
+        Raises:
+            PodBlocked: no worker can run in this pod.
+        """
+        if not self._blocked_file.exists():
+            return
+        deadline = time.monotonic() + _REPORT_S
+        self._wait_while(lambda: ray.poll() is None and _has_actor() and time.monotonic() < deadline)
+        raise PodBlocked(self._blocked_file.read_text())
 
     def _complain(self, found: Diagnosis, *, last_words: str) -> None:
         """Say why Ray ended.
@@ -188,6 +207,7 @@ class WorkerPod:
         shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
         self._leave_file.unlink(missing_ok=True)
         self._pulse_file.unlink(missing_ok=True)
+        self._blocked_file.unlink(missing_ok=True)
 
 
 def _has_actor() -> bool:

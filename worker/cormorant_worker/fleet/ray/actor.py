@@ -26,8 +26,9 @@ import torch
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
-from cormorant_worker.fleet.ray.pod_files import KEPT_FOLDER, PULSE_FILE, is_told_to_leave
+from cormorant_worker.fleet.ray.pod_files import KEPT_FOLDER, PULSE_FILE, is_told_to_leave, report_blocked
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -167,6 +168,8 @@ class WorkerActor:
         except Stopped:
             return
         except Exception as error:  # noqa: BLE001  # the thread's edge: whatever it was, the fleet is told
+            if isinstance(error, DeviceUnavailable):
+                report_blocked(str(error))
             self._uplink.send(describe_failure(error, acts_as_published=self._runtime.acts_as_published))
 
     @_method(concurrency_group="collect", num_returns=2)

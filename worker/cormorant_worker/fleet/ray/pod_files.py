@@ -1,9 +1,13 @@
 """What a pod's supervisor and the actor in it share: the order to leave (a file that appears), the actor's heartbeat,
-and the weights that actors cache for the next head. Light: imports no Ray.
+why no worker can run here, and the weights that actors cache for the next head. Light: imports no Ray.
 """
 
 import os
 from pathlib import Path
+
+import structlog
+
+log = structlog.get_logger()
 
 LEAVE_FILE = "CORMORANT_LEAVE_FILE"
 """Environment variable with the file's path; Ray hands it on to its workers."""
@@ -14,6 +18,9 @@ PULSE_FILE = "CORMORANT_PULSE_FILE"
 KEPT_FOLDER = "CORMORANT_KEPT_FOLDER"
 """Likewise: where the actor keeps the newest weights, for the actor that a new head starts here."""
 
+BLOCKED_FILE = "CORMORANT_BLOCKED_FILE"
+"""Likewise: where the actor writes why no worker can run in this pod, for the supervisor, which ends the pod."""
+
 ACTOR_TITLE = "ray::WorkerActor"
 """How Ray names the process of a worker's actor."""
 
@@ -22,3 +29,16 @@ def is_told_to_leave() -> bool:
     """Whether this actor's pod is about to end."""
     path = os.environ.get(LEAVE_FILE, "")
     return bool(path) and Path(path).exists()
+
+
+def report_blocked(reason: str) -> None:
+    """Tell the pod's supervisor that no worker can run here. Without a supervisor the head alone is told."""
+    path = os.environ.get(BLOCKED_FILE, "")
+    if not path:
+        return
+    try:
+        # Renamed: the supervisor never reads half a sentence.
+        Path(f"{path}.new").write_text(reason)
+        Path(f"{path}.new").replace(path)
+    except OSError as error:
+        log.warning("blocked_not_reported", reason=f"cannot write {path}: {error}")
