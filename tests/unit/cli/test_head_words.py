@@ -1,0 +1,88 @@
+"""Why a head ended, from its termination message through the operator's status to what a person reads."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cormorant_cli.__main__ import run
+from cormorant_testing.operator_world import World, make_spec, running
+from cormorant_testing.scripted_head import Heard, Say, scripted
+
+WORDS = "file:///data/run cannot be written: no permission to write in /data; choose another URI"
+
+
+def told(command: str, world: World, folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Run `cormorant COMMAND pong` at an API server that has this job and nothing else. Returns the exit code."""
+    metadata = {"name": "pong", "namespace": "team-a", "uid": "u", "creationTimestamp": world.now.isoformat()}
+    status = world.job.status.to_document()
+    job = {"kind": "CollectorJob", "metadata": metadata, "spec": make_spec(), "status": status}
+    nothing = {"apiVersion": "v1", "metadata": {}, "items": [], "gitVersion": "v1.34.0", "status": {"allowed": True}}
+
+    def answer(heard: Heard) -> Say:
+        return Say(200, json.dumps(job if heard.path.endswith("/collectorjobs/pong") else nothing).encode())
+
+    with scripted(answer) as server:
+        config = {
+            "current-context": "here",
+            "contexts": [{"name": "here", "context": {"cluster": "c", "user": "u", "namespace": "team-a"}}],
+            "clusters": [{"name": "c", "cluster": {"server": server.url}}],
+            "users": [{"name": "u", "user": {"token": "t"}}],
+        }
+        (folder / "config").write_text(json.dumps(config))
+        monkeypatch.setenv("KUBECONFIG", str(folder / "config"))
+        return run([command, "pong"])
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "condition", "ended", "of_doctor"),
+    [
+        (
+            3,
+            "Ready=False/HeadBlocked",
+            f"pong-head-1 exited with code 3 (Error): {WORDS}",
+            "BAD   the head cannot run in its environment: HeadBlocked: {ended}; fix the cause",
+        ),
+        (
+            2,
+            "Failed=True/HeadRefused",
+            f"pong-head-1 rejected its configuration: {WORDS}",
+            "BAD   failed: HeadRefused: {ended}",
+        ),
+        (
+            1,
+            "Ready=False/HeadFailed",
+            f"pong-head-1 exited with code 1 (Error): {WORDS}",
+            "note  1 pods failed, most recently pong-head-1 ",
+        ),
+    ],
+)
+def test_head_words_are_shown_by_describe_and_doctor(
+    exit_code: int,
+    condition: str,
+    ended: str,
+    of_doctor: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    world = running()
+    world.finish("pong-head-1", exit_code=exit_code, message=json.dumps({"frames": 1000, "reason": WORDS}))
+    world.tick(1)
+    world.step()
+    kind, _, value = condition.partition("=")
+    assert world.condition(kind) == value
+
+    assert told("describe", world, tmp_path, monkeypatch) == 0
+    conditions, _, failures = capsys.readouterr().out.partition("\nLast failures\n")
+    (line,) = [line for line in conditions.splitlines() if line.split()[:1] == [kind]]
+    assert line.split()[1:3] == value.split("/")
+    assert line.endswith(ended)
+    assert failures.split()[:5] == ["pong-head-1", "Error", "exit", "code", str(exit_code)]
+    assert failures.splitlines()[0].endswith(WORDS)
+
+    assert told("doctor", world, tmp_path, monkeypatch) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith(of_doctor.format(ended=ended))], lines
+    (last,) = [line for line in lines if "most recently pong-head-1" in line]
+    assert last.endswith(f"ago: Error, exit code {exit_code}: {WORDS}")
