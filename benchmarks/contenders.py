@@ -90,7 +90,7 @@ CONTENDERS = (
     ),
     Contender(name="Tianshou Collector", module="benchmarks.peers.tianshou_collector", python=PEERS_PYTHON),
     Contender(
-        name="cormorant, Tianshou's door",
+        name="cormorant, Tianshou layer",
         module="benchmarks.door",
         families=("policy", "random"),
         in_quick=False,
@@ -103,7 +103,7 @@ CONTENDERS = (
         in_quick=False,
     ),
     Contender(
-        name="cormorant, TorchRL's door, 2 workers",
+        name="cormorant, TorchRL layer, 2 workers",
         module="benchmarks.door",
         arguments=("--words", "torchrl", *_QUEUED),
         in_quick=False,
