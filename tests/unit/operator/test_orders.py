@@ -296,11 +296,16 @@ def test_budgets_guard_the_head_and_workers_where_it_is_asked_for() -> None:
     world.run()
     assert budgets_of(world) == ["pong-head", "pong-worker"]
     applied = {
-        order.manifest["metadata"]["name"]: order.manifest["spec"]["minAvailable"]
+        order.manifest["metadata"]["name"]: order.manifest["spec"]
         for order in of_kind(world.done, ApplyChild)
         if order.manifest["kind"] == "PodDisruptionBudget"
     }
-    assert applied == {"pong-head": 1, "pong-worker": 2}
+    for role, least in (("head", 1), ("worker", 2)):
+        assert applied[f"pong-{role}"] == {
+            "minAvailable": least,
+            "selector": {"matchLabels": {"cormorant.dev/job-uid": world.job.uid, "cormorant.dev/role": role}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
     world.edit(runPolicy={"disruptionBudget": "None"})
     world.settle()
     assert (budgets_of(world), len(world.live())) == ([], 4)

@@ -208,6 +208,19 @@ def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
     assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
 
+def test_head_and_worker_are_told_their_address_and_listen_on_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+    from cormorant_api.__main__ import _parser, _settings
+
+    for pod in (head(), worker()):
+        told = {item["name"]: item.get("valueFrom") for item in main_container(pod)["env"]}
+        assert told["POD_IP"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+    command = entrypoints.head_command(epoch=3, floor_frames=77, drain_s=30)
+    given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
+    for pod_ip, host in (("fd00::1", "::"), ("10.0.0.1", "0.0.0.0")):
+        monkeypatch.setenv("POD_IP", pod_ip)
+        assert _settings(given).host == host
+
+
 def test_the_heads_command_is_one_that_the_head_understands() -> None:
     from cormorant_api.__main__ import _parser
 

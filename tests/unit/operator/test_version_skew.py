@@ -56,8 +56,10 @@ def test_fields_of_a_newer_schema_are_said_and_replace_no_pod() -> None:
     assert world.told[-1] == "UnknownFields"
     # Their pods are of templates that this operator cannot make out.
     pods = set(world.pods)
+    starting = world.live()[1].name
     for name, pod in world.pods.items():
-        world.pods[name] = replace(pod, template="of-a-newer-operator")
+        since = None if name == starting else pod.ready_since
+        world.pods[name] = replace(pod, template="of-a-newer-operator", ready_since=since)
     world.settle()
     assert set(world.pods) == pods
     world.finish(world.live()[0].name)

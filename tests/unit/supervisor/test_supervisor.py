@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import time
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from cormorant_worker.supervisor.diagnosis import diagnose, probe_head
 from cormorant_worker.supervisor.memory import SMALLEST_STORE, decide_store_bytes
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.pod_state import PodState
-from cormorant_worker.supervisor.probes import answer
+from cormorant_worker.supervisor.probes import PodProbes, answer
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.termination_message import explain
 
@@ -135,6 +136,21 @@ def test_probes_tell_the_pods_standing() -> None:
     assert answer("/readyz", state, metrics)[:2] == (503, b"leaving\n")
     state.ticked -= 61
     assert answer("/livez", state, metrics)[0] == 503
+
+
+@pytest.mark.parametrize("pod_ip", ["127.0.0.1", "::1"])
+def test_probes_listen_on_the_pods_address_family(pod_ip: str, tmp_path: Path) -> None:
+    state = PodState()
+    probes = PodProbes(
+        state, PodMetrics(state, job="pong", group="cpu", pulse_file=tmp_path / "none"), pod_ip=pod_ip, port=0
+    )
+    try:
+        connection = HTTPConnection(pod_ip, probes.port, timeout=10)
+        connection.request("GET", "/livez")
+        assert connection.getresponse().status == 200
+        connection.close()
+    finally:
+        probes.close()
 
 
 def test_a_door_that_nobody_opens_is_explained_within_the_limit() -> None:
