@@ -312,6 +312,7 @@ def test_two_fleets_of_one_process_share_the_cluster_and_the_last_ends_it() -> N
     code = """
         import ray
         from cormorant_testing.collecting import make_job
+        from cormorant_worker.fleet.fleet import Fleet
         from cormorant_worker.fleet.options import FleetOptions
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions

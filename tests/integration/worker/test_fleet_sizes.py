@@ -45,7 +45,7 @@ def test_a_retired_worker_finishes_and_its_place_stays_empty_until_the_group_gro
         until(lambda: names() == [("cpu-0", 0)])
         for wrong, words in (
             ({"cpu": 0}, "a fleet needs at least 1"),
-            ({"cpu": -1}, "sizes of worker groups begin at 0; got cpu: -1"),
+            ({"cpu": -1}, "sizes and indices of worker groups begin at 0; got cpu: -1"),
             ({"gpu": 2}, "there are no worker groups gpu; the manifest has cpu"),
         ):
             with pytest.raises(FleetError, match=words):

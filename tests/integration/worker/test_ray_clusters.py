@@ -26,6 +26,7 @@ import ray
 from ray.cluster_utils import Cluster
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.policies import numbered
+from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions

@@ -220,7 +220,7 @@ def test_a_buffer_hooks_and_postproc_get_each_batch() -> None:
         postproc=lambda batch: batch.set("twice", batch["next", "reward"] * 2),
     ) as collector:  # fmt: skip
         assert list(collector) == [None, None, None]
-    assert seen == ["before", (2, 5)] * 3 + ["before"]
+    assert seen == ["before", (2, 5)] * 3
     assert len(buffer) == 30
     assert all(frame["twice"] == 2 * frame["next", "reward"] for frame in buffer)
     # Batches of five steps, episodes of seven.
