@@ -194,6 +194,9 @@ def test_services_take_both_families_of_addresses_where_there_are_two() -> None:
     assert {service["spec"]["ipFamilyPolicy"] for service in children.services(make_job(), epoch=1)} == {
         "PreferDualStack"
     }
+    (service, _) = children.services(make_job(), epoch=1)
+    changed = {**service, "spec": {**service["spec"], "ipFamilyPolicy": "SingleStack"}}
+    assert children.digest_of(changed) != children.digest_of(service), "it is put right"
 
 
 def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
