@@ -112,7 +112,7 @@ def test_doctor_finds_nothing_wrong_and_the_head_takes_the_token(job: Job) -> No
     )
     code, out, _ = job("doctor", "cart")
     assert code == 0, out
-    assert "answers, and takes the job's token" in out
+    assert "answers and accepts the job's token" in out
 
 
 def test_weights_go_out_and_come_back(job: Job) -> None:
