@@ -199,6 +199,13 @@ def test_services_take_both_families_of_addresses_where_there_are_two() -> None:
     assert children.digest_of(changed) != children.digest_of(service), "it is put right"
 
 
+@pytest.mark.parametrize("field", ["minAvailable", "selector", "unhealthyPodEvictionPolicy"])
+def test_budget_that_others_changed_is_put_right(field: str) -> None:
+    (budget,) = children.budgets(make_job(), workers=2)
+    changed = {**budget, "spec": {**budget["spec"], field: None}}
+    assert children.digest_of(changed) != children.digest_of(budget)
+
+
 def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
     pod = head()
     command = main_container(pod)["command"]
