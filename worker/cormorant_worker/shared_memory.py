@@ -30,7 +30,7 @@ class SharedMemory:
             FleetError: the system refuses, e.g. because address space is short.
         """
         try:
-            descriptor = _named_file(path) if path else _anonymous_file()
+            descriptor = _named_file(path) if path else anonymous_file("cormorant")
             os.ftruncate(descriptor, size_bytes)
             return cls(descriptor, size_bytes)
         except OSError as error:
@@ -55,8 +55,13 @@ def _named_file(path: str) -> int:
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
 
 
-def _anonymous_file() -> int:
+def anonymous_file(name: str) -> int:
+    """Open an empty file without a path, in memory where the system has memfd. Returns its descriptor.
+
+    Args:
+        name: shown in /proc.
+    """
     if hasattr(os, "memfd_create"):
-        return os.memfd_create("cormorant", os.MFD_CLOEXEC)
+        return os.memfd_create(name, os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:  # macOS: an unlinked file serves
         return os.dup(file.fileno())

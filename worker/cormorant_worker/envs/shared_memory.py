@@ -9,7 +9,6 @@ It is a nameless file, inherited by descriptor: when the last process that maps 
 
 import mmap
 import os
-import tempfile
 import threading
 from typing import Any
 
@@ -23,20 +22,11 @@ _ALIGNMENT = 64
 _PENDING = b"\x01"
 
 
-def open_block() -> int:
-    """Open an empty nameless file in memory (on disk where the system has no memfd). Returns its descriptor."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("cormorant-envs")
-    descriptor, path = tempfile.mkstemp(prefix="cormorant-envs-")
-    os.unlink(path)  # noqa: PTH108 - mkstemp gives text
-    return descriptor
-
-
 class SharedSteps:
     """The arrays of num_envs environments over the block; parent and children make the same from the same spaces.
 
     Args:
-        descriptor: from `open_block`; stays the caller's to close.
+        descriptor: from `anonymous_file`; stays the caller's to close.
         create: give the file its size; exactly one process does, before all others map it.
     """
 

@@ -23,8 +23,9 @@ from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, pack, unpack
-from cormorant_worker.envs.shared_memory import SharedSteps, open_block
+from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, StateError, UnknownEnv
+from cormorant_worker.shared_memory import anonymous_file
 from cormorant_worker.spaces import Arrays, Space, describe
 
 _LOOK_AGAIN_S = 0.05
@@ -90,7 +91,7 @@ class SubprocessVectorEnv:
         self._closed = False
         self._processes: list[EnvProcess] = []
         self._selector = selectors.DefaultSelector()
-        self._block = open_block()
+        self._block = anonymous_file("cormorant-envs")
         self._report, self._report_end = os.pipe()
         self._life, self._life_end = os.pipe()
         os.set_blocking(self._report, False)
