@@ -3,7 +3,6 @@
 Objects are plain JSON, as the server sends them. Every request has a time limit, and every refusal is a sentence.
 """
 
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +24,7 @@ from cormorant_cli.errors import (
     ObjectConflict,
     ObjectMissing,
 )
+from cormorant_contract.sentences import did_you_mean
 
 if TYPE_CHECKING:
     from kubernetes.client import ApiClient
@@ -447,11 +447,8 @@ def near_names(name: str, names: Sequence[str]) -> str:
     """The end of a sentence about a name that is not there."""
     if not names:
         return ""
-    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if near:
-        return f"; did you mean {' or '.join(near)}?"
-    shown = ", ".join(sorted(names)[:5])
-    return f"; there {'is' if len(names) == 1 else 'are'} {shown}{' and others' if len(names) > 5 else ''}"
+    shown = f"{', '.join(sorted(names)[:5])}{' and others' if len(names) > 5 else ''}"
+    return did_you_mean(name, names, otherwise=f"; there {'is' if len(names) == 1 else 'are'} {shown}")
 
 
 def _in_cluster(context: str, error: Exception) -> Cluster:

@@ -1,6 +1,5 @@
 """`cormorant envs [PATTERN]`: what this install can build. Imports the worker in its body, as `run` does."""
 
-import difflib
 import fnmatch
 import json
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_contract.sentences import near
 
 Engine = Literal["envpool", "gymnasium"]
 
@@ -36,9 +36,8 @@ def envs(
     known = _known()
     found = matching(known, pattern)
     if not found:
-        near = nearest(pattern, [entry.id for entry in known])
-        hint = f"near matches: {', '.join(near)}" if near else "`cormorant envs` without a pattern lists all"
-        raise BadInput(f'no environment matches "{pattern}"; {hint}')
+        hint = _hint(pattern, [entry.id for entry in known])
+        raise BadInput(f'no environment matches "{pattern}"{hint}')
     for entry in _with_spaces(found) if spaces else found:
         typer.echo(json.dumps(asdict(entry)) if as_json else _line(entry))
 
@@ -51,11 +50,11 @@ def matching(entries: Iterable[Entry], pattern: str) -> list[Entry]:
     return [entry for entry in entries if fnmatch.fnmatchcase(entry.id.lower(), wanted)]
 
 
-def nearest(pattern: str, ids: Sequence[str]) -> list[str]:
+def _hint(pattern: str, ids: Sequence[str]) -> str:
     """Ids that look like the pattern, with or without their version."""
-    by_lower = {name.lower().rpartition("-v")[0] or name.lower(): name for name in ids} | {i.lower(): i for i in ids}
-    close = difflib.get_close_matches(pattern.lower().strip("*?"), by_lower, n=6, cutoff=0.6)
-    return list(dict.fromkeys(by_lower[name] for name in close))[:3]
+    by_name = {name.rpartition("-v")[0]: name for name in ids} | {name: name for name in ids}
+    close = list(dict.fromkeys(by_name[name] for name in near(pattern.strip("*?"), by_name, most=6)))[:3]
+    return f"; did you mean {' or '.join(close)}?" if close else "; `cormorant envs` without a pattern lists all"
 
 
 def _known() -> list[Entry]:

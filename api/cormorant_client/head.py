@@ -4,7 +4,6 @@ control  --port       small requests
 bulk     --data-port  batches, weights, state: as `GET /v1/status` tells; the control port where it cannot be reached
 """
 
-import json
 import logging
 import threading
 import time
@@ -228,11 +227,6 @@ class Head:
 def quoted(name: str) -> str:
     """A name as one part of a path."""
     return quote(name, safe="")
-
-
-def read_json(reply: Reply) -> Any:
-    """The body as plain data."""
-    return json.loads(bytes(reply.body))
 
 
 def _query(params: Params | None) -> str:

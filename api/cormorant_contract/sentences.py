@@ -1,7 +1,7 @@
 """pydantic's errors as sentences for users: what was found, why it does not do, what to write instead."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -63,13 +63,22 @@ def kind_of(value: object) -> str:
     return f"a {type(value).__name__}"
 
 
-def nearest(name: str, known: Sequence[str]) -> str:
-    """Write the remedy for an unknown name: the nearest known one, or all there are."""
+def near(name: str, known: Iterable[str], *, most: int = 3) -> list[str]:
+    """The known names that look like this one, nearest first; case does not count."""
     folded = {candidate.lower(): candidate for candidate in known}
-    match = get_close_matches(name.lower().replace("_", "").replace("-", ""), folded, n=1, cutoff=0.6)
-    if match:
-        return f"; did you mean {folded[match[0]]}?"
-    return f"; valid fields: {', '.join(known)}" if known else "; no fields are allowed here, write {}"
+    return [folded[match] for match in get_close_matches(name.lower(), folded, n=most, cutoff=0.6)]
+
+
+def did_you_mean(name: str, known: Iterable[str], *, most: int = 3, otherwise: str = "") -> str:
+    """The end of a sentence about an unknown name; `otherwise` where no known one looks like it."""
+    found = near(name, known, most=most)
+    return f"; did you mean {' or '.join(found)}?" if found else otherwise
+
+
+def nearest(name: str, known: Sequence[str]) -> str:
+    """Write the remedy for an unknown field: the nearest known one, or all there are."""
+    otherwise = f"; valid fields: {', '.join(known)}" if known else "; no fields are allowed here, write {}"
+    return did_you_mean(name.replace("_", "").replace("-", ""), known, most=1, otherwise=otherwise)
 
 
 def _is_echo(kind: str, value: object, location: Sequence[str | int], context: dict[str, Any]) -> bool:
@@ -92,8 +101,7 @@ def _sentence(
         return f"{brief(value)} is {word} than {bound}; write a number from {field['minimum']}{_upper(field)}"
     if kind == "literal_error":
         known = [str(name) for name in field.get("enum", ())]
-        match = get_close_matches(str(value).lower(), known, n=1)
-        return f"{brief(value)} is not one of {', '.join(known)}" + (f"; did you mean {match[0]}?" if match else "")
+        return f"{brief(value)} is not one of {', '.join(known)}{did_you_mean(str(value), known, most=1)}"
     if kind == "string_pattern_mismatch":
         return f"{brief(value)} is not valid; write {PATTERN_WORDS[context['pattern']]}"
     if kind in ("string_too_long", "string_too_short"):

@@ -6,7 +6,6 @@ tell.
 """
 
 import ast
-import difflib
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,7 @@ from typing import Any
 
 from cormorant_contract.errors import Problem
 from cormorant_contract.job import CollectorJob
+from cormorant_contract.sentences import did_you_mean
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -70,7 +70,7 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
     try:
         spec = _find(module, path)
     except _NoModule as missing:
-        hint = _hint(f"{missing.parent}{missing.name}", [f"{missing.parent}{name}" for name in missing.siblings])
+        hint = did_you_mean(f"{missing.parent}{missing.name}", [f"{missing.parent}{name}" for name in missing.siblings])
         return (
             f"{entry.path}: there is no module {missing.parent}{missing.name}{hint}; the {entry.what}'s module lies "
             "beside the manifest, on PYTHONPATH, or is installed"
@@ -81,7 +81,7 @@ def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:
     first = attribute.partition(".")[0]
     names = _names(tree)
     if first not in names:
-        return "" if "*" in names else f"{entry.path}: {module} has no {first}{_hint(first, sorted(names))}"
+        return "" if "*" in names else f"{entry.path}: {module} has no {first}{did_you_mean(first, sorted(names))}"
     definition = _definition(tree, attribute, path)
     return _call_trouble(entry, definition) if definition is not None else ""
 
@@ -170,7 +170,9 @@ def _call_trouble(entry: Entrypoint, definition: Definition) -> str:
     if given.kwarg is None:
         for name in entry.kwargs:
             if name not in known:
-                hint = _hint(name, known) or (f"; it has {', '.join(known)}" if known else "; it takes none")
+                hint = did_you_mean(
+                    name, known, otherwise=f"; it has {', '.join(known)}" if known else "; it takes none"
+                )
                 return f"{entry.path} has no argument {name}{hint}"
     by_position = positional[: len(positional) - len(given.defaults)][entry.num_positional :]
     by_name = [a.arg for a, default in zip(given.kwonlyargs, given.kw_defaults, strict=True) if default is None]
@@ -182,8 +184,3 @@ def _call_trouble(entry: Entrypoint, definition: Definition) -> str:
             "observation_space and action_space"
         )
     return ""
-
-
-def _hint(name: str, known: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, [entry for entry in known if entry != "*"], n=2, cutoff=0.6)
-    return f"; did you mean {' or '.join(near)}?" if near else ""

@@ -143,17 +143,11 @@ def cast_exactly(array: Array, dtype: np.dtype[Any]) -> Array:
     return cast
 
 
-def unflatten(space: Space, arrays: Sequence[Array]) -> Any:
-    """Turn leaves back into the nested value that `env.step` expects; the reverse of `flatten`.
-
-    Discrete parts become Python ints for a single environment (arrays of shape `()`).
-    """
-    build = unflattener(space)
-    return build(arrays)
-
-
 def unflattener(space: Space) -> Callable[[Sequence[Any]], Any]:
-    """Build `unflatten` for one space ahead of time, so that a step walks no types."""
+    """The reverse of `flatten` for one space, built ahead of time so that a step walks no types: leaves in, the nested
+    value that `env.step` expects out. Discrete parts become Python ints for a single environment (arrays of shape
+    `()`).
+    """
     position = 0
 
     def plan(part: Space) -> Callable[[Sequence[Any]], Any]:

@@ -1,4 +1,4 @@
-"""A batch as a safetensors file: for HTTP, for files, and (as offsets) for processes that map the memory themselves.
+"""A batch as a safetensors file: for HTTP and for files.
 
     header | the parts' arrays, time-major as they were collected, each observation once
 
@@ -22,8 +22,7 @@ import numpy as np
 
 from cormorant_contract.tensor_file import make_header
 from cormorant_worker.collect.block import Block
-from cormorant_worker.errors import FleetError
-from cormorant_worker.fleet.batch_queue import Loan, LoanPart
+from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.spaces import Array, Arrays, Leaf
 
 FORMAT = 1
@@ -58,17 +57,6 @@ class WireBatch:
     """Of the whole file."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Located:
-    """Where one tensor lies in a part's memory."""
-
-    dtype: str
-    """Safetensors' name, e.g. "F32"."""
-    shape: tuple[int, ...]
-    offset: int
-    """First byte, from the beginning of the memory."""
-
-
 def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:
     """Lay a loan out as a file, without copying it.
 
@@ -85,21 +73,6 @@ def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:
     header, file = make_header(described, {"cormorant_batch": json.dumps(describe(loan, batch_id, delivery))})
     buffers = [array.reshape(-1).view(np.uint8).data for _, array in tensors]
     return WireBatch(header=header, buffers=buffers, size_bytes=file.size_bytes)
-
-
-def locate(part: LoanPart) -> dict[str, Located]:
-    """Where each of a part's tensors lies in `part.memory`, by key.
-
-    Raises:
-        FleetError: the part lies in no memory that another process could map.
-    """
-    if part.memory is None:
-        raise FleetError(f"the batch of {part.worker} is not in shared memory; fetch its bytes")
-    begin = np.frombuffer(part.memory.buffer, dtype=np.uint8).ctypes.data
-    return {
-        key: Located(dtype=_DTYPES[array.dtype], shape=array.shape, offset=array.ctypes.data - begin)
-        for key, array in arrays_of(part.block)
-    }
 
 
 def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:

@@ -277,11 +277,6 @@ class Ledger(Generic[L]):
     # -- looking -----------------------------------------------------------------------------------------------
 
     @property
-    def has_ready(self) -> bool:
-        """Whether a batch is ready."""
-        return bool(self._ready)
-
-    @property
     def has_ended(self) -> bool:
         """Whether all batches are acknowledged and the fleet has no more."""
         with self._lock:

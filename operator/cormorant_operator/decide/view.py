@@ -10,7 +10,7 @@ from cormorant_contract.workers import WorkerGroup
 from cormorant_operator.decide.backoff import failures_after, refusal_delay_s
 from cormorant_operator.decide.slots import Slot, slots_of
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.job import Job, is_true
+from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex, Refusal, RefusalKind, Verdict, WorkerBuild
 from cormorant_operator.templates import Templates
 
@@ -261,11 +261,6 @@ class View:
         old = [name for name in names if name not in seen or self.now >= self.after(seen[name].at, _NODE_LASTS_S)]
         due = min((self.after(seen[name].at, _NODE_LASTS_S) for name in names if name not in old), default=None)
         return tuple(sorted(old)), due
-
-    @property
-    def was_suspended(self) -> bool:
-        """Whether the status says that the job is suspended."""
-        return is_true(self.job.status, "Suspended")
 
 
 def _refusal_lasts_s(refusal: Refusal) -> float:

@@ -23,7 +23,7 @@ def test_a_task_without_its_runtime_says_why(capsys: pytest.CaptureFixture[str])
 
 def test_an_unknown_name_has_near_matches(capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.run(["envs", "Pnog"]) == 2
-    assert capsys.readouterr().err == 'no environment matches "Pnog"; near matches: Pong-v5\n'
+    assert capsys.readouterr().err == 'no environment matches "Pnog"; did you mean Pong-v5?\n'
 
 
 def test_wildcards_and_case(capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from cormorant_testing.envs import ACTION_SPACES, IDENT_MODULUS, OBSERVATION_SPACES, Oracle
 from cormorant_worker.collect.seeding import SeedPath
-from cormorant_worker.spaces import Array, Arrays, flatten, leaves, unflatten
+from cormorant_worker.spaces import Array, Arrays, flatten, leaves, unflattener
 
 Attempt = tuple[int, int, int, int]
 """(group number, slot index, attempt, epoch)."""
@@ -279,7 +279,7 @@ class _Values:
         for space, arrays in ((observation_space, self.observations), (action_space, self.actions)):
             for leaf, array in zip(leaves(space, ()), arrays, strict=True):
                 assert array.dtype == leaf.dtype
-        self._action_space = action_space
+        self._unflatten = unflattener(action_space)
         self.reward, self.done, self.terminated, self.truncated = (
             batch["next", name].squeeze(-1).numpy() for name in ("reward", "done", "terminated", "truncated")
         )
@@ -298,7 +298,7 @@ class _Values:
         return tuple(array[row, t] for array in self.next_observations)
 
     def action(self, row: int, t: int) -> Any:
-        return unflatten(self._action_space, [array[row, t] for array in self.actions])
+        return self._unflatten([array[row, t] for array in self.actions])
 
 
 def _same(found: Arrays, expected: Arrays, what: str) -> None:

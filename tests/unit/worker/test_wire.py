@@ -10,10 +10,9 @@ import safetensors.numpy
 from cormorant_contract.tensor_file import ITEM_BYTES, parse_header
 from cormorant_testing.collecting import make_collector
 from cormorant_worker.collect.block import Block
-from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.batch_queue import Loan, LoanPart
 from cormorant_worker.shared_memory import SharedMemory
-from cormorant_worker.wire import encode, locate
+from cormorant_worker.wire import encode
 
 CASES: list[dict[str, Any]] = [
     {"num_envs": 3, "lengths": (3, 1, 7), "ends": "alternate"},
@@ -138,18 +137,3 @@ def test_nothing_is_copied_and_bulk_begins_at_round_offsets() -> None:
         is_round = (entry.end - entry.begin) % 64 == 0
         alignment = 64 if is_round else ITEM_BYTES[entry.dtype]
         assert (file.data_start + entry.begin) % alignment == 0, name
-
-
-def test_where_tensors_lie_is_told_to_those_who_map_the_memory() -> None:
-    block, memory = filled(12, 6, CASES[1])
-    part = loan_of((block, memory)).parts[0]
-    found = locate(part)
-    wanted = expected(block)
-    assert found.keys() == wanted.keys()
-    raw = bytes(memory.buffer)
-    for key, array in wanted.items():
-        where = found[key]
-        assert where.shape == array.shape
-        assert raw[where.offset : where.offset + array.nbytes] == array.tobytes(), key
-    with pytest.raises(FleetError, match="is not in shared memory"):
-        locate(loan_of((block, None)).parts[0])

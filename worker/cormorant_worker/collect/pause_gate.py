@@ -61,10 +61,6 @@ class PauseGate:
     def _update(self) -> None:
         self.is_closed = self._stopped or self.is_sealed or not self._running.is_set()
 
-    def has_paused(self) -> bool:
-        """True while the collector waits in `wait_while_paused`."""
-        return self._waiting.is_set()
-
     def wait_until_paused(self, timeout_s: float) -> bool:
         """Wait until the collector waits in `wait_while_paused`. False after `timeout_s`."""
         return self._waiting.wait(timeout_s)

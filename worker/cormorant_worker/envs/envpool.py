@@ -12,7 +12,6 @@ What EnvPool 1.2.5 does and this module hides (each one is pinned by a test):
 - Unbounded Boxes are declared with the smallest and largest positive float as bounds.
 """
 
-import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 import gymnasium
 import numpy as np
 
+from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Key, Space, leaves
@@ -63,18 +63,17 @@ class EnvPoolTask:
                 several players.
         """
         if self.task_id not in envpool_module().list_all_envs():
-            near = difflib.get_close_matches(self.task_id, envpool_module().list_all_envs(), n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else "`cormorant envs` lists them"
-            raise UnknownEnv(f'EnvPool has no task "{self.task_id}"; {hint}')
+            known = envpool_module().list_all_envs()
+            hint = did_you_mean(self.task_id, known, otherwise="; `cormorant envs` lists them")
+            raise UnknownEnv(f'EnvPool has no task "{self.task_id}"{hint}')
         for name in self.kwargs:
             if name in _OURS:
                 raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: it is set by {_OURS[name]}; remove it here")
         known = self._make_spec({})._config_keys
         for name in self.kwargs:
             if name not in known and name not in _RENDER_OPTIONS:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(set(known) - set(_OURS)))}"
-                raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument; {hint}")
+                hint = did_you_mean(name, known, most=1, otherwise=f"; known: {', '.join(sorted({*known} - {*_OURS}))}")
+                raise EnvBuildError(f"spec.env.envpool.kwargs.{name}: {self.task_id} has no such argument{hint}")
         spec = self._make_spec(dict(self.kwargs))
         config = dict(zip(spec._config_keys, spec._config_values, strict=True))
         if config.get("max_num_players", 1) != 1:

@@ -1,6 +1,5 @@
 """Builds one gymnasium environment from what a manifest says: id or entrypoint, kwargs, wrappers, a step limit."""
 
-import difflib
 import importlib
 import warnings
 from collections.abc import Callable, Mapping
@@ -10,6 +9,7 @@ from typing import Any, Protocol
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
+from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import leaves
 
@@ -130,7 +130,7 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
         ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            hint = _near(name, [known for known in vars(found) if not known.startswith("_")])
+            hint = did_you_mean(name, [known for known in vars(found) if not known.startswith("_")])
             raise EnvBuildError(f"{module_name} has no {attribute}, named in the {what} entrypoint {entrypoint}{hint}")
         found = getattr(found, name)
     if not callable(found):
@@ -162,10 +162,9 @@ def _check_registered(env_id: str) -> None:
             f'no gymnasium environment is registered as "{name}": {package} registers it when it is imported; write '
             f'"{package}:{name}" (and pip install {package.replace("_", "-")} where it is missing)'
         )
-    hint = _near(name, list(gymnasium.registry))
     raise UnknownEnv(
-        f'no gymnasium environment is registered as "{name}"{hint}; '
-        'a package that registers it on import is named as "package:Name-v0"'
+        f'no gymnasium environment is registered as "{name}"; a package that registers it on import is named as '
+        f'"package:Name-v0"{did_you_mean(name, gymnasium.registry)}'
     )
 
 
@@ -200,9 +199,3 @@ def _construct(make: Callable[[], Any], what: str) -> Env:
     if not isinstance(env, gymnasium.Env):
         raise EnvBuildError(f"{what} is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     return env
-
-
-def _near(name: str, known: list[str]) -> str:
-    by_lower = {entry.lower(): entry for entry in known}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.6)
-    return f"; near matches: {', '.join(by_lower[entry] for entry in close)}" if close else ""

@@ -309,6 +309,7 @@ class Fleet:
         """
         if isinstance(weights, WeightsBlob):
             blob = weights
+            verify(blob.specs, self._known.specs)
         else:
             tensors = in_models(weights)
             verify(specs_of_tensors(tensors), self._known.specs)  # before anything is copied
@@ -318,10 +319,7 @@ class Fleet:
 
     @contextmanager
     def _shared(self, blob: WeightsBlob) -> Iterator[Payload]:
-        """Bytes as the engine shares them, for weights that fit. Without the condition: the engine may have to wait for
-        memory.
-        """
-        verify(blob.specs, self._known.specs)
+        """Bytes as the engine shares them. Without the condition: the engine may have to wait for memory."""
         payload = self._engine.share(blob.memory)
         try:
             yield payload
@@ -434,6 +432,7 @@ class Fleet:
             publish = None
             if saved.weights and saved.version > self.version:
                 blob = WeightsBlob.from_bytes(saved.weights)
+                verify(blob.specs, self._known.specs)
                 publish = partial(self._publish, blob, stack.enter_context(self._shared(blob)), saved.version)
             with self._changed, self._quiesce.between_batches():
                 self._quiesce.restore(saved, states, publish=publish)

@@ -120,7 +120,7 @@ class Dataset:
         """Begin a part.
 
         Args:
-            part: `part_name(group, index, attempt)`, never written before.
+            part: the folder of one worker attempt, `<group>-<index>-<attempt>`, never written before.
             layout: of the blocks to come.
             limits: when shards are sealed.
 
@@ -161,11 +161,6 @@ class Dataset:
         known = {record.shard for record in records}
         leftovers = tuple(file for file in files if file not in known)
         return DatasetPart(name=name, records=records, is_torn=notes.is_torn, leftovers=leftovers)
-
-
-def part_name(group: str, index: int, attempt: int) -> str:
-    """The folder of one worker attempt: `cpu-0-0`."""
-    return f"{group}-{index}-{attempt}"
 
 
 def open_store(uri: str) -> DatasetStore:

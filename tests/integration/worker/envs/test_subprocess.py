@@ -327,7 +327,7 @@ def test_misshapen_observations_are_refused() -> None:
 
 
 def test_an_unknown_id_is_refused_with_near_matches() -> None:
-    with pytest.raises(UnknownEnv, match="near matches: CartPole-v1"):
+    with pytest.raises(UnknownEnv, match="did you mean CartPole-v1"):
         SubprocessVectorEnv(EnvFactory(id="CartPol-v1"), num_envs=2, seeds=[1, 2])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import DatasetError
-from cormorant_worker.sinks.dataset import open_dataset, part_name
+from cormorant_worker.sinks.dataset import open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.shards import ShardLimits
 from cormorant_worker.spaces import leaves
@@ -35,7 +35,7 @@ def main() -> None:
         action=leaves(action, ("action",)),
     )
     dataset = open_dataset(folder, DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout))
-    writer = dataset.writer(part_name("cpu", 0, attempt), layout, limits=ShardLimits(size_bytes=shard_bytes))
+    writer = dataset.writer(f"cpu-0-{attempt}", layout, limits=ShardLimits(size_bytes=shard_bytes))
     block = Block(layout)
     block.traj_ids[:] = attempt * B + np.arange(B)
     try:

@@ -1,11 +1,11 @@
 """Arguments that only RayCollector has, read and checked before anything starts."""
 
-import difflib
 import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
+from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.compat.torchrl.settings import (
     MEANINGLESS,
     Settings,
@@ -67,9 +67,8 @@ def own_settings(
     for one in each:
         _drop_meaningless(one)
         if unknown := sorted(set(one) - set(known)):
-            near = difflib.get_close_matches(unknown[0], known, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-            raise TypeError(f"collector_kwargs have no {unknown[0]}; {hint}")
+            hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
+            raise TypeError(f"collector_kwargs have no {unknown[0]}{hint}")
     result = dict(given)
     for name in _DEVICES:
         if any(name in one for one in each):

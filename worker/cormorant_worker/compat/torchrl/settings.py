@@ -1,11 +1,11 @@
 """The keyword arguments of TorchRL's collectors, read and checked before anything starts."""
 
-import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from cormorant_contract.base import COUNT_MAX, INT32_MAX
+from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.compat.buffer_room import room_of
 from cormorant_worker.compat.torchrl.devices import devices_of
 from cormorant_worker.policy.exploration import ExplorationType
@@ -120,9 +120,8 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
             f"{name}={meant[name]!r} means something to TorchRL's own collectors and nothing here; leave it out"
         )
     if unknown := sorted(set(meant) - set(known)):
-        near = difflib.get_close_matches(unknown[0], known, n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
-        raise TypeError(f"collectors have no argument {unknown[0]}; {hint}")
+        hint = did_you_mean(unknown[0], known, most=1, otherwise=f"; known: {', '.join(known)}")
+        raise TypeError(f"collectors have no argument {unknown[0]}{hint}")
     settings = Settings(**meant)
     _check_numbers(settings)
     if not settings.reset_when_done:
