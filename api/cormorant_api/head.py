@@ -172,7 +172,6 @@ class Head:
 
     @property
     def tokens(self) -> Tokens:
-        """The job's current tokens."""
         return self.keeper.tokens
 
     @property
@@ -188,7 +187,6 @@ class Head:
 
     @property
     def is_running(self) -> bool:
-        """Whether the fleet has started."""
         return self._running is not None
 
     @property
@@ -198,7 +196,6 @@ class Head:
 
     @property
     def has_queue(self) -> bool:
-        """Whether batches go to consumers."""
         return self.job.spec.output.queue is not None
 
     def settled_frames(self, stats: FleetStats) -> int:

@@ -81,7 +81,6 @@ class HeadServer:
 
     @property
     def url(self) -> str:
-        """URL of the control port."""
         scheme = "https" if self.settings.tls_cert is not None else "http"
         host = f"[{self.settings.host}]" if ":" in self.settings.host else self.settings.host
         return f"{scheme}://{host}:{self._listeners[0].port}"

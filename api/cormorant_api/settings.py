@@ -11,8 +11,6 @@ DEFAULT_PORT = 8000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """Settings and time limits of one head."""
-
     host: str = "127.0.0.1"
     port: int = DEFAULT_PORT
     """0: any free port."""

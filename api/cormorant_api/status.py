@@ -105,7 +105,6 @@ def group_of(worker: WorkerStats) -> str:
 
 
 def phase_of(head: Head, running: Running, stats: FleetStats) -> Phase:
-    """The phase of the job."""
     if head.failure or running.feeder.error is not None:
         return "Failed"
     is_collected = stats.total_frames is not None and stats.frames >= stats.total_frames

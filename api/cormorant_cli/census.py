@@ -36,9 +36,7 @@ _BEGINNINGS = ("Pending", "Starting", "Restarting", "Degraded")
 class HeadClient(Protocol):
     """What is asked of a head: `cormorant_client.Client` answers it."""
 
-    def status(self) -> "Status":
-        """The whole job at one moment."""
-        ...
+    def status(self) -> "Status": ...
 
     def workers(self) -> "Workers": ...
 
@@ -164,7 +162,6 @@ class Census:
             self._take(found)
 
     def _find(self) -> _Seen:
-        """One look at the API server."""
         scope, found, missing = self._scope, [], {}
         if not scope.names:
             found = self._cluster.objects("CollectorJob", namespace=scope.namespace)

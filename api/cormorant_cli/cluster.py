@@ -71,8 +71,6 @@ _TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
 
 
 class Stream(Protocol):
-    """One connection to a port of a pod."""
-
     def recv(self, size: int, /) -> bytes:
         """At most so many bytes; none at the end."""
         ...
@@ -88,8 +86,6 @@ class Stream(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogOptions:
-    """What of a container's log is wanted."""
-
     container: str
     is_followed: bool = False
     tail_lines: int = -1
@@ -312,7 +308,6 @@ class Cluster:
 
     @contextmanager
     def _translated(self, method: str, path: str) -> Iterator[None]:
-        """What the client raises, as sentences."""
         from kubernetes.client.exceptions import ApiException
         from urllib3.exceptions import HTTPError
 
@@ -452,7 +447,6 @@ def near_names(name: str, names: Sequence[str]) -> str:
 
 
 def _in_cluster(context: str, error: Exception) -> Cluster:
-    """The cluster of the pod that this runs in."""
     from pathlib import Path
 
     from kubernetes import config

@@ -30,8 +30,6 @@ _EPOCH = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeMap:
-    """The files of a ConfigMap."""
-
     files: Mapping[str, bytes]
 
     @property

@@ -112,7 +112,6 @@ class Connection:
 
     @contextmanager
     def client_in(self, cluster: "Cluster", job: "Raw", role: "Role") -> Iterator["Client"]:
-        """As `client`, of a job that was read already."""
         from cormorant_cli.forward import forwarded
         from cormorant_cli.jobs import identity
 
@@ -136,7 +135,6 @@ class Connection:
                 ) from error
 
     def _own_token(self, role: "Role") -> str:
-        """The token of the options."""
         if self.token or not self.token_file:
             return self.token
         from cormorant_client import BadAddress
@@ -197,7 +195,6 @@ def tls_of(cluster: "Cluster", job: "Raw") -> dict[str, str]:
 
 
 def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
-    """The head that a job has now."""
     from cormorant_cli.jobs import holds, identity, live_head, pods_of, why_waiting
 
     head = live_head(pods_of(cluster, job))

@@ -20,8 +20,6 @@ _MOST_FAILURES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A job with what belongs to it, at one moment."""
-
     job: Raw
     pods: Sequence[JobPod]
     events: Sequence[Raw]

@@ -35,16 +35,12 @@ _SEEN_WITHIN_S = 15
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing that was looked at."""
-
     level: Level
     sentence: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterFacts:
-    """What was read of a cluster."""
-
     server: str
     version: str
     namespace: str
@@ -63,8 +59,6 @@ class ClusterFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """What was read of a job."""
-
     job: Raw
     now: datetime
     pods: Sequence[JobPod] | None = None
@@ -214,7 +208,6 @@ def _of_nodes(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
 
 
 def examine_job(facts: JobFacts) -> Iterator[Finding]:
-    """What holds of a job."""
     found = [*_of_acceptance(facts), *_of_standstill(facts), *_of_belongings(facts)]
     found += [*_of_pods(facts), *_of_scheduling(facts, found), *_of_head(facts), *_of_course(facts)]
     yield from found
@@ -401,7 +394,6 @@ def _of_health(facts: JobFacts) -> Iterator[Finding]:
 
 
 def age_of(raw: Raw, now: datetime) -> str:
-    """How old an object is."""
     return age(read_time(raw["metadata"]["creationTimestamp"]), now)
 
 

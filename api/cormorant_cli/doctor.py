@@ -99,7 +99,6 @@ class _Reader:
 
 
 def read_cluster(cluster: Cluster, namespace: str, version: str) -> ClusterFacts:
-    """What the user may see of a cluster."""
     reader = _Reader()
     crd = reader.read_one(cluster, "CustomResourceDefinition", f"{PLURAL}.{GROUP}")
     operators = reader.read(lambda: cluster.objects("Deployment", labels=_OPERATOR), "the operator's Deployment")
@@ -121,7 +120,6 @@ def read_cluster(cluster: Cluster, namespace: str, version: str) -> ClusterFacts
 
 
 def read_job(cluster: Cluster, job: Raw) -> JobFacts:
-    """What the user may see of a job."""
     reader = _Reader()
     spec, metadata = job["spec"], job["metadata"]
     namespace = metadata["namespace"]

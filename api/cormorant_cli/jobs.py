@@ -11,8 +11,6 @@ from cormorant_contract.children import EPOCH, GROUP, HEAD, INDEX, JOB_UID, ROLE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPod:
-    """A pod of a job, as far as commands need it."""
-
     name: str
     role: str
     slot: str
@@ -48,7 +46,6 @@ def pods_of(cluster: Cluster, job: Raw) -> list[JobPod]:
 
 
 def read_pod(raw: Raw) -> JobPod:
-    """The facts of a pod."""
     metadata, status = raw["metadata"], raw.get("status") or {}
     labels = metadata.get("labels") or {}
     states = [container.get("state") or {} for container in status.get("containerStatuses") or ()]

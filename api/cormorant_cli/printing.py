@@ -13,8 +13,6 @@ from cormorant_cli.jobs import name_of, strip
 
 
 class Output(StrEnum):
-    """How objects are printed."""
-
     TABLE = "table"
     WIDE = "wide"
     JSON = "json"

@@ -35,8 +35,6 @@ _LOUD = ("warning", "error", "critical")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What is about to run."""
-
     job: str
     env: str
     """The environment and how many of it a worker steps, for people."""
@@ -48,8 +46,6 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerView:
-    """One worker at one moment."""
-
     name: str
     phase: str
     attempt: int
@@ -60,8 +56,6 @@ class WorkerView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The fleet at one moment."""
-
     frames: int
     """Frames that count: accepted by the output, those of earlier runs of the dataset among them."""
     total_frames: int | None
@@ -132,9 +126,7 @@ class Display(Protocol):
         """Something happened that is worth a line: `event`, `level` and fields."""
         ...
 
-    def end(self, summary: Summary) -> None:
-        """It is over, and went as it should."""
-        ...
+    def end(self, summary: Summary) -> None: ...
 
     def fail(self, message: str, exit_code: int) -> None:
         """It is over. The sentence itself goes to stderr elsewhere, as with every command."""
@@ -190,7 +182,6 @@ class JsonDisplay:
         _echo_json("progress", asdict(snapshot))
 
     def log(self, event: Event) -> None:
-        """The event as it is."""
         _to_stderr(json.dumps(dict(event), default=str))
 
     def end(self, summary: Summary) -> None:
@@ -272,7 +263,6 @@ class LiveDisplay:
         self._live.update(self._render(snapshot))
 
     def log(self, event: Event) -> None:
-        """A line above the bar."""
         if not self._shares_stderr:
             _to_stderr(_log_line(event))
             return

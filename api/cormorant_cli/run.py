@@ -64,16 +64,12 @@ _DRAIN_S = 3.0
 
 
 class Device(StrEnum):
-    """Where policies run."""
-
     AUTO = "auto"
     CPU = "cpu"
     CUDA = "cuda"
 
 
 class FleetKind(StrEnum):
-    """What workers are."""
-
     LOCAL = "local"
     RAY = "ray"
 
@@ -170,8 +166,6 @@ def run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServeOptions:
-    """What `--serve` needs to know."""
-
     port: int
     directory: Path | None
 
@@ -261,8 +255,6 @@ def _with_total_frames(job: CollectorJob, frames: int) -> CollectorJob:
 
 
 class _Session:
-    """One run of one job."""
-
     def __init__(
         self,
         job: CollectorJob,

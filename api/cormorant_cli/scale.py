@@ -36,7 +36,6 @@ def scale(
 
 
 def elastic_group(job: Raw) -> str:
-    """The group that spec.replicas sizes."""
     spec = job["spec"]
     return str(spec.get("elasticGroup") or _groups(job)[0]["name"])
 

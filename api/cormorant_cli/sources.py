@@ -53,8 +53,6 @@ class Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A job that can be asked."""
-
     name: str
     """What it is called until it has said its own name."""
     fetch: Callable[[], Reading]
@@ -63,8 +61,6 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A source, and what is known of it."""
-
     name: str
     reading: Reading | None = None
     """The last one that came."""

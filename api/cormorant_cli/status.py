@@ -47,7 +47,6 @@ def printable(line: str) -> str:
 
 
 def lines_of(found: "Status") -> Iterator[str]:
-    """A status as text, one fact a line."""
     frames, weights, queue = found.frames, found.weights, found.queue
     target = f" of {frames.target:,}" if frames.target is not None else ""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in frames.dropped.items() if count)

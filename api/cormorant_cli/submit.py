@@ -28,8 +28,6 @@ _POLL_S = 0.5
 
 
 class DryRun(StrEnum):
-    """How much of a submission is done."""
-
     NONE = "none"
     CLIENT = "client"
     SERVER = "server"

@@ -129,7 +129,6 @@ def _cluster_of(context: str, *, has_said_so: bool) -> "Iterator[Cluster]":
 
 
 def _asking(cluster: "Cluster", *, token: str, token_file: str, workers: bool) -> "Asking":
-    """How heads of a cluster are asked."""
     from cormorant_cli.census import Asking
 
     def open_head(job: "Raw") -> "AbstractContextManager[HeadClient]":

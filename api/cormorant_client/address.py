@@ -10,8 +10,6 @@ _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """One listener."""
-
     host: str
     port: int
     is_tls: bool = False

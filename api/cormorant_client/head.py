@@ -58,7 +58,6 @@ class Head:
         wait_s: float = 0.0,
         interrupt: Interrupt | None = None,
     ) -> Model:
-        """GET a JSON answer."""
         reply = self.send("GET", path, params=params, wait_s=wait_s, interrupt=interrupt)
         return self.parse(model, reply)
 
@@ -71,7 +70,6 @@ class Head:
         is_safe: bool = True,
         patience_s: float | None = None,
     ) -> Reply:
-        """POST a JSON body."""
         data = [body.model_dump_json().encode()] if body is not None else []
         headers = {"Content-Type": "application/json"} if data else {}
         return self.send(
@@ -159,7 +157,6 @@ class Head:
         return self._transport.stream(self.address, path, headers=headers, wait_s=wait_s, interrupt=interrupt)
 
     def status(self) -> Status:
-        """What goes on."""
         return self.get(Status, "/v1/status")
 
     def listeners(self) -> tuple[Address, ...]:
@@ -167,7 +164,6 @@ class Head:
         return (self.address, self._bulk) if self._bulk else (self.address,)
 
     def close(self) -> None:
-        """Close idle connections."""
         self._transport.close()
 
     def _bulk_address(self) -> Address:
@@ -225,7 +221,6 @@ class Head:
 
 
 def quoted(name: str) -> str:
-    """A name as one part of a path."""
     return quote(name, safe="")
 
 

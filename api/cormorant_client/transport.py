@@ -33,8 +33,6 @@ class Broken(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """An answer, whole."""
-
     status: int
     headers: Mapping[str, str]
     """Keys in lower case."""

@@ -21,8 +21,6 @@ Kind = str
 
 @dataclass(slots=True)
 class _Member:
-    """What is kept of one object."""
-
     owner: str
     version: int
     fact: Pod | str
@@ -32,8 +30,6 @@ class _Member:
 
 @dataclass(slots=True)
 class _JobRecord:
-    """What is known of one job uid."""
-
     namespace: str
     job: Job | Unreadable | None = None
     version: int = 0
@@ -99,7 +95,6 @@ class Cache:
         return record.job if record is not None else None
 
     def jobs(self, namespace: str = "") -> list[str]:
-        """Uids of all jobs, or of those in a namespace."""
         return [
             uid
             for uid, record in self._records.items()
@@ -152,7 +147,6 @@ class Cache:
         return {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
 
     def forget(self, uid: str) -> None:
-        """An object is known to be gone."""
         self._remove(uid, is_job=False, version=math.inf)
 
     def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:

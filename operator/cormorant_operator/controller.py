@@ -101,7 +101,6 @@ class Controller:
             tasks.create_task(self._resync_forever())
 
     def notice(self, raw: dict[str, object], *, is_deleted: bool = False) -> None:
-        """A watch reported an object."""
         if uid := self.cache.see(raw, is_deleted=is_deleted):
             self.jobs_due.add(uid)
 

@@ -31,8 +31,6 @@ class Identity:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A valid job."""
-
     identity: Identity
     templates: Templates
     status: CollectorJobStatus

@@ -59,7 +59,6 @@ class Metrics:
         self._registry.register(_Read(read))
 
     def text(self, accept: str) -> tuple[bytes, str]:
-        """The exposition and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

@@ -91,7 +91,6 @@ def canary_pod(job: str, uid: str, template: str) -> str:
 
 
 def head_service(job: str) -> str:
-    """Service of the head's Ray, for workers."""
     return f"{job}-head"
 
 
@@ -105,7 +104,6 @@ def budget(job: str, *, role: str) -> str:
 
 
 def config_map(job: str, digest: str) -> str:
-    """ConfigMap with the manifest that a head reads."""
     return f"{job}-config-{digest}"
 
 
@@ -115,7 +113,6 @@ def digest(*parts: Any) -> str:
 
 
 def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
-    """Labels of everything that belongs to a job."""
     labels = {
         "app.kubernetes.io/name": "cormorant",
         "app.kubernetes.io/instance": job,
@@ -128,7 +125,6 @@ def child_labels(job: str, uid: str, *, role: str = "") -> dict[str, str]:
 
 
 def own_labels(labels: Mapping[str, str]) -> dict[str, str]:
-    """The labels of an object that the operator owns."""
     return {key: value for key, value in labels.items() if key in _OWN_LABELS}
 
 

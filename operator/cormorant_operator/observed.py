@@ -202,8 +202,6 @@ Place = tuple[str, int]
 
 
 class WorkerBuild(NamedTuple):
-    """What calm workers were made from."""
-
     group: str
     template: str
     base_image: str
@@ -226,14 +224,12 @@ class PodIndex:
 
     @classmethod
     def of(cls, pods: Iterable[Pod]) -> "PodIndex":
-        """The pod_index of some pods."""
         pod_index = cls()
         for pod in pods:
             pod_index.put(pod)
         return pod_index
 
     def put(self, pod: Pod) -> None:
-        """A pod is there, or has changed."""
         self.drop(pod.uid)
         self.pods[pod.uid] = pod
         if pod.role != "worker":

@@ -68,7 +68,6 @@ class WorkQueue:
         self._hand_out()
 
     def forget(self, key: str) -> None:
-        """Remove a key and its failures."""
         self._due.pop(key, None)
         self._failures.pop(key, None)
 

@@ -40,8 +40,6 @@ class LogContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedLine:
-    """One line of the log, for people."""
-
     number: int
     """Counts up from 0 in a process."""
     time: datetime
@@ -53,14 +51,12 @@ class LogTail:
     """A structlog processor that remembers the last lines, for the live page. Thread-safe."""
 
     def __init__(self, *, size: int = 200) -> None:
-        """Remember at most `size` lines."""
         self._lock = threading.Lock()
         """Guards everything below."""
         self._lines: deque[LoggedLine] = deque(maxlen=size)
         self._next = 0
 
     def __call__(self, _logger: Any, _method: str, event: Event) -> Event:
-        """Remember a line and pass it on."""
         shown = {key: value for key, value in event.items() if key not in _NOT_SHOWN and value not in ("", None)}
         text = " ".join([str(event.get("event", "")), *(f"{key}={value}" for key, value in shown.items())])
         if event.get("exception"):

@@ -51,8 +51,6 @@ class Rooted(gymnasium.spaces.Dict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leaf:
-    """One array of an observation or action."""
-
     key: Key
     """Where it is found in a batch, e.g. `("observation",)` or `("observation", "pos")`."""
     shape: tuple[int, ...]

@@ -22,8 +22,6 @@ L_co = TypeVar("L_co", bound=Lendable, covariant=True)
 
 
 class BatchSource(Protocol[L_co]):
-    """A fleet, as the source of batches."""
-
     def borrow(self, *, timeout_s: float | None = None) -> L_co | None:
         """The next batch; None if there will be no more."""
         ...
@@ -59,7 +57,6 @@ class BatchFeeder(Generic[L]):
 
     @property
     def num_waiting(self) -> int:
-        """Number of consumers waiting for a batch."""
         return self._waiting
 
     @contextmanager

@@ -28,9 +28,7 @@ class Lendable(Protocol):
     num_frames: int
     min_version: int
 
-    def release(self) -> None:
-        """Return it to the fleet."""
-        ...
+    def release(self) -> None: ...
 
 
 L = TypeVar("L", bound=Lendable)
@@ -81,8 +79,6 @@ class ConsumerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerCounts:
-    """Counts of the ledger."""
-
     ready: int
     lent: int
     acked: int
@@ -136,7 +132,6 @@ class Ledger(Generic[L]):
     # -- the fleet's side --------------------------------------------------------------------------------------
 
     def add(self, loan: L) -> None:
-        """Add a batch from the fleet."""
         with self._lock:
             entry = Entry(number=self._next, loan=loan)
             self._next += 1
@@ -294,7 +289,6 @@ class Ledger(Generic[L]):
             return self._is_exhausted and open_numbers == [self._number(batch_id)]
 
     def counts(self) -> LedgerCounts:
-        """Current counts."""
         with self._lock:
             lent = [e.lent_at for e in self._entries.values() if e.consumer]
             return LedgerCounts(

@@ -21,9 +21,7 @@ class Encoded(Protocol):
     """A batch as a safetensors file in pieces."""
 
     @property
-    def header(self) -> bytes:
-        """The length field and the header."""
-        ...
+    def header(self) -> bytes: ...
 
     @property
     def buffers(self) -> Sequence[memoryview]:

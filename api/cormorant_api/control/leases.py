@@ -78,7 +78,6 @@ class LeaseBook:
             return self._leases.pop(found, None)
 
     def expire(self) -> list[Lease]:
-        """Drop expired leases and return them."""
         with self._lock:
             return self._drop_expired(self._clock())
 
@@ -89,7 +88,6 @@ class LeaseBook:
 
     @property
     def wants_pause(self) -> bool:
-        """Whether the fleet should be paused."""
         return not self.is_overruled and (self.spec_paused or bool(self.held()))
 
     @property
@@ -168,12 +166,10 @@ class PauseKeeper:
         return self.book.wants_pause == self._is_paused
 
     def describe(self) -> Pauses:
-        """All leases, for the REST API."""
         leases = tuple(self.describe_lease(lease) for lease in self.book.held())
         return Pauses(state=self.state, spec_paused=self.book.spec_paused, leases=leases, error=self.error)
 
     def describe_lease(self, lease: Lease) -> PauseLease:
-        """One lease, for the REST API."""
         return PauseLease(
             id=lease.id,
             owner=lease.owner,

@@ -40,7 +40,6 @@ class HeadMetrics:
     # -- events ------------------------------------------------------------------------------------------------
 
     def handed_over(self, path: str, size_bytes: int) -> None:
-        """Count a delivered batch."""
         self.batches[path].inc()
         self.batch_bytes[path].inc(size_bytes)
 
@@ -78,7 +77,6 @@ class HeadMetrics:
     # -- gauges ------------------------------------------------------------------------------------------------
 
     def show_state(self, state: str) -> None:
-        """Set the state of the head."""
         for name, gauge in self._states.items():
             gauge.set(name == state)
 
@@ -93,6 +91,5 @@ class HeadMetrics:
             self.exposition.gauge(declared.CONSUMER_SEEN).set(max(last_seen.values()))
 
     def show_control(self, *, leases: int, is_applying: bool) -> None:
-        """Set the metrics of pauses and publishes."""
         self._leases.set(leases)
         self._in_progress.set(is_applying)

@@ -42,7 +42,6 @@ def demand_if_match(headers: Mapping[str, str]) -> None:
 
 
 def names_etag(headers: Mapping[str, str], etag: str) -> bool:
-    """Whether If-Match holds for this ETag."""
     return _matches(headers.get("if-match", ""), etag)
 
 

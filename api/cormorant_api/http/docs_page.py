@@ -26,7 +26,6 @@ Json = Mapping[str, Any]
 
 
 def render(document: Json) -> str:
-    """The page for an OpenAPI document."""
     info, schemas = document["info"], document.get("components", {}).get("schemas", {})
     parts = [
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>",
@@ -43,7 +42,6 @@ def render(document: Json) -> str:
 
 
 def example_of(schema: Json, schemas: Json, *, depth: int = 0) -> Any:
-    """A value as the schema describes it."""
     if "$ref" in schema:
         return example_of(schemas[_name_of(schema)], schemas, depth=depth)
     if given := schema.get("example", schema.get("default", schema.get("const"))):

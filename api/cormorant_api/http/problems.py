@@ -49,8 +49,6 @@ _KIND_OF_STATUS = {
 
 
 class ProblemResponse(Response):
-    """An error as it is sent."""
-
     media_type = PROBLEM_JSON
 
     def __init__(self, problem: Problem, headers: Mapping[str, str] | None = None) -> None:
@@ -75,7 +73,6 @@ def install(app: FastAPI) -> None:
 
 
 def as_api_error(error: CormorantError) -> ApiError:
-    """The response for an error of the fleet."""
     detail = str(error)
     match error:
         case StaleWeights():
@@ -98,7 +95,6 @@ def as_api_error(error: CormorantError) -> ApiError:
 
 
 def make_problem(error: ApiError, path: str) -> Problem:
-    """The body for an error."""
     return Problem(
         type=error.kind.uri,
         title=error.kind.value.replace("-", " ").capitalize(),

@@ -45,8 +45,6 @@ class Expected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A complete upload."""
-
     digest: str
     """`xxh3:` and 32 hex digits."""
     finished: float

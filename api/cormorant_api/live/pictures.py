@@ -22,8 +22,6 @@ _NUM_COLOURS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """The leaf of an observation that is an image."""
-
     leaf: int
     """Index in the layout."""
     shape: tuple[int, ...]

@@ -53,17 +53,11 @@ class Publishes(Protocol):
     """The part of a fleet that the publisher uses."""
 
     @property
-    def specs(self) -> WeightSpecs:
-        """Expected tensors by model."""
-        ...
+    def specs(self) -> WeightSpecs: ...
 
-    def publish(self, weights: WeightsBlob, *, version: int | None = None) -> Receipt:
-        """Hand weights to every worker."""
-        ...
+    def publish(self, weights: WeightsBlob, *, version: int | None = None) -> Receipt: ...
 
-    def receipt(self, version: int) -> Receipt:
-        """Workers that act with a version."""
-        ...
+    def receipt(self, version: int) -> Receipt: ...
 
     @property
     def version(self) -> PolicyVersion: ...
@@ -98,8 +92,6 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Upload:
-    """A completely received body."""
-
     blob: WeightsBlob
     digest: str
     received: float

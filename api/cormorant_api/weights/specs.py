@@ -19,7 +19,6 @@ _HEADER_PER_TENSOR = 512
 
 
 def dtype_of(spec: TensorSpec) -> str:
-    """The safetensors name of a spec's dtype."""
     return _DTYPES.get(spec.dtype, spec.dtype)
 
 

@@ -58,8 +58,6 @@ class StoredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredVersion:
-    """All models of one publish."""
-
     version: int
     digest: str
     """Digest of the request body."""
@@ -118,7 +116,6 @@ class WeightStore:
         return max(self._versions, default=0)
 
     def version(self, number: int) -> StoredVersion | None:
-        """All retained models of a version."""
         return self._versions.get(number)
 
     def model(self, name: str, version: int | None = None) -> StoredModel | None:

@@ -83,7 +83,6 @@ class _Record:
         return sum(self.counts.values()) - self.counts["lost"]
 
     def mark(self, worker: str, state: ReceiptState) -> _Receipt:
-        """Set the state of a worker's receipt."""
         receipt = self.receipts.get(worker)
         if receipt is None:
             receipt = self.receipts[worker] = _Receipt()
@@ -234,7 +233,6 @@ class UpdateTracker:
     # -- looking -----------------------------------------------------------------------------------------------
 
     def find(self, version: int) -> Update | None:
-        """An update with its receipts."""
         with self._lock:
             record = self._records.get(version)
             return None if record is None else _describe(record)

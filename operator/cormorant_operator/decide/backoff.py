@@ -15,7 +15,6 @@ _REJECTED_S = 30.0
 
 
 def failures_after(pod: Pod) -> int:
-    """Consecutive failures, including this pod."""
     if not pod.is_failure:
         return pod.failures
     is_first = pod.ran_s >= RESET_AFTER_S and pod.stalled_since is None
@@ -23,7 +22,6 @@ def failures_after(pod: Pod) -> int:
 
 
 def restarts_after(pod: Pod) -> int:
-    """All failures of the slot, including this pod."""
     return pod.restarts + pod.is_failure
 
 

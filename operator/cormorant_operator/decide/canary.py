@@ -55,7 +55,6 @@ def try_image(view: View, head: Manifest) -> ImageTrial:
 
 
 def current(view: View) -> Pod | None:
-    """The canary of the current template."""
     return next((pod for pod in view.canaries if pod.template == view.templates.head), None)
 
 

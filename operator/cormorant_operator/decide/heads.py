@@ -66,7 +66,6 @@ def plan_head(view: View) -> HeadPlan:
 
 
 def render_head(view: View, *, epoch: int) -> Manifest:
-    """The head pod of an epoch."""
     image = view.job.spec.image or view.defaults.image
     origin = PodOrigin(template=view.templates.head, base_image=image, failures=view.head_failures)
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]

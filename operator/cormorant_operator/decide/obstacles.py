@@ -14,8 +14,6 @@ _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, Ref
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """Reason and message of a condition."""
-
     reason: str
     message: str
 

@@ -27,8 +27,6 @@ class ApplyChild:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateTokens:
-    """Create the token Secret."""
-
     claim: Manifest | None = None
     """Set while nothing of the job exists, so a Secret of this name is another owner's. This ConfigMap is applied once
     the name is free; from then on the Secret is the job's own."""
@@ -148,8 +146,6 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The decision of one reconcile."""
-
     actions: tuple[Action, ...] = ()
     """In order of execution."""
     status: CollectorJobStatus | None = None

@@ -196,7 +196,6 @@ def _deadline(starts: Iterable[datetime | None], *, limit_s: float, known_until:
 
 
 def has_collected(view: View) -> bool:
-    """Whether any head ever collected a frame."""
     return frames_status(view).last_progress_time is not None or frames_collected(view) > 0
 
 

@@ -16,8 +16,6 @@ from cormorant_operator.observed import Pod
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vacancy:
-    """How to fill an empty slot."""
-
     attempt: int
     failures: int
     restarts: int
@@ -44,7 +42,6 @@ class Slot:
 
     @property
     def live(self) -> Pod | None:
-        """The pod that fills the slot."""
         return next((pod for pod in reversed(self.pods) if pod.is_live), None)
 
     @property
@@ -54,7 +51,6 @@ class Slot:
 
     @property
     def restarts(self) -> int:
-        """All failures of the slot."""
         return max((restarts_after(pod) for pod in self.pods), default=0)
 
     def vacancy(self, template: str) -> Vacancy:
@@ -71,7 +67,6 @@ class Slot:
         )
 
     def failures(self, template: str) -> int:
-        """Consecutive failures of pods of this template."""
         newest = self.newest
         return failures_after(newest) if newest is not None and newest.template == template else 0
 

@@ -63,13 +63,11 @@ class View:
 
     @property
     def epoch(self) -> int:
-        """The highest epoch so far."""
         newest = self.newest_head
         return max(self.job.status.epoch, self.observed.epoch, newest.epoch if newest is not None else 0)
 
     @property
     def head_failures(self) -> int:
-        """Consecutive failures of heads."""
         newest = self.newest_head
         # A head that the status knows but that is gone was deleted, which is no failure.
         if newest is None or newest.epoch < self.job.status.epoch:
@@ -109,12 +107,10 @@ class View:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        """Desired workers by group."""
         return {group.name: self.job.spec.size_of(group) for group in self.groups}
 
     @cached_property
     def pod_index(self) -> PodIndex:
-        """Index of the pods."""
         return self.observed.pod_index if self.observed.pod_index is not None else PodIndex.of(self.observed.pods)
 
     @cached_property
@@ -176,7 +172,6 @@ class View:
         return steady + sum(slot.restarts for slot in self.slots[group])
 
     def ready(self, group: str) -> int:
-        """Ready workers of a group."""
         return self.num_steady(group) + sum(pod.is_ready for pod in self.busy_workers[group])
 
     @cached_property
@@ -208,7 +203,6 @@ class View:
         return is_calm or any(pod.template == template for pod in self.pod_index.others.values())
 
     def is_refused(self, template: str) -> bool:
-        """Whether a dry run of the template was refused."""
         verdict = self.verdict(template)
         return verdict is not None and bool(verdict.error)
 

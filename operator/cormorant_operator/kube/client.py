@@ -97,7 +97,6 @@ class KubeClient:
         return await self._ask("PATCH", f"{_path_of(manifest)}/status", manifest, query=query, kind="apply-patch+yaml")
 
     async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
-        """Merge patch."""
         return await self._ask("PATCH", f"{_path(kind, namespace)}/{name}", body, kind="merge-patch+json")
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:

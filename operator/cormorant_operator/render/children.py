@@ -93,7 +93,6 @@ def certificates(job: Job) -> list[Manifest]:
 
 
 def config_map(job: Job, *, digest: str) -> Manifest:
-    """The ConfigMap with the manifest that a head reads at its start."""
     metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
     spec = job.templates.text
     text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'

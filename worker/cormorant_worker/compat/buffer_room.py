@@ -8,8 +8,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferRoom:
-    """Capacity of a buffer that has `extend`."""
-
     max_frames: int | None
     """None where nobody can tell: buffers of other kinds, and those of another process."""
     is_wide: bool
@@ -17,7 +15,6 @@ class BufferRoom:
 
 
 def room_of(buffer: Any) -> BufferRoom:
-    """Read the room of a buffer."""
     storage = getattr(buffer, "_storage", None)
     found = getattr(storage, "max_size", None)
     return BufferRoom(

@@ -71,7 +71,6 @@ class EnvProcess:
         self.command(RESET, Reset(seed=seed, side=side))
 
     def command(self, command: bytes, message: Any) -> None:
-        """Send a command with its message."""
         self.wake(command)
         self._send(message)
 

@@ -249,7 +249,6 @@ class EnvPoolVectorEnv:
     restarts = 0
 
     def __init__(self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int]) -> None:
-        """Build a pool of one environment a seed."""
         self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds))
 
     @classmethod
@@ -310,7 +309,6 @@ class EnvPoolVectorEnv:
         raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:
-        """Drop the pool."""
         self._pool.close()
 
 
@@ -417,7 +415,6 @@ class AsyncEnvPoolVectorEnv:
         raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:
-        """Drop the pool."""
         self._pool.close()
 
 

@@ -20,9 +20,7 @@ class EnvSource(Protocol):
     """Builds gymnasium environments, one a row. Pickled once for every process that builds one."""
 
     @property
-    def name(self) -> str:
-        """What messages call its environments."""
-        ...
+    def name(self) -> str: ...
 
     def build(self, row: int) -> Env:
         """Construct the environment of a row.

@@ -33,7 +33,6 @@ class MadeEnvs:
 
     @property
     def name(self) -> str:
-        """What messages call these environments."""
         return " | ".join(dict.fromkeys(name_of(maker) for maker in self._makers))
 
     def build(self, row: int) -> Env:
@@ -77,7 +76,6 @@ def _load(data: bytes) -> MadeEnvs:
 
 
 def name_of(maker: Callable[[], Any]) -> str:
-    """What messages call a maker."""
     inner = getattr(maker, "maker", maker)
     name = getattr(inner, "__qualname__", None) or type(inner).__qualname__
     return f"{getattr(inner, '__module__', '?')}:{name}"

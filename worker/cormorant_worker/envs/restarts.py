@@ -28,8 +28,6 @@ class RestartLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """Why one environment has to be restarted."""
-
     row: int
     what: str
     """A sentence's end: "raised ValueError: ...", "gave no answer within 5 s", "was killed by SIGKILL"."""
@@ -56,7 +54,6 @@ class Restarts:
         """Some environment that crashed had completed a step before."""
 
     def seed(self, row: int) -> int:
-        """The seed of the environment that is now in `row`."""
         return self._seeds[row]
 
     def record(self, crash: Crash, *, has_stepped: bool) -> int:
@@ -98,11 +95,9 @@ class Restarts:
         )
 
     def state(self) -> dict[str, object]:
-        """Plain data for `restore`."""
         return {"count": self.count, "seeds": list(self._seeds), "used": sorted(self._used)}
 
     def restore(self, *, count: int, seeds: Sequence[int], used: Sequence[int]) -> None:
-        """Go on from `state`."""
         self.count, self._seeds, self._used = count, list(seeds), set(used)
         self._barren = [0] * len(self._seeds)
 

@@ -47,8 +47,6 @@ EnvState = list[Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vectors:
-    """The state of a whole vector of environments."""
-
     envs: Sequence[EnvState]
     """One for each environment."""
     restarts: dict[str, Any]

@@ -49,7 +49,6 @@ class SharedSteps:
         self.sides = tuple(StepArrays.take(observation_space, num_envs, cursor.take) for _ in range(2))
 
     def is_settled(self) -> bool:
-        """Whether no row is pending."""
         return self._map.find(_PENDING, 0, self._num_envs) < 0
 
     def settle(self, row: int) -> bool:

@@ -33,7 +33,6 @@ class Rising:
         return self._highest
 
     def follow(self, number: float) -> None:
-        """The number is this now."""
         if number > self._highest:
             self._child.inc(number - self._highest)
             self._highest = number

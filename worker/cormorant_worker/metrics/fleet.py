@@ -80,7 +80,6 @@ class FleetMetrics:
             self._sample_gpus()
 
     def dropped(self, reason: str) -> Rising:
-        """The counter of frames that were dropped for a reason."""
         if reason not in self._dropped:
             self._dropped[reason] = self._exposition.rising(declared.FRAMES_DROPPED, reason=reason)
         return self._dropped[reason]
@@ -136,7 +135,6 @@ class _Group:
         self._inference = exposition.histogram(declared.INFERENCE, group=name)
 
     def seal(self, sealed: Sealed) -> None:
-        """A worker finished a batch."""
         timing = sealed.timing
         self._batch.observe(timing.seconds)
         if timing.env_step_s or timing.inference_s:

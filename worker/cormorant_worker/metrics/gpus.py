@@ -8,8 +8,6 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One device at one moment."""
-
     index: str
     utilization: float
     """Share of the last sample period in which a kernel ran, 0 to 1."""

@@ -45,7 +45,6 @@ class RandomActor:
         return dict(self.generator.bit_generator.state)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from `state()`."""
         self._chunk, self._used = (), 0
         self.generator.bit_generator.state = state
 

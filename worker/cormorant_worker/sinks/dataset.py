@@ -25,8 +25,6 @@ _MOST_DIFFERENCES = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetPart:
-    """What one worker attempt has written."""
-
     name: str
     records: tuple[ShardRecord, ...]
     """Sealed shards, in order."""
@@ -104,7 +102,6 @@ class Dataset:
 
     @property
     def frames(self) -> int:
-        """Durable frames of all parts."""
         return sum(part.frames for part in self.parts())
 
     def next_attempt(self, group: str, index: int) -> int:
@@ -257,6 +254,5 @@ def _with_schema(description: DatasetDescription, schema: FrameSchema) -> Datase
 
 
 def split_part_name(name: str) -> tuple[str, int, int]:
-    """Group, index and attempt of a part."""
     match = _PART.fullmatch(name)
     return (match["group"], int(match["index"]), int(match["attempt"])) if match else (name, 0, 0)

@@ -51,7 +51,6 @@ class DatasetDescription:
         )
 
     def to_bytes(self) -> bytes:
-        """The text of `dataset.json`."""
         value = {
             "format": "cormorant-shards",
             "formatVersion": FORMAT_VERSION,

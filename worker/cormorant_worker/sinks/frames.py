@@ -175,7 +175,6 @@ class Frames:
     """[k, ...] each state, for `next_rows`."""
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self.reward)
 
     def following(self) -> tuple[Arrays, Arrays]:

@@ -68,7 +68,6 @@ class LocalStore:
             draft.unlink(missing_ok=True)
 
     def root_files(self) -> list[str]:
-        """Names of the files at the root."""
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_file())
 
     def parts(self) -> list[str]:

@@ -61,7 +61,6 @@ class _Episodes:
         """(part, env, trajectory) -> episode number, frames so far."""
 
     def add(self, stretch: Stretch) -> None:
-        """Write a stretch into its episode."""
         key = (stretch.part, stretch.env, stretch.traj_id)
         number, start = self._growing.pop(key, (self.count, 0))
         if start == 0:
@@ -195,7 +194,6 @@ def _write_metadata(data: Path, dataset: Dataset, episodes: _Episodes, size_byte
 
 
 def _minari_space(space: Space) -> dict[str, Any]:
-    """A space as Minari's metadata has it."""
     match space:
         case gymnasium.spaces.Dict():
             parts = {_encode(name): _minari_space(part) for name, part in space.spaces.items()}

@@ -23,8 +23,6 @@ _LINES = 64
 
 
 class ObjectStore:
-    """The objects of a dataset below one prefix."""
-
     def __init__(self, uri: str) -> None:
         self.uri = uri.rstrip("/")
         self._fs, root = fsspec.core.url_to_fs(self.uri)
@@ -43,7 +41,6 @@ class ObjectStore:
             self._put(path, data)
 
     def root_files(self) -> list[str]:
-        """Names of the objects at the root."""
         return self._list("file")
 
     def parts(self) -> list[str]:
@@ -68,7 +65,6 @@ class ObjectStore:
             raise FileExistsError(f"{self._root}/{part}")
 
     def create_shard(self, part: str, name: str) -> "ObjectShardFile":
-        """Begin a shard in memory."""
         return ObjectShardFile(self, f"{self._root}/{part}/{name}")
 
     def note(self, part: str, number: int, line: str) -> None:
@@ -158,6 +154,5 @@ class ObjectShardFile:
         return hashlib.sha256(data).hexdigest()
 
     def discard(self) -> None:
-        """Free the memory."""
         self.closed = True
         self._buffer = io.BytesIO()

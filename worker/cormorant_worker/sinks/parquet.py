@@ -62,7 +62,6 @@ def _count_cut(frames: Frames, seen: dict[int, tuple[int, bool]]) -> int:
 
 
 def _arrow_schema(dataset: Dataset) -> Any:
-    """The shards' schema in plain types."""
     fields = []
     schema = dataset.description.schema
     leaves = {column_name(leaf): leaf for _, leaves in schema.kinds for leaf in leaves}

@@ -16,8 +16,6 @@ from cormorant_worker.sinks.record import ShardRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What an export wrote."""
-
     path: Path
     """The folder to open."""
     frames: int
@@ -41,7 +39,6 @@ def iter_frames(dataset: Dataset) -> Iterator[Frames]:
 
 
 def iter_part(dataset: Dataset, part: DatasetPart) -> Iterator[Frames]:
-    """The frames of one part, a batch at a time."""
     for record in part.records:
         with reading(dataset, part, record) as reader:
             for number in range(reader.num_record_batches):

@@ -67,7 +67,6 @@ class FrameSchema:
 
     @property
     def carried(self) -> tuple[Leaf, ...]:
-        """Leaves that have a `next.` column."""
         return self.observation + self.states
 
     @property
@@ -132,7 +131,6 @@ def arrow_type(leaf: Leaf) -> Any:
 
 
 def next_type(leaf: Leaf) -> Any:
-    """The Arrow type of a `next.` column."""
     return pa.list_(pa.field("item", arrow_type(leaf), nullable=False))
 
 

@@ -38,7 +38,6 @@ def to_json(space: Space) -> Json:
 
 
 def from_json(value: Json) -> Space:
-    """Rebuild what `to_json` described."""
     spaces = gymnasium.spaces
     match value["type"]:
         case "Dict":

@@ -8,8 +8,6 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Notes:
-    """The manifest lines of one part."""
-
     lines: tuple[str, ...]
     is_torn: bool = False
     """True when a last line was cut off by a crash; it is not among `lines`."""
@@ -52,9 +50,7 @@ class DatasetStore(Protocol):
         """Write a file at the root, durably and atomically; the first writer wins."""
         ...
 
-    def root_files(self) -> list[str]:
-        """Names of the files at the root."""
-        ...
+    def root_files(self) -> list[str]: ...
 
     def parts(self) -> list[str]:
         """Names of the folders at the root, sorted."""

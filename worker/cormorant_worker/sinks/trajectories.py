@@ -47,7 +47,6 @@ class Stretch:
     """[n] int64."""
 
     def __len__(self) -> int:
-        """Number of frames."""
         return len(self.reward)
 
     @property

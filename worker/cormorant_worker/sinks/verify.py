@@ -22,8 +22,6 @@ _READ_STEP = 4 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What `verify` found."""
-
     uri: str
     parts: int
     shards: int

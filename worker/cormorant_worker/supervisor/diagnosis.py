@@ -15,8 +15,6 @@ _CONNECT_S = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What is known of an end."""
-
     cause: Literal["token", "version", "unreachable", "ended"]
     """token and version: the same pod will fail again."""
     sentence: str

@@ -34,8 +34,6 @@ _FAILED = 1
 
 
 class HeadPod:
-    """One head's pod, from start to end."""
-
     def __init__(
         self, settings: RaySettings, command: Sequence[str], signals: PodSignals, *, last_words: Path | None = None
     ) -> None:

@@ -51,7 +51,6 @@ class PodMetrics(Collector):
         self._registry.register(self)
 
     def text(self, accept: str = "") -> tuple[bytes, str]:
-        """What is scraped, and its content type."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
 

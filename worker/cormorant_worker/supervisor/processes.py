@@ -53,7 +53,6 @@ class Child:
         return exit_code(self._process.poll())
 
     def lived_s(self) -> float:
-        """Seconds since it was started."""
         return time.monotonic() - self.started
 
     def output_tail(self) -> str:
@@ -113,7 +112,6 @@ def kill_all(known: Sequence[int]) -> bool:
 
 
 def descendants() -> list[psutil.Process]:
-    """Every process below this one."""
     found: list[psutil.Process] = psutil.Process().children(recursive=True)
     return found
 

@@ -62,7 +62,6 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
 
 
 def join_address(host: str, port: int) -> str:
-    """As Ray takes an address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

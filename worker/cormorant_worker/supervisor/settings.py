@@ -12,8 +12,6 @@ _Value = TypeVar("_Value")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaySettings:
-    """Of both kinds of pods."""
-
     pod_ip: str
     """POD_IP: where other pods reach this one."""
     gcs_port: int

@@ -47,8 +47,6 @@ _KILL_MARGIN_S = 5.0
 
 
 class WorkerPod:
-    """One worker's pod, from start to end."""
-
     def __init__(self, settings: WorkerSettings, signals: PodSignals, state: PodState) -> None:
         self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"

@@ -29,8 +29,6 @@ _LONGEST_HEADER = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CachedPublish:
-    """One publish as a worker got it."""
-
     version: PolicyVersion
     default_model: str
     """Whose tensors those are that carry no model's name."""

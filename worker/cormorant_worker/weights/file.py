@@ -33,7 +33,6 @@ def from_bytes(data: bytes) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def by_model(flat: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """Group `model/name` tensors by model."""
     weights: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in flat.items():
         model, slash, name = key.partition("/")

@@ -30,8 +30,6 @@ _SHOWN = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """Shape and dtype of one published tensor."""
-
     shape: tuple[int, ...]
     dtype: str
     """Torch's name without the prefix, e.g. "float32"."""
@@ -57,7 +55,6 @@ def specs_of(modules: Mapping[str, torch.nn.Module]) -> dict[str, dict[str, Tens
 
 
 def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
-    """What given weights look like."""
     return {
         model: {name: TensorSpec(shape=tuple(tensor.shape), dtype=_dtype(tensor)) for name, tensor in tensors.items()}
         for model, tensors in weights.items()

@@ -47,11 +47,9 @@ class Heartbeat:
 
     @classmethod
     def attach(cls, descriptor: int) -> "Heartbeat":
-        """Map the heartbeat that the fleet made."""
         return cls(SharedMemory(descriptor, SIZE_BYTES))
 
     def sign(self) -> None:
-        """Say which process this worker is."""
         self._numbers[PID] = os.getpid()
 
     @property

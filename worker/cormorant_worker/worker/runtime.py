@@ -58,8 +58,6 @@ _HELD_TIMEOUT_S = 600.0
 
 
 class Uplink(Protocol):
-    """The way to the fleet."""
-
     def send(self, message: object) -> None:
         """Report to the fleet. Called by all threads."""
         ...

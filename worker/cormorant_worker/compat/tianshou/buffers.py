@@ -18,8 +18,6 @@ _PLAIN_ADDS = ("ReplayBuffer.add", "ReplayBufferManager.add", "PrioritizedReplay
 
 
 class Store(Protocol):
-    """A buffer of any kind."""
-
     def refuse(self, *, num_envs: int, num_steps: int = 0, num_episodes: int = 0) -> None:
         """Raise ValueError when so many environments, frames or episodes at once do not fit. An episode has one frame
         at least.

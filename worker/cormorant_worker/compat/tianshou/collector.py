@@ -412,8 +412,6 @@ class AsyncCollector(Collector[CollectStats]):
 
 
 class _Made:
-    """What one `collect` has made so far."""
-
     def __init__(self) -> None:
         self.steps = 0
         self.skipped = 0

@@ -22,15 +22,11 @@ from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, lea
 
 
 class TakesResetKwargs(Protocol):
-    """Environments whose `reset` takes arguments."""
-
     def seed(self, seeds: Sequence[int]) -> None:
         """The next `start` resets with these seeds."""
         ...
 
-    def reset_with(self, kwargs: Mapping[str, Any]) -> None:
-        """Every reset from now on gets these."""
-        ...
+    def reset_with(self, kwargs: Mapping[str, Any]) -> None: ...
 
 
 def as_vector_env(env: Any, seeds: Callable[[int], Sequence[int]]) -> VectorEnv:
@@ -133,7 +129,6 @@ class GivenEnvs(InlineVectorEnv):
         raise error
 
     def reset_with(self, kwargs: Mapping[str, Any]) -> None:
-        """Every reset from now on gets these."""
         for env in self._envs:
             env.reset_kwargs = dict(kwargs)
 
@@ -181,7 +176,6 @@ class TheirVectorEnv:
         self._seeds = tuple(seeds)
 
     def reset_with(self, kwargs: Mapping[str, Any]) -> None:
-        """Every reset from now on gets these."""
         self._kwargs = dict(kwargs)
 
     def start(self) -> Arrays:
@@ -196,7 +190,6 @@ class TheirVectorEnv:
         return tuple(np.concatenate(same) for same in zip(*parts, strict=True))
 
     def restart(self, rows: Rows) -> Arrays:
-        """Begin a new episode in `rows`."""
         return self._reset(rows, self._kwargs)
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
@@ -205,7 +198,6 @@ class TheirVectorEnv:
         self._actions = actions
 
     def recv(self) -> Step:
-        """Step what was sent, and reset what ended."""
         rows = self._rows
         found = self._env.step(self._as_theirs(self._actions, len(rows)), self._ids(rows))
         every = len(rows) == self.num_envs and bool((rows == np.arange(self.num_envs)).all())

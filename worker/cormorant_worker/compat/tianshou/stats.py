@@ -17,11 +17,9 @@ class _Printed:
     """Statistics that print themselves, as Tianshou's do. Its subclasses are dataclasses."""
 
     def pprint_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> None:
-        """Print the fields, but for some."""
         print(self.pprints_asdict(exclude_fields, indent))  # noqa: T201  # what it is for
 
     def pprints_asdict(self, exclude_fields: Sequence[str] | None = None, indent: int = 4) -> str:
-        """What `pprint_asdict` prints."""
         found = asdict(self)  # type: ignore[call-overload]  # a dataclass
         kept = {name: value for name, value in found.items() if name not in (exclude_fields or ())}
         return f"{type(self).__name__}\n{'-' * 40}\n{pprint.pformat(kept, indent=indent)}"
@@ -29,8 +27,6 @@ class _Printed:
 
 @dataclass(kw_only=True)
 class SequenceStats(_Printed):
-    """A summary of one number an episode."""
-
     mean: float
     std: float
     """Of the population, as numpy's."""
@@ -100,7 +96,6 @@ class CollectStats(_Printed):
         collect_time: float = 0.0,
         collect_speed: float = 0.0,
     ) -> "CollectStats":
-        """Statistics of these episodes, summarised."""
         stats = cls(
             n_collected_episodes=n_collected_episodes,
             n_collected_steps=n_collected_steps,

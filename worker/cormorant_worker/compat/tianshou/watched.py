@@ -49,7 +49,6 @@ class LaneAround:
         return self.inner.land()
 
     def cut(self) -> None:
-        """Be content with what has landed."""
         self.inner.cut()
 
     def stop(self, columns: Array) -> None:
@@ -74,11 +73,9 @@ class LaneAround:
         return self.inner.look(column, leaf)
 
     def state(self) -> dict[str, Array]:
-        """What `restore` needs."""
         return self.inner.state()
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Go on from `state()`."""
         self.inner.restore(state)
 
 

@@ -50,8 +50,6 @@ class NoLength(RuntimeError, TypeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a fleet collector runs."""
-
     mode: Mode
     makers: tuple[tuple[Maker, ...], ...]
     """By collector: its environments."""
@@ -202,7 +200,6 @@ class FleetCollector:
         return self.iterator()
 
     def iterator(self) -> Iterator[Batch]:
-        """As `iter(collector)`."""
         while (found := self._collect()) is not None:
             yield found[0]
 
@@ -273,7 +270,6 @@ class FleetCollector:
             self.update_policy_weights_()
 
     def _shape(self, loan: Loan) -> TensorDictBase:
-        """The batch in its shape, in memory of its own."""
         batch = self._frames_of(loan)
         if self._settings.set_truncated:
             truncate_last(batch)
@@ -301,7 +297,6 @@ class FleetCollector:
 
     @property
     def _is_stacked(self) -> bool:
-        """Batches have a dimension for collectors."""
         return self._plan.mode == "sync" and self._plan.num_collectors > 1
 
     def _place(self, batch: TensorDictBase, loan: Loan) -> TensorDictBase:
@@ -544,7 +539,6 @@ class FleetCollector:
         self.fleet.close()
 
     def async_shutdown(self, timeout: float | None = None, close_env: bool = True) -> Any:
-        """As `shutdown`."""
         self.shutdown(timeout, close_env=close_env)
 
     def __enter__(self) -> "FleetCollector":

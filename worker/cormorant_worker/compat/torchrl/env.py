@@ -85,7 +85,6 @@ class MultiThreadedEnvWrapper(EnvBase):
             self.pool.reseed(seed)
 
     def close(self, *, raise_if_closed: bool = True) -> None:
-        """Let go of the pool."""
         if not self.is_closed:
             self.pool.close()
         super().close(raise_if_closed=raise_if_closed)

@@ -49,7 +49,6 @@ class InProcessFleet:
 
     @property
     def layout(self) -> Layout:
-        """What a full batch holds."""
         return self._collector.layout(self._steps)
 
     def borrow(self) -> Loan | None:
@@ -95,7 +94,6 @@ class InProcessFleet:
         return PolicyVersion(self._collector.weights.version + 1)
 
     def receipt(self, version: int) -> Receipt:
-        """The collector acts with every version that was published."""
         return Receipt(version=PolicyVersion(version), applied=(_NAME,), waiting=())
 
     def seed(self, seed: int) -> tuple[str, ...]:
@@ -141,7 +139,6 @@ class InProcessFleet:
         self._frames = saved.frames
 
     def stats(self) -> FleetStats:
-        """What is known of the one collector."""
         version, collector = self._collector.weights.version, self._collector
         worker = WorkerStats(
             name=_NAME,

@@ -216,7 +216,6 @@ class RayCollector(FleetCollector):
 
     @property
     def num_collectors(self) -> int:
-        """Collectors that there are to be."""
         return self._plan.num_collectors
 
     @property

@@ -158,8 +158,6 @@ class OnPolicyCollectorConfig:
 
 @dataclass
 class OffPolicyCollectorConfig(OnPolicyCollectorConfig):
-    """What `make_collector_offpolicy` reads."""
-
     multi_step: bool = False
     """Sum rewards over `n_steps_return` steps."""
     n_steps_return: int = 3
