@@ -5,30 +5,24 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import AsJson, Connection, with_connection
 
 app = typer.Typer(name="batches", help="Read batches from a head.", no_args_is_help=True, rich_markup_mode="rich")
 
 
 @app.command()
+@with_connection
 def tail(
+    connection: Connection,
     count: Annotated[int, typer.Option("--count", min=0, help="Stop after this many batches (0: no limit).")] = 0,
     frames: Annotated[
         int, typer.Option(min=0, help="Stop after at least this many frames (0: until the stream ends).")
     ] = 0,
     consumer: Annotated[str, typer.Option(help="Consumer name under which the head counts these batches.")] = "cli",
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
     """Take batches and print one line for each. A learner does not get the batches taken here."""
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "read"
-    ) as client:
+    with connection.client("read") as client:
         # No prefetch: a batch that is not printed stays with the head.
         stream = client.batches(frames or None, consumer=consumer, prefetch=0)
         with stream:

@@ -8,12 +8,14 @@ What goes wrong on the way becomes a sentence.
 
 import base64
 import binascii
+import functools
+import inspect
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -60,7 +62,22 @@ TokenFile = Annotated[
         help="Token file of the head (JSON with a token per role), or a file with one token.",
     ),
 ]
+CaFile = Annotated[
+    str,
+    typer.Option(
+        "--ca-file",
+        envvar="CORMORANT_CA_FILE",
+        metavar="FILE",
+        help="Certificates to trust with https (default: the system's; with JOB, ca.crt of the job's Secret).",
+    ),
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+_OPTIONS = {
+    "job": Job, "namespace": Namespace, "context": Context,
+    "url": Url, "token": Token, "token_file": TokenFile, "ca_file": CaFile,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +85,7 @@ class Connection:
     url: str
     token: str
     token_file: str
+    ca_file: str = ""
     job: str = ""
     namespace: str = ""
     context: str = ""
@@ -100,7 +118,8 @@ class Connection:
         """
         if not self.job:
             token = self._own_token(role)
-            with _client_of(self.url, token, hint="" if token else "; give --token or --token-file") as client:
+            hint = "" if token else "; give --token or --token-file"
+            with _client_of(self.url, token, hint=hint, ca_file=self.ca_file) as client:
                 yield client
             return
         from cormorant_cli.cluster import connected
@@ -121,6 +140,8 @@ class Connection:
         token = self._own_token(role) if is_own else token_of(cluster, job, role)
         secret = tokens_secret(job["metadata"]["name"])
         tls = tls_of(cluster, job)
+        if tls and self.ca_file:
+            tls = {"server_name": tls["server_name"], "ca_file": self.ca_file}
         open_stream = partial(cluster.open_port, head.name, API_PORT, namespace=job["metadata"]["namespace"])
         with forwarded(open_stream) as forwarder:
             hint = "" if is_own else f"; the token comes from Secret {secret}"
@@ -144,6 +165,24 @@ class Connection:
             return read_token(self.token_file, role)
         except BadAddress as error:
             raise BadInput(str(error)) from error
+
+
+def with_connection(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which head it speaks to; it gets them as `connection`."""
+    given = inspect.signature(command)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default="", annotation=annotation)
+        for name, annotation in _OPTIONS.items()
+    ]
+    expanded = [*(known for name, known in given.parameters.items() if name != "connection"), *options]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        command(connection=Connection(**{name: values.pop(name) for name in _OPTIONS}), **values)
+
+    run.__signature__ = given.replace(parameters=expanded)  # type: ignore[attr-defined]  # what typer reads
+    run.__annotations__ = {one.name: one.annotation for one in expanded}
+    return run
 
 
 def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
@@ -216,11 +255,12 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
 
 
 @contextmanager
-def _client_of(url: str, token: str, *, hint: str, server_name: str = "", ca_data: str = "") -> Iterator["Client"]:
+def _client_of(url: str, token: str, *, hint: str, **tls: Any) -> Iterator["Client"]:
+    """`tls`: ca_file, ca_data and server_name of `connect`."""
     from cormorant_client import BadAddress, BadTensors, ClientError, HeadUnreachable, Unauthenticated, connect
 
     try:
-        with connect(url, token=token, reconnect_s=_RECONNECT_S, server_name=server_name, ca_data=ca_data) as client:
+        with connect(url, token=token, reconnect_s=_RECONNECT_S, **tls) as client:
             yield client
     except (BadAddress, BadTensors) as error:
         raise BadInput(str(error)) from error

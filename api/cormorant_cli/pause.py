@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.connection import Connection, Context, Job, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed, HeadAway, NoHead, NotAllowed
 
 if TYPE_CHECKING:
@@ -26,27 +26,22 @@ _OWNER, _TTL_S = "default", 3600.0
 _POLL_S = 0.3
 
 
+@with_connection
 def pause(
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
+    connection: Connection,
     owner: Owner = "",
     reason: Annotated[str, typer.Option(help="Reason for the pause lease, shown to others.")] = "",
     ttl: Annotated[
         float, typer.Option(min=0, max=86400, help="Seconds after which the lease expires (default with --url: 3600).")
     ] = 0.0,
     wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait until all workers are paused.")] = 30.0,
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
 ) -> None:
     """Pause all workers. They keep their state and continue after `cormorant resume`.
 
     Sets the job's spec.paused. With --owner, --ttl or --url it takes a pause lease from the head instead, which
     expires. Exits with 1 if the workers are not paused in time; the pause stays in effect.
     """
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
-    if job and not (owner or ttl):
+    if connection.job and not (owner or ttl):
         if reason:
             raise BadInput("--reason belongs to a pause lease; give --ttl or --owner as well")
         _set_paused(connection, is_paused=True, wait_s=wait)
@@ -62,19 +57,14 @@ def pause(
     typer.echo(f"{lease.state} until {until} for {name}; `{connection.command('resume')} --owner {name}` ends it")
 
 
+@with_connection
 def resume(
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
+    connection: Connection,
     owner: Owner = "",
     wait: Annotated[float, typer.Option(min=0, max=300, help="Seconds to wait until the job runs again.")] = 30.0,
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
 ) -> None:
     """End a pause: the job's spec.paused, or a pause lease with --owner or --url. Leases of other owners stay."""
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
-    if job and not owner:
+    if connection.job and not owner:
         _set_paused(connection, is_paused=False, wait_s=wait)
         return
     with connection.client("write") as client:

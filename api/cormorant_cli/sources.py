@@ -72,7 +72,9 @@ class Entry:
     """An answer of either kind has come."""
 
 
-def url_sources(urls: Sequence[str], *, token: str, token_files: Sequence[str], workers: bool) -> tuple[Source, ...]:
+def url_sources(
+    urls: Sequence[str], *, token: str, token_files: Sequence[str], workers: bool, ca_file: str = ""
+) -> tuple[Source, ...]:
     """A source for each URL.
 
     Args:
@@ -80,6 +82,7 @@ def url_sources(urls: Sequence[str], *, token: str, token_files: Sequence[str], 
         token: for all of them; empty: the token files.
         token_files: one for all, one for each URL in the same order, or none.
         workers: ask for every worker, too.
+        ca_file: certificates to trust with https; empty: the system's.
 
     Raises:
         BadInput: there are no URLs, or the token files do not fit.
@@ -92,8 +95,9 @@ def url_sources(urls: Sequence[str], *, token: str, token_files: Sequence[str], 
         )
     files = list(token_files) * len(urls) if len(token_files) == 1 else list(token_files) or [""] * len(urls)
     return tuple(
-        Source(name=url, fetch=_fetcher(Connection(url=url, token=token, token_file=file), workers=workers))
+        Source(name=url, fetch=_fetcher(connection, workers=workers))
         for url, file in zip(urls, files, strict=True)
+        for connection in [Connection(url=url, token=token, token_file=file, ca_file=ca_file)]
     )
 
 

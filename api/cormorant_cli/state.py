@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import Connection, Context, Job, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput
 from cormorant_cli.weights import write_whole
 
@@ -15,40 +15,29 @@ app = typer.Typer(
 
 
 @app.command()
+@with_connection
 def save(
     out: Annotated[str, typer.Argument(metavar="FILE", help="File to write.")],
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
+    connection: Connection,
 ) -> None:
     """Save the fleet's state to a file: frame counts, random streams, and environments that can be saved."""
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "write"
-    ) as client:
+    with connection.client("write") as client:
         data = client.state()
     write_whole(Path(out), data)
     typer.echo(f"{out}: {len(data):,} bytes")
 
 
 @app.command()
+@with_connection
 def load(
     file: Annotated[str, typer.Argument(metavar="FILE", help="File written by `state save`.")],
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
+    connection: Connection,
 ) -> None:
     """Restore a saved state into a paused fleet. Pause it first and resume it afterwards."""
     try:
         data = Path(file).read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     with connection.client("write") as client:
         client.load_state(data)
     typer.echo(f"loaded {file}; `{connection.command('resume')}` continues from it")

@@ -7,27 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import AsJson, Connection, with_connection
 
 if TYPE_CHECKING:
     from cormorant_contract.rest.status import Status
 
 
+@with_connection
 def status(
+    connection: Connection,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every --interval seconds.")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="Seconds.")] = 2.0,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
     """Show phase, frames, versions, queue and consumers of a running job."""
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "read"
-    ) as client:
+    with connection.client("read") as client:
         while True:
             found = client.status()
             if as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, Context, Namespace, Token, are_written
+from cormorant_cli.connection import AsJson, CaFile, Connection, Context, Namespace, Token, are_written
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.sources import Board, Entry, url_sources
 from cormorant_cli.top_table import NUMBERS, columns, cut, lines_of, rows_of
@@ -70,6 +70,7 @@ def top(
             help="Token file: one for all heads, or one per --url in the same order.",
         ),
     ] = None,
+    ca_file: CaFile = "",
     workers: Annotated[
         bool,
         typer.Option("--workers", "-w", help="Also show every worker. On a cluster this asks the heads, at most 8."),
@@ -99,7 +100,7 @@ def top(
     if is_cluster and are_written(urls or (), "CORMORANT_URL"):
         raise BadInput("--url names a head outside a cluster; remove --url, or the names, -n, -A and --context")
     if urls and not is_cluster:
-        sources = url_sources(urls, token=token, token_files=token_files or (), workers=workers)
+        sources = url_sources(urls, token=token, token_files=token_files or (), ca_file=ca_file, workers=workers)
         show(Board(sources, interval_s=interval_s), is_once=not interval_s, as_json=as_json)
         return
     files = token_files if token_files and are_written(token_files, "CORMORANT_TOKEN_FILE") else []
@@ -107,7 +108,7 @@ def top(
         raise BadInput(f"{len(files)} token files for jobs of a cluster; give at most one")
     with _cluster_of(context, has_said_so=is_cluster) as cluster:
         scope = Scope(namespace="" if all_namespaces else namespace or cluster.namespace, names=names)
-        asking = _asking(cluster, token=token, token_file="".join(files), workers=workers)
+        asking = _asking(cluster, token=token, token_file="".join(files), ca_file=ca_file, workers=workers)
         census = Census(cluster, scope, asking=asking if names or workers else None, interval_s=interval_s)
         show(census, is_once=not interval_s, as_json=as_json)
 
@@ -128,12 +129,12 @@ def _cluster_of(context: str, *, has_said_so: bool) -> "Iterator[Cluster]":
         cluster.close()
 
 
-def _asking(cluster: "Cluster", *, token: str, token_file: str, workers: bool) -> "Asking":
+def _asking(cluster: "Cluster", *, token: str, token_file: str, ca_file: str, workers: bool) -> "Asking":
     from cormorant_cli.census import Asking
 
     def open_head(job: "Raw") -> "AbstractContextManager[HeadClient]":
         name = job["metadata"]["name"]
-        connection = Connection(url="", token=token, token_file=token_file, job=name)
+        connection = Connection(url="", token=token, token_file=token_file, ca_file=ca_file, job=name)
         return connection.client_in(cluster, job, "read")
 
     return Asking(open_head=open_head, workers=workers)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import AsJson, Connection, Context, Job, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.printing import counted, size_of
 
@@ -52,24 +52,18 @@ def init(
 
 
 @app.command()
+@with_connection
 def push(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A safetensors file.")],
+    connection: Connection,
     model: ModelName = "policy",
     version: Annotated[int, typer.Option(min=0, help="Version number to publish (0: the next one).")] = 0,
     wait: Wait = 30.0,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
     """Publish a safetensors file. Exits with 1 if no worker applied it."""
     path = Path(file)
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "write"
-    ) as client:
+    with connection.client("write") as client:
         # Paused workers would take the whole wait to do nothing.
         is_paused = client.status().pause_state != "running"
         update = client.publish(path, model=model, version=version or None)
@@ -86,41 +80,29 @@ def push(
 
 
 @app.command()
+@with_connection
 def pull(
     out: Annotated[str, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
+    connection: Connection,
     model: ModelName = "policy",
     version: Annotated[int, typer.Option(min=0, help="Version to fetch (0: the newest).")] = 0,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
 ) -> None:
     """Fetch weights into a file."""
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "read"
-    ) as client:
+    with connection.client("read") as client:
         found = client.weights(model, version=version or None)
     write_whole(Path(out), found.data)
     typer.echo(f"{out}: version {found.version} of {model}, {size_of(len(found.data))}")
 
 
 @app.command(name="list")
+@with_connection
 def list_versions(
+    connection: Connection,
     model: Annotated[str, typer.Option("--model", help="Show the retained versions of this model.")] = "",
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
     as_json: AsJson = False,
 ) -> None:
     """List the models and their newest versions, or the versions of one model."""
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "read"
-    ) as client:
+    with connection.client("read") as client:
         if not model:
             models = client.models()
             if as_json:
@@ -141,21 +123,15 @@ def list_versions(
 
 
 @app.command()
+@with_connection
 def rollback(
     version: Annotated[int, typer.Argument(metavar="VERSION", help="A retained version.")],
+    connection: Connection,
     model: ModelName = "policy",
     wait: Wait = 30.0,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
 ) -> None:
     """Publish an old version's weights again, under a new number."""
-    with Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context).client(
-        "write"
-    ) as client:
+    with connection.client("write") as client:
         update = client.rollback(version, model=model)
         if wait:
             update.wait(wait)

@@ -223,7 +223,7 @@ class Transport:
             # Waiting does not make it better, as it does with a head that is away.
             raise BadAddress(
                 f"the certificate of {address} was rejected: {error.verify_message}; renew it, or pass the CA to "
-                "trust as ca_file"
+                "trust as ca_file (on the command line --ca-file)"
             ) from error
         except OSError as error:
             made.close()

@@ -2,6 +2,7 @@
 
 import contextlib
 import http.client
+import json
 import shutil
 import socket
 import ssl
@@ -17,6 +18,7 @@ from cormorant_api.errors import TlsError
 from cormorant_api.http.tls import check_tls
 from cormorant_api.server import HeadServer
 from cormorant_api.settings import HeadSettings
+from cormorant_cli.__main__ import run
 from cormorant_client import BadAddress, ClientError, connect
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.serving import serve
@@ -93,6 +95,20 @@ def test_a_learner_over_tls_gets_every_value(tmp_path: Path) -> None:
             pytest.raises(ClientError, match="certificate"),
         ):
             stranger.status()
+
+
+def test_command_line_trusts_ca_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cert, key = make_certificate(tmp_path, days=2)
+    with serve(make_job(), directory=tmp_path / "head", tls_cert=cert, tls_key=key) as served:
+        command = ["status", "--url", served.server.url, "--token", served.writer.token, "--json"]
+        assert run(command) == 2
+        assert "pass the CA to trust as ca_file (on the command line --ca-file)" in capsys.readouterr().err
+        assert run([*command, "--ca-file", str(cert)]) == 0
+        assert json.loads(capsys.readouterr().out)["weights"]["version"] == 0
+        assert run(["top", "--once", *command[1:], "--ca-file", str(cert)]) == 0
+        capsys.readouterr()
+        assert run([*command, "--ca-file", str(tmp_path / "none.pem")]) == 2
+        assert "cannot use the certificates in" in capsys.readouterr().err
 
 
 def test_a_client_refuses_a_certificate_that_is_over_and_does_not_wait_for_a_better_one(tmp_path: Path) -> None:
