@@ -24,7 +24,7 @@ class OperatorDefaults:
     """Polling interval while a decision waits for the head's answer."""
     counters_interval_s: float = 15.0
     """Minimum interval between counter-only status writes of one job; `for_jobs` stretches it."""
-    counters_per_s: float = 35.0
+    counters_per_s: float = 42.5
     """Budget of counter-only status writes per second, for all jobs."""
     quick_resync_s: float = 300.0
     """Interval of listing the first page of each kind, which shows objects that watches missed."""

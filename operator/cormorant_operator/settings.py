@@ -15,7 +15,7 @@ from cormorant_operator.head_client import DEFAULT_URL
 _MIN_KEY_BYTES = 32
 REQUESTS_PER_S, BURST = 50.0, 100
 """Default rate limit of requests to the API server."""
-COUNTERS_SHARE = 0.7
+COUNTERS_SHARE = 0.85
 """Share of the rate limit for counter-only status writes. Everything else goes first and has at least the rest."""
 
 
