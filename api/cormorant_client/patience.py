@@ -1,7 +1,4 @@
-"""How long to go on trying, and how to wait in between.
-
-Twenty lines of our own: stamina would bring tenacity along for the same.
-"""
+"""How long to go on trying, and how to wait in between. Why not stamina: docs/decisions/0034."""
 
 import random
 import threading
