@@ -178,6 +178,8 @@ SERVICE_NAME_PATTERN = "^[a-z]([-a-z0-9]*[a-z0-9])?$"
 OPTIONAL_LABEL_PATTERN = "^([a-z0-9]([-a-z0-9]*[a-z0-9])?)?$"
 OPTIONAL_NAME_PATTERN = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
 REASON_PATTERN = "^[A-Za-z][A-Za-z0-9_]*$"
+IDENTIFIER_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
+INFO_KEY_PATTERN = "^[A-Za-z_][-A-Za-z0-9_.]*$"
 
 PATTERN_WORDS = {
     LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
@@ -186,6 +188,8 @@ PATTERN_WORDS = {
     SERVICE_NAME_PATTERN: "lower-case letters, digits and dashes, beginning with a letter and not ending with a dash",
     ENTRYPOINT_PATTERN: "package.module:attribute",
     REASON_PATTERN: "one CamelCase word",
+    IDENTIFIER_PATTERN: "letters, digits and underscores, beginning with no digit",
+    INFO_KEY_PATTERN: "letters, digits, underscores, dashes and dots, beginning with a letter or an underscore",
 }
 
 Label = Annotated[str, Field(strict=True, max_length=63, pattern=LABEL_PATTERN)]

@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cormorant_contract.base import COUNT_MAX, INT32_MAX, Contract, Count32, Count64, Flag, Whole
-from cormorant_contract.rule import Rule
+from cormorant_contract.info import EpisodeMetrics, repeated
+from cormorant_contract.rule import Rule, Value
 
 
 class MultiStep(Contract):
@@ -67,6 +68,9 @@ class Collection(Contract):
     multi_step: MultiStep | None = None
     """Deliver n-step rewards to learners. A dataset has frames as they were collected."""
 
+    episode_metrics: EpisodeMetrics | None = None
+    """Numbers reported for every episode beside its return and length. Unset means none."""
+
     seed: Count64 = 0
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""
 
@@ -105,4 +109,15 @@ class Collection(Contract):
                 sentence="preemptiveThreshold below 1 needs mode sync; in async mode no worker waits for a straggler",
                 path=("preemptiveThreshold",),
             ),
+            Rule(
+                cel="",  # the list is keyed by name: the API server refuses a second item itself
+                holds=lambda collection: not repeated(_metric_names(collection)),
+                sentence="the name {name} occurs twice in episodeMetrics; give each metric a name of its own",
+                values={"name": Value(cel="", get=lambda collection: repeated(_metric_names(collection)))},
+                path=("episodeMetrics",),
+            ),
         )
+
+
+def _metric_names(collection: Collection) -> tuple[str, ...]:
+    return tuple(metric.name for metric in collection.episode_metrics or ())

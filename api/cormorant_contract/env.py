@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
+from cormorant_contract.info import InfoKeys, repeated
 from cormorant_contract.rule import Rule, Transition, Value
 
 MAX_NUM_ENVS = 65536
@@ -126,6 +127,9 @@ class Env(Contract):
     max_episode_steps: Count32 = 0
     """Steps after which an episode is truncated. 0 means the environment's own limit."""
 
+    info: InfoKeys | None = None
+    """Values of the environment's info that are stored with every frame. Unset means none."""
+
     @property
     def num_envs(self) -> int:
         """Environments that one worker steps, whichever kind they are."""
@@ -133,9 +137,13 @@ class Env(Contract):
             return self.envpool.num_envs
         return self.gymnasium.num_envs if self.gymnasium is not None else 0
 
+    @property
+    def info_keys(self) -> tuple[str, ...]:
+        return tuple(item.key for item in self.info or ())
+
     @classmethod
     def rules(cls) -> "tuple[Rule[Env], ...]":
-        """One kind of environment."""
+        """One kind of environment, and keys that are stored once."""
         return (
             Rule(
                 cel="has(self.envpool) != has(self.gymnasium)",
@@ -147,6 +155,13 @@ class Env(Contract):
                         get=lambda env: "neither" if env.envpool is None else "both",
                     )
                 },
+            ),
+            Rule(
+                cel="",  # the list is keyed by key: the API server refuses a second item itself
+                holds=lambda env: not repeated(env.info_keys),
+                sentence="the key {key} occurs twice in info; write each key once",
+                values={"key": Value(cel="", get=lambda env: repeated(env.info_keys))},
+                path=("info",),
             ),
         )
 

@@ -74,7 +74,7 @@ class CollectorJobSpec(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
         """What must hold between env, collection and worker groups."""
-        return (*_BATCH_RULES, *_LEARNER_RULES, *_GROUP_RULES)
+        return (*_BATCH_RULES, *_METRIC_RULES, *_LEARNER_RULES, *_GROUP_RULES)
 
 
 _NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
@@ -97,6 +97,51 @@ _BATCH_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         path=("collection", "framesPerBatch"),
     ),
 )
+
+_UNDECLARED = "!has(self.env.info) || !self.env.info.exists(i, i.key == m.key)"
+_METRIC_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel=f"!has(self.collection.episodeMetrics) || !self.collection.episodeMetrics.exists(m, {_UNDECLARED})",
+        holds=lambda spec: not _undeclared(spec),
+        sentence="the metric {name} reads a key that env.info does not declare; add the key to env.info, "
+        "which has {keys}, or remove the metric",
+        values={
+            "name": Value(
+                cel=f"self.collection.episodeMetrics.filter(m, {_UNDECLARED})[0].name",
+                get=lambda spec: _undeclared(spec)[0],
+            ),
+            "keys": Value(
+                cel="(has(self.env.info) ? self.env.info.map(i, i.key) : [])",
+                get=lambda spec: json.dumps(spec.env.info_keys),
+            ),
+        },
+        path=("collection", "episodeMetrics"),
+    ),
+    Rule(
+        cel="!has(self.collection.episodeMetrics) || !has(self.env.info) || !self.collection.episodeMetrics.exists(m, "
+        "self.env.info.exists(i, i.key == m.key && has(i.shape) && i.shape.size() > 0))",
+        holds=lambda spec: not _shaped(spec),
+        sentence="the metric {name} reads a key with a shape; a metric is made of single numbers: use another key",
+        values={
+            "name": Value(
+                cel="self.collection.episodeMetrics.filter(m, self.env.info.exists(i, i.key == m.key && "
+                "has(i.shape) && i.shape.size() > 0))[0].name",
+                get=lambda spec: _shaped(spec)[0],
+            )
+        },
+        path=("collection", "episodeMetrics"),
+    ),
+)
+
+
+def _undeclared(spec: CollectorJobSpec) -> list[str]:
+    return [metric.name for metric in spec.collection.episode_metrics or () if metric.key not in spec.env.info_keys]
+
+
+def _shaped(spec: CollectorJobSpec) -> list[str]:
+    shaped = {item.key for item in spec.env.info or () if item.shape}
+    return [metric.name for metric in spec.collection.episode_metrics or () if metric.key in shaped]
+
 
 _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(

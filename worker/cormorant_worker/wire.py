@@ -5,7 +5,8 @@
 Tensors of part p (a worker's share, in slot order) are named `p/<key>`:
 
     observation, recurrent states [T+1, B, ...]    what a step acted on, and what the last one led to
-    action, policy outputs [T, B, ...]    is_init, next/terminated, next/truncated [T, B] bool    next/reward [T, B] f32
+    action, policy outputs, next/info/<key> [T, B, ...]
+    is_init, next/terminated, next/truncated [T, B] bool    next/reward [T, B] f32
     collector/traj_ids, collector/policy_version [T, B] i64    collector/lengths [B] i64: frames of each column
     ends/time, ends/env [K] i64    final/<observation or state> [K, ...]: what those steps really led to
 
@@ -116,6 +117,7 @@ def _all_arrays(block: Block) -> Iterator[tuple[str, Array]]:
     yield from _named("", layout.states, block.states, rows + 1)
     yield from _named("", layout.action, block.action, rows)
     yield from _named("", layout.outputs, block.outputs, rows)
+    yield from _named("next/", layout.info, block.info, rows)
     if layout.states:
         yield "is_init", block.is_init[:rows]
     yield "next/reward", block.reward[:rows]

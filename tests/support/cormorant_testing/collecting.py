@@ -82,6 +82,7 @@ def make_job(
     run_policy: Mapping[str, Any] | None = None,
     collection: Mapping[str, Any] | None = None,
     workers: int = 1,
+    info: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ) -> Any:
     """A CollectorJob of CountingEnvs (or of `env`)."""
@@ -97,7 +98,7 @@ def make_job(
     if dataset:
         output["dataset"] = {"uri": dataset}
     spec: dict[str, Any] = {
-        "env": block,
+        "env": {**block, **({"info": [dict(item) for item in info]} if info else {})},
         "policy": {"entrypoint": _entrypoint(policy), "kwargs": dict(policy_kwargs or {})}
         if policy
         else {"random": {}},

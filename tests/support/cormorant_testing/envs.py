@@ -113,6 +113,17 @@ def reward_of(episode: int, step: int) -> float:
     return float(np.float32(step + (episode % 1000) / 1000))
 
 
+def info_of(episode: int, step: int, echoed: float, *, ended: bool) -> dict[str, Any]:
+    """A CountingEnv's info after a step; success, of every other episode, comes with its last step only."""
+    info = {
+        "step": step,
+        "even": step % 2 == 0,
+        "nested": {"echo": echoed},
+        "pair": np.array([episode, step], np.int16),
+    }
+    return info | ({"success": episode % 2 == 0} if ended else {})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Moment:
     """What one step must return."""
@@ -245,6 +256,7 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         observation, action: kinds of spaces.
         failures: keyword arguments of `Failure`, any number of them.
         step_s: seconds that every step takes, asleep; busy_s: the same, busy.
+        shown: what the info of every step has beside `info_of`.
     """
 
     def __init__(
@@ -258,7 +270,9 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         failures: Sequence[Mapping[str, Any]] = (),
         step_s: float = 0.0,
         busy_s: float = 0.0,
+        shown: Mapping[str, Any] = {},
     ) -> None:
+        self._extra_info = dict(shown)
         self._lengths = (lengths,) if isinstance(lengths, int) else tuple(lengths)
         self._longest = longest
         self._ends: Ends = ends
@@ -294,7 +308,8 @@ class CountingEnv(gymnasium.Env[Any, Any]):
         while self._busy_s and time.perf_counter() < until:
             pass
         moment = self._oracle().moment(counts.episode, counts.step, action)
-        return self._observe(hurt), moment.reward, moment.terminated, moment.truncated, {}
+        info = info_of(counts.episode, counts.step, counts.echoed, ended=moment.final is not None)
+        return self._observe(hurt), moment.reward, moment.terminated, moment.truncated, info | self._extra_info
 
     def get_state(self) -> dict[str, Any]:
         c = self._counts

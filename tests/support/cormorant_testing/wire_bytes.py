@@ -38,6 +38,7 @@ def arrays_of(block: Block) -> dict[str, Array]:
         found["/".join(("final", *leaf.key))] = final[ends]
     for leaves, arrays in ((layout.action, block.action), (layout.outputs, block.outputs)):
         found |= {"/".join(leaf.key): array[:rows] for leaf, array in zip(leaves, arrays, strict=True)}
+    found |= {"/".join(("next", *leaf.key)): a[:rows] for leaf, a in zip(layout.info, block.info, strict=True)}
     found |= {
         "is_init": block.is_init[:rows],
         "next/reward": block.reward[:rows],

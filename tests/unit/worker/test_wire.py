@@ -72,6 +72,8 @@ def expected(block: Block) -> dict[str, np.ndarray]:
             found["final/" + "/".join(leaf.key)] = last[:K]
     for leaves, arrays in ((layout.action, block.action), (layout.outputs, block.outputs)):
         found |= {"/".join(leaf.key): array[:T] for leaf, array in zip(leaves, arrays, strict=True)}
+    for leaf, array in zip(layout.info, block.info, strict=True):
+        found["next/" + "/".join(leaf.key)] = array[:T]
     if layout.states:
         found["is_init"] = block.is_init[:T]
     return {key: array for key, array in found.items() if array.size}

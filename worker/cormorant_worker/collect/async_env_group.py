@@ -139,6 +139,8 @@ class AsyncEnvGroup:
         self._truncated[rows, columns] = step.truncated
         for stored, value in zip(self._obs, step.obs, strict=True):
             stored[following, columns] = value
+        for stored, value in zip(self._info, step.info, strict=True):
+            stored[rows, columns] = value
         self._lengths[columns] += 1
         self._returns[columns] += step.reward
         self._landed[columns] += 1
@@ -163,6 +165,7 @@ class AsyncEnvGroup:
         for stored, ring in (
             *zip(block.action, self._action, strict=True),
             *zip(block.outputs, self._outputs, strict=True),
+            *zip(block.info, self._info, strict=True),
             (block.reward, self._reward),
             (block.terminated, self._terminated),
             (block.truncated, self._truncated),
@@ -210,7 +213,7 @@ class AsyncEnvGroup:
         """Move the ring into a larger one, every frame that is not handed over with it."""
         n, old_size, old = self.env.num_envs, self._size, self._arrays
         layout = self._layout
-        leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states)
+        leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
         self._arrays = (
             *(np.zeros((size, n, *leaf.shape), leaf.dtype) for leaf in leaves),
             np.zeros((size, n), np.float32),
@@ -228,4 +231,5 @@ class AsyncEnvGroup:
         self._action = tuple(next(parts) for _ in layout.action)
         self._outputs = tuple(next(parts) for _ in layout.outputs)
         self._states = tuple(next(parts) for _ in layout.states)
+        self._info = tuple(next(parts) for _ in layout.info)
         self._reward, self._terminated, self._truncated, self._ring_init, self._ring_ids, self._ring_version = parts

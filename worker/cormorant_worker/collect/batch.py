@@ -26,7 +26,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     Returns:
         TensorDict `[B, T]` with `observation`, `action`, the policy's other outputs, recurrent states and `is_init`
         (recurrent policies only), `("next", ...)` with observation, states, `reward` float32 `[B, T, 1]`, `done`,
-        `terminated`, `truncated` bool `[B, T, 1]`; `("collector", "traj_ids")` and
+        `terminated`, `truncated` bool `[B, T, 1]`, `("info", key)` `[B, T, ...]`; `("collector", "traj_ids")` and
         `("collector", "policy_version")` int64 `[B, T]`; and, when columns have different lengths,
         `("collector", "mask")` bool `[B, T]`. Where the mask is False every value is zero, except that the
         observation right after a column's last frame stays what that frame led to.
@@ -61,6 +61,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
     }
     _put(following, layout.observation, _what_followed(block, observation, block.final))
     _put(following, layout.states, _what_followed(block, states, block.final_states))
+    _put(following, layout.info, (_env_first(own(a[rows])) for a in block.info))
     root["next"], root["collector"] = following, collector
     return TensorDict(root, batch_size=[layout.num_envs, block.num_rows], names=_NAMES)
 

@@ -42,6 +42,8 @@ class Layout:
     """What the policy computes beside the action, e.g. `("action_log_prob",)`."""
     states: tuple[Leaf, ...] = ()
     """Recurrent states, stored as they were when the step began."""
+    info: tuple[Leaf, ...] = ()
+    """Declared keys of the environments' info: `("info", key)`, within `next`."""
 
     @property
     def num_frames(self) -> int:
@@ -59,6 +61,8 @@ class Layout:
             yield f"output.{i}", (rows, envs, *leaf.shape), leaf.dtype
         for i, leaf in enumerate(self.states):
             yield f"state.{i}", (rows + 1, envs, *leaf.shape), leaf.dtype
+        for i, leaf in enumerate(self.info):
+            yield f"info.{i}", (rows, envs, *leaf.shape), leaf.dtype
         yield "reward", (rows, envs), np.dtype(np.float32)
         yield "terminated", (rows, envs), np.dtype(np.bool_)
         yield "truncated", (rows, envs), np.dtype(np.bool_)
@@ -114,6 +118,7 @@ class Block:
         self.action = _series(arrays, "action")
         self.outputs = _series(arrays, "output")
         self.states = _series(arrays, "state")
+        self.info = _series(arrays, "info")
         self.final = _series(arrays, "final")
         self.final_states = _series(arrays, "final_state")
         self.reward = arrays["reward"]
@@ -165,7 +170,8 @@ class Block:
         if self.is_full:
             return
         rows, columns = np.nonzero(np.arange(self.num_rows)[:, None] >= self.lengths[None, :])
-        for array in (*self.action, *self.outputs, self.reward, self.terminated, self.truncated, self.is_init):
+        plain = (*self.action, *self.outputs, *self.info, self.reward, self.terminated, self.truncated, self.is_init)
+        for array in plain:
             array[rows, columns] = 0
         self.traj_ids[rows, columns] = 0
         self.policy_version[rows, columns] = 0

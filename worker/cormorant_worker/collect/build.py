@@ -19,6 +19,7 @@ from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
@@ -144,7 +145,8 @@ def build_envs(
     """Build the environments, one VectorEnv for each EnvGroup. Returns them and the number of EnvPool threads."""
     env = job.spec.env
     if overrides.envs and env.gymnasium is not None:
-        return (_build_made(overrides.envs, env.gymnasium, place, raises=overrides.raises),), 0
+        info = _info_fields(job)
+        return (_build_made(overrides.envs, env.gymnasium, place, info, raises=overrides.raises),), 0
     seeds = place.seeds.env_seeds(env.num_envs)
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
@@ -169,14 +171,16 @@ def _build_envpool(
                 f"spec.collection.resetAtEachBatch needs batchSize = numEnvs, found {block.batch_size} and "
                 f"{block.num_envs}: environments with steps in flight cannot be reset; set batchSize: 0"
             )
+    info = _info_fields(job)
     max_threads = place.max_threads or available_cpus()
     env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
     threads = block.num_threads or place.num_threads or _calibrated(task, block, place, env_groups)
     if is_async:
-        pool = AsyncEnvPoolVectorEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds)
+        pool = AsyncEnvPoolVectorEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds, info=info)
         return (pool,), threads
     shares = np.array_split(np.asarray(seeds), env_groups)
-    return tuple(EnvPoolVectorEnv(task, num_threads=threads, seeds=share.tolist()) for share in shares), threads
+    pools = (EnvPoolVectorEnv(task, num_threads=threads, seeds=share.tolist(), info=info) for share in shares)
+    return tuple(pools), threads
 
 
 def _calibrated(task: EnvPoolTask, block: EnvPoolBlock, place: WorkerPlace, env_groups: int) -> int:
@@ -227,11 +231,16 @@ def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int])
         wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
         max_episode_steps=job.spec.env.max_episode_steps,
     )
-    return _vectorize(factory, block, seeds, RestartLimits(total=block.max_restarts))
+    return _vectorize(factory, block, seeds, RestartLimits(total=block.max_restarts), _info_fields(job))
 
 
 def _build_made(
-    makers: tuple[Callable[[], Any], ...], block: GymnasiumBlock, place: WorkerPlace, *, raises: bool
+    makers: tuple[Callable[[], Any], ...],
+    block: GymnasiumBlock,
+    place: WorkerPlace,
+    info: tuple[InfoField, ...],
+    *,
+    raises: bool,
 ) -> VectorEnv:
     """Environments that a script's callables make."""
     made = MadeEnvs(makers)
@@ -239,18 +248,33 @@ def _build_made(
         # A worker is a process already: its only environment needs no other.
         only = made.make(0)
         if hasattr(type(only), "vector_env"):
+            if info:
+                raise ManifestError(
+                    f"spec.env.info declares {info[0].key}, and environments that are stepped together have no info; "
+                    "remove env.info"
+                )
             vector: VectorEnv = only.vector_env(place.seeds.env_seeds(only.num_workers))
             return vector
         if isinstance(only, gymnasium.Env):
             made.keep(0, only)
         block = block.model_copy(update={"vectorization": "inline"})
     limits = RestartLimits(total=block.max_restarts, raises=raises)
-    return _vectorize(made, block, place.seeds.env_seeds(len(makers)), limits)
+    return _vectorize(made, block, place.seeds.env_seeds(len(makers)), limits, info)
 
 
-def _vectorize(factory: EnvSource, block: GymnasiumBlock, seeds: list[int], limits: RestartLimits) -> VectorEnv:
+def _info_fields(job: CollectorJob) -> tuple[InfoField, ...]:
+    """What the manifest declares of info."""
+    return tuple(
+        InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill)
+        for item in job.spec.env.info or ()
+    )
+
+
+def _vectorize(
+    factory: EnvSource, block: GymnasiumBlock, seeds: list[int], limits: RestartLimits, info: tuple[InfoField, ...]
+) -> VectorEnv:
     if block.vectorization == "inline":
-        return InlineVectorEnv(factory, num_envs=len(seeds), seeds=seeds, limits=limits)
+        return InlineVectorEnv(factory, num_envs=len(seeds), seeds=seeds, limits=limits, info=info)
     return SubprocessVectorEnv(
         factory,
         num_envs=len(seeds),
@@ -258,4 +282,5 @@ def _vectorize(factory: EnvSource, block: GymnasiumBlock, seeds: list[int], limi
         step_timeout_s=block.step_timeout_seconds,
         reset_timeout_s=block.reset_timeout_seconds,
         limits=limits,
+        info=info,
     )

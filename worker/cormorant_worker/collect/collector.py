@@ -178,6 +178,7 @@ class Collector:
             action=leaves(self._action, ("action",)),
             outputs=self._actor.outputs,
             states=self._actor.states,
+            info=self._envs[0].info_leaves,
         )
 
     def collect(

@@ -184,6 +184,7 @@ class LockstepEnvGroup:
         self._states = tuple(a[:, columns] for a in block.states)
         self._action = tuple(a[:, columns] for a in block.action)
         self._outputs = tuple(a[:, columns] for a in block.outputs)
+        self._info = tuple(a[:, columns] for a in block.info)
         self._reward = block.reward[:, columns]
         self._terminated = block.terminated[:, columns]
         self._truncated = block.truncated[:, columns]
@@ -330,6 +331,9 @@ class LockstepEnvGroup:
         t = self._row
         for stored, value in zip(self._obs, step.obs, strict=True):
             stored[t + 1] = value
+        if self._info:
+            for stored, value in zip(self._info, step.info, strict=True):
+                stored[t] = value
         self._reward[t] = step.reward
         self._terminated[t] = step.terminated
         self._truncated[t] = step.truncated
@@ -349,6 +353,8 @@ class LockstepEnvGroup:
         columns, rows = sent[moved], self._cursor[sent[moved]]
         for stored, value in zip(self._obs, step.obs, strict=True):
             stored[rows + 1, columns] = value[moved]
+        for stored, value in zip(self._info, step.info, strict=True):
+            stored[rows, columns] = value[moved]
         self._reward[rows, columns] = step.reward[moved]
         self._terminated[rows, columns] = step.terminated[moved]
         self._truncated[rows, columns] = step.truncated[moved]

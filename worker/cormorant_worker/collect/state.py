@@ -127,5 +127,5 @@ def _under(arrays: dict[str, Array], prefix: str) -> dict[str, Array]:
 
 def _layout_of(collector: "Collector") -> str:
     layout = collector.layout(1)
-    leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states)
+    leaves = (*layout.observation, *layout.action, *layout.outputs, *layout.states, *layout.info)
     return "; ".join(f"{'.'.join(leaf.key)} {leaf.dtype.name}{list(leaf.shape)}" for leaf in leaves)

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.spaces import Space
 
 STEP = (b"0", b"1")
@@ -44,12 +45,16 @@ class BuildRequest:
     """Descriptor of the pipe that wakes the parent."""
     wake: int
     """Descriptor of the pipe that wakes this child: cheaper than its socket, once a step."""
+    info: tuple[InfoField, ...] = ()
+    """What of `info` is stored, complete or not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildReply:
     observation_space: Space
     action_space: Space
+    info: tuple[InfoField, ...] = ()
+    """Complete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -32,6 +32,7 @@ from cormorant_worker.envs.channel import (
     send_message,
 )
 from cormorant_worker.envs.env_row import BadObservation, EnvRow
+from cormorant_worker.envs.info import complete_fields
 from cormorant_worker.envs.saved import load_env, save_env
 from cormorant_worker.envs.shared_memory import SharedSteps
 from cormorant_worker.errors import EnvBuildError, EnvNotSaved, UnknownEnv
@@ -87,15 +88,15 @@ class _Child:
     def serve(self) -> None:
         build: BuildRequest = receive_message(self._connection)
         env = build.factory.build(build.row)
-        send_message(
-            self._connection, BuildReply(observation_space=env.observation_space, action_space=env.action_space)
-        )
+        info = complete_fields(build.info, env, build.factory.name)
+        reply = BuildReply(observation_space=env.observation_space, action_space=env.action_space, info=info)
+        send_message(self._connection, reply)
         wake = build.wake
         if os.read(wake, 1) != MAP:
             env.close()
             return
-        shared = SharedSteps(build.block, env.observation_space, env.action_space, build.num_envs, create=False)
-        row = self._row = EnvRow(env, build.row, actions=shared.actions, sides=shared.sides)
+        shared = SharedSteps(build.block, env.observation_space, env.action_space, build.num_envs, info, create=False)
+        row = self._row = EnvRow(env, build.row, actions=shared.actions, sides=shared.sides, info=info)
         sides = {command: side for side, command in enumerate(STEP)}
         while True:
             command = os.read(wake, 1)

@@ -12,6 +12,7 @@ import gymnasium
 import numpy as np
 
 from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.envs.info import InfoField, InfoMisfit, info_writer
 from cormorant_worker.errors import EnvCrashed
 from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves, unflattener
 
@@ -24,7 +25,7 @@ SMALL = 1024
 
 
 class BadObservation(EnvCrashed):
-    """The environment returned NaN or something that its space does not describe: no restart would help."""
+    """The environment returned NaN or something that its space or env.info does not describe: no restart would help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +42,13 @@ class StepArrays:
     """[n] bool."""
     truncated: Array
     """[n] bool."""
+    info: Arrays
+    """[n, ...] a declared key of info."""
 
     @classmethod
-    def take(cls, observation_space: Space, num_envs: int, take: TakeArray) -> "StepArrays":
+    def take(
+        cls, observation_space: Space, num_envs: int, take: TakeArray, info: Sequence[InfoField] = ()
+    ) -> "StepArrays":
         """Allocate one row for each of `num_envs` environments."""
         parts = leaves(observation_space, ("observation",))
         return cls(
@@ -52,6 +57,7 @@ class StepArrays:
             reward=take((num_envs,), np.dtype(np.float32)),
             terminated=take((num_envs,), np.dtype(np.bool_)),
             truncated=take((num_envs,), np.dtype(np.bool_)),
+            info=tuple(take((num_envs, *field.leaf.shape), field.leaf.dtype) for field in info),
         )
 
 
@@ -100,9 +106,12 @@ class EnvRow:
         row: its number in the vector, for messages, and its row in all arrays.
         actions: [n, ...] a leaf, read at every step.
         sides: where steps are written; `step` and `reset` choose one of them by its index.
+        info: what of `info` is written, complete.
     """
 
-    def __init__(self, env: Env, row: int, *, actions: Arrays, sides: Sequence[StepArrays]) -> None:
+    def __init__(
+        self, env: Env, row: int, *, actions: Arrays, sides: Sequence[StepArrays], info: Sequence[InfoField] = ()
+    ) -> None:
         self.env = env
         self.steps = 0
         """Steps completed so far, over all episodes."""
@@ -112,6 +121,7 @@ class EnvRow:
         self._read_action = _action_reader(env.action_space, actions, row)
         self._write_obs = [self._writer(side.obs) for side in sides]
         self._write_final = [self._writer(side.final) for side in sides]
+        self._write_info = [info_writer(info, row_views(side.info, row)) for side in sides] if info else []
         self._flags = [(side.reward, side.terminated, side.truncated) for side in sides]
 
     def reset(self, *, seed: int | None = None, side: int = 0) -> None:
@@ -126,7 +136,12 @@ class EnvRow:
             BadObservation: the reward or a large leaf is NaN (for small ones see `NanCheck`), or a leaf does not fit.
             Exception: whatever the environment raises.
         """
-        obs, reward, terminated, truncated, _ = self.env.step(self._read_action())
+        obs, reward, terminated, truncated, info = self.env.step(self._read_action())
+        if self._write_info:
+            try:
+                self._write_info[side](info)
+            except InfoMisfit as error:
+                raise BadObservation(f"environment {self._row} returned {error} (in {self._when()})") from error
         if terminated or truncated:
             self._write_final[side](obs)
             obs, _ = self.env.reset(**self.reset_kwargs)

@@ -21,9 +21,10 @@ import gymnasium
 import numpy as np
 
 from cormorant_contract.sentences import did_you_mean
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, UnknownEnv
-from cormorant_worker.spaces import Array, Arrays, Key, Space, leaves
+from cormorant_worker.spaces import Array, Arrays, Key, Space, cast_exactly, leaves
 
 _OURS = {
     "num_envs": "spec.env.envpool.numEnvs",
@@ -171,7 +172,7 @@ def reseed_pool(pool: Any, seeds: Sequence[int]) -> Any:
 class _Pool:
     """One built pool and the translation of its arrays. Shared by the two ways of stepping it."""
 
-    def __init__(self, pool: Any, *, name: str, spaces: tuple[Space, Space]) -> None:
+    def __init__(self, pool: Any, *, name: str, spaces: tuple[Space, Space], info: Sequence[InfoField] = ()) -> None:
         self.observation_space, self.action_space = spaces
         num_envs = self.num_envs = int(pool.config["num_envs"])
         self._name = name
@@ -181,9 +182,19 @@ class _Pool:
         self._obs_at = [names.index(_state_name(leaf.key)) for leaf in leaves(self.observation_space, ())]
         self.id_at, self.done_at, self._trunc_at = (names.index(k) for k in ("info:env_id", "done", "trunc"))
         self.reward_at = names.index("reward")
+        self._info_at = [self._find_info(field.key, names) for field in info]
+        specs = self._pool.spec.state_array_spec
+        complete = [
+            field.complete(np.dtype(specs[names[at]].dtype), tuple(size for size in specs[names[at]].shape if size > 0))
+            for field, at in zip(info, self._info_at, strict=True)
+        ]
+        self.info_leaves = tuple([field.leaf for field in complete])
+        self._info_fits = all(
+            leaf.dtype == specs[names[at]].dtype for leaf, at in zip(self.info_leaves, self._info_at, strict=True)
+        )
         self._terminated_at = names.index("info:terminated") if "info:terminated" in names else None
-        specs = self._pool.spec.action_array_spec
-        self._action_dtypes = [np.dtype(spec.dtype) for name, spec in specs.items() if name not in _ID_KEYS]
+        actions = self._pool.spec.action_array_spec
+        self._action_dtypes = [np.dtype(spec.dtype) for name, spec in actions.items() if name not in _ID_KEYS]
         self.dummy_actions = tuple(
             np.zeros((num_envs, *leaf.shape), dtype) + _lowest(self.action_space)
             for leaf, dtype in zip(leaves(self.action_space, ()), self._action_dtypes, strict=True)
@@ -192,10 +203,12 @@ class _Pool:
         """What was sent last: EnvPool reads these arrays while it steps."""
 
     @classmethod
-    def build(cls, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> "_Pool":
+    def build(
+        cls, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField]
+    ) -> "_Pool":
         spaces = task.spaces()
         pool = task.make(num_envs=len(seeds), batch_size=batch_size, num_threads=num_threads, seeds=seeds)
-        return cls(pool, name=task.task_id, spaces=spaces)
+        return cls(pool, name=task.task_id, spaces=spaces, info=info)
 
     @classmethod
     def around(cls, pool: Any) -> "_Pool":
@@ -228,6 +241,30 @@ class _Pool:
     def obs(self, state: list[Array]) -> Arrays:
         return tuple([state[i] for i in self._obs_at])
 
+    def info(self, state: list[Array]) -> Arrays:
+        """[n, ...] each declared key of info."""
+        values = tuple([state[i] for i in self._info_at])
+        if self._info_fits:
+            return values
+        try:
+            return tuple([cast_exactly(v, leaf.dtype) for v, leaf in zip(values, self.info_leaves, strict=True)])
+        except ValueError as error:
+            keys = ", ".join(leaf.key[-1] for leaf in self.info_leaves)
+            raise EnvCrashed(
+                f"{self._name} returned info that does not fit the dtypes declared in env.info ({keys}): {error}; "
+                "leave the dtype out"
+            ) from error
+
+    def _find_info(self, key: str, names: list[str]) -> int:
+        for name in (f"info:{key}", key):
+            if name in names and (name.startswith("info:") or name in _INFO_AT_ROOT):
+                return names.index(name)
+        known = [name.removeprefix("info:") for name in names if name.startswith("info:") or name in _INFO_AT_ROOT]
+        hint = did_you_mean(key, known, most=1, otherwise="; remove it")
+        raise EnvBuildError(
+            f"spec.env.info: {self._name} has no {key} in its info, which has {', '.join(sorted(known))}{hint}"
+        )
+
     def ends(self, state: list[Array]) -> tuple[Array, Array]:
         """[n] terminated and truncated."""
         done = state[self.done_at]
@@ -248,8 +285,10 @@ class EnvPoolVectorEnv:
     min_in_flight = 1
     restarts = 0
 
-    def __init__(self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int]) -> None:
-        self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds))
+    def __init__(
+        self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField] = ()
+    ) -> None:
+        self._take(_Pool.build(task, batch_size=len(seeds), num_threads=num_threads, seeds=seeds, info=info))
 
     @classmethod
     def around(cls, built: Any) -> "EnvPoolVectorEnv":
@@ -262,6 +301,7 @@ class EnvPoolVectorEnv:
         self._pool = pool
         self.num_envs = pool.num_envs
         self.observation_space, self.action_space = pool.observation_space, pool.action_space
+        self.info_leaves = pool.info_leaves
         self._all = np.arange(self.num_envs, dtype=np.int32)
         self._rows: slice | Rows = EVERY_ROW
         self._no_final = tuple(np.empty((0, *leaf.shape), leaf.dtype) for leaf in leaves(self.observation_space, ()))
@@ -287,14 +327,16 @@ class EnvPoolVectorEnv:
         obs, done = pool.obs(state), state[pool.done_at]
         ended = done.nonzero()[0]
         if not len(ended):
-            return Step(self._rows, obs, state[pool.reward_at], done, done, NO_ROWS, self._no_final)
+            info = pool.info(state) if self.info_leaves else ()
+            return Step(self._rows, obs, state[pool.reward_at], done, done, NO_ROWS, self._no_final, NO_ROWS, info)
         # The first observations of the next episodes are under way while the rest is sorted out.
         pool.send_dummies(state[pool.id_at][ended])
         terminated, truncated = pool.ends(state)
         final = tuple([a[ended] for a in obs])
         for stored, first in zip(obs, pool.obs(pool.recv()), strict=True):
             stored[ended] = first
-        return Step(self._rows, obs, state[pool.reward_at], terminated, truncated, ended, final)
+        info = pool.info(state)
+        return Step(self._rows, obs, state[pool.reward_at], terminated, truncated, ended, final, NO_ROWS, info)
 
     def restart(self, rows: Rows) -> Arrays:
         """Begin new episodes; under `episodic_life`, new games."""
@@ -318,9 +360,18 @@ class AsyncEnvPoolVectorEnv:
     lockstep = False
     restarts = 0
 
-    def __init__(self, task: EnvPoolTask, *, batch_size: int, num_threads: int, seeds: Sequence[int]) -> None:
+    def __init__(
+        self,
+        task: EnvPoolTask,
+        *,
+        batch_size: int,
+        num_threads: int,
+        seeds: Sequence[int],
+        info: Sequence[InfoField] = (),
+    ) -> None:
         """Build a pool of one environment a seed that hands out `batch_size` of them at a time."""
-        self._take(_Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds), batch_size)
+        pool = _Pool.build(task, batch_size=batch_size, num_threads=num_threads, seeds=seeds, info=info)
+        self._take(pool, batch_size)
 
     @classmethod
     def around(cls, built: Any) -> "AsyncEnvPoolVectorEnv":
@@ -334,6 +385,7 @@ class AsyncEnvPoolVectorEnv:
         self.num_envs = pool.num_envs
         self.min_in_flight = batch_size
         self.observation_space, self.action_space = self._pool.observation_space, self._pool.action_space
+        self.info_leaves = pool.info_leaves
         self._is_under_way: Array = np.zeros(self.num_envs, dtype=np.bool_)
         self._has_started = False
         # The transition of an ended row waits here until its next episode's first observation is known.
@@ -341,6 +393,7 @@ class AsyncEnvPoolVectorEnv:
         shape = [(self.num_envs, *leaf.shape) for leaf in leaves(self.observation_space, ())]
         dtypes = [leaf.dtype for leaf in leaves(self.observation_space, ())]
         self._final = tuple(np.zeros(s, d) for s, d in zip(shape, dtypes, strict=True))
+        self._info = tuple(np.zeros((self.num_envs, *leaf.shape), leaf.dtype) for leaf in pool.info_leaves)
         self._reward: Array = np.zeros(self.num_envs, dtype=np.float32)
         self._terminated: Array = np.zeros(self.num_envs, dtype=np.bool_)
         self._truncated: Array = np.zeros(self.num_envs, dtype=np.bool_)
@@ -377,14 +430,15 @@ class AsyncEnvPoolVectorEnv:
         pool = self._pool
         state = pool.recv()
         ids, received, reward = state[pool.id_at], pool.obs(state), state[pool.reward_at]
+        info = pool.info(state)
         terminated, truncated = pool.ends(state)
         begins = self._waits[ids]
         ended_now = state[pool.done_at] & ~begins
         if ended_now.any():
             which = ids[ended_now]
             pool.send_dummies(which)
-            for kept, obs in zip(self._final, received, strict=True):
-                kept[which] = obs[ended_now]
+            for kept, value in zip((*self._final, *self._info), (*received, *info), strict=True):
+                kept[which] = value[ended_now]
             self._reward[which] = reward[ended_now]
             self._terminated[which] = terminated[ended_now]
             self._truncated[which] = truncated[ended_now]
@@ -401,6 +455,8 @@ class AsyncEnvPoolVectorEnv:
             np.where(begun, self._truncated[rows], truncated[ready]),
             np.flatnonzero(begun),
             tuple(kept[rows[begun]] for kept in self._final),
+            NO_ROWS,
+            tuple(_merged(value[ready], kept[rows], begun) for value, kept in zip(info, self._info, strict=True)),
         )
 
     def restart(self, rows: Rows) -> Arrays:
@@ -418,7 +474,15 @@ class AsyncEnvPoolVectorEnv:
         self._pool.close()
 
 
+_INFO_AT_ROOT = ("elapsed_step",)
+"""What EnvPool's info has beside the state keys that begin with "info:"."""
 _ID_KEYS = ("env_id", "players.env_id")
+
+
+def _merged(values: Array, kept: Array, is_kept: Array) -> Array:
+    """[n, ...] values, replaced by those that were kept where the mask [n] says so."""
+    values[is_kept] = kept[is_kept]
+    return values
 
 
 def _state_name(key: Key) -> str:

@@ -9,6 +9,7 @@ import structlog
 
 from cormorant_worker.envs.env_row import BadObservation, EnvRow, NanCheck, StepArrays, take_actions
 from cormorant_worker.envs.gymnasium_env import Env, EnvSource
+from cormorant_worker.envs.info import InfoField, complete_fields
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, load_env, pack, save_env, unpack
@@ -29,6 +30,7 @@ class InlineVectorEnv:
         num_envs: how many.
         seeds: one for each; environment i is first reset with `seeds[i]`, later without a seed.
         limits: how many restarts are too many.
+        info: which values of `info` come with every step.
 
     Raises:
         UnknownEnv, EnvBuildError: the first environment could not be built.
@@ -44,6 +46,7 @@ class InlineVectorEnv:
         num_envs: int,
         seeds: Sequence[int],
         limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
+        info: Sequence[InfoField] = (),
     ) -> None:
         if num_envs < 1 or len(seeds) != num_envs:
             raise EnvBuildError(f"{num_envs} environments need as many seeds, at least one; found {len(seeds)}")
@@ -56,7 +59,9 @@ class InlineVectorEnv:
         self.action_space = first.action_space
         self._nan = NanCheck(self.observation_space)
         self._actions = take_actions(self.action_space, num_envs, np.zeros)
-        self._arrays = StepArrays.take(self.observation_space, num_envs, np.zeros)
+        self._info = complete_fields(info, first, factory.name)
+        self.info_leaves = tuple(field.leaf for field in self._info)
+        self._arrays = StepArrays.take(self.observation_space, num_envs, np.zeros, self._info)
         self._envs = [self._row(first if row == 0 else factory.build(row), row) for row in range(num_envs)]
         self._numbers = np.arange(num_envs)
         self._under_way: slice | Rows | None = None
@@ -170,7 +175,7 @@ class InlineVectorEnv:
         return self._restarts.has_stepped or any(env.steps for env in self._envs)
 
     def _row(self, env: Env, row: int) -> EnvRow:
-        return EnvRow(env, row, actions=self._actions, sides=(self._arrays,))
+        return EnvRow(env, row, actions=self._actions, sides=(self._arrays,), info=self._info)
 
     def _result(self, rows: slice | Rows, fresh: list[int]) -> Step:
         whole = isinstance(rows, slice) and rows == EVERY_ROW
@@ -192,6 +197,7 @@ class InlineVectorEnv:
             ended=ended,
             final=final,
             fresh=np.array(fresh, dtype=np.int64) if fresh else NO_ROWS,
+            info=tuple([values[rows] for values in arrays.info]),
         )
 
     def _replace(self, row: int, error: BaseException) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from cormorant_worker.spaces import Array, Arrays, Space
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space
 
 Rows = npt.NDArray[np.int64]
 """Numbers of environments within one VectorEnv, 0 <= row < num_envs, without duplicates."""
@@ -48,6 +48,8 @@ class Step(NamedTuple):
     fresh: Rows = NO_ROWS
     """[f] positions that carry no transition, only a first observation in `obs`: the environment was restarted
     after a crash or a hang. Its open trajectory ends truncated at its last stored frame; nothing else is stored."""
+    info: Arrays = ()
+    """[n, ...] a leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Anything in fresh rows."""
 
 
 class VectorEnv(Protocol):
@@ -58,6 +60,8 @@ class VectorEnv(Protocol):
     """Of one environment."""
     action_space: Space
     """Of one environment."""
+    info_leaves: tuple[Leaf, ...]
+    """What of `info` comes with every step; mostly nothing."""
     lockstep: bool
     """True when `recv` returns exactly the rows of the last `send`, in that order."""
     min_in_flight: int

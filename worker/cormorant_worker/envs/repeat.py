@@ -29,7 +29,7 @@ class RepeatedActions(EnvAround):
     def recv(self) -> Step:
         """Wait for that step and take the others."""
         first = self._env.recv()
-        obs = tuple([leaf.copy() for leaf in first.obs])
+        obs, info = (tuple([leaf.copy() for leaf in leaves]) for leaves in (first.obs, first.info))
         reward, terminated, truncated = first.reward.copy(), first.terminated.copy(), first.truncated.copy()
         final = tuple([np.zeros_like(leaf) for leaf in obs])
         for kept, last in zip(final, first.final, strict=True):
@@ -46,10 +46,11 @@ class RepeatedActions(EnvAround):
             reward[going] += step.reward
             terminated[going], truncated[going] = step.terminated, step.truncated
             fresh[going[step.fresh]] = True
-            for kept, now in zip(obs, step.obs, strict=True):
+            for kept, now in zip((*obs, *info), (*step.obs, *step.info), strict=True):
                 kept[going] = now
             for kept, last in zip(final, step.final, strict=True):
                 kept[going[step.ended]] = last
         ended = np.flatnonzero((terminated | truncated) & ~fresh)
         lost: Array = np.flatnonzero(fresh)
-        return Step(self._rows, obs, reward, terminated, truncated, ended, tuple([a[ended] for a in final]), lost)
+        finals = tuple([a[ended] for a in final])
+        return Step(self._rows, obs, reward, terminated, truncated, ended, finals, lost, info)

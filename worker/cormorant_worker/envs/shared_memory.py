@@ -10,11 +10,13 @@ It is a nameless file, inherited by descriptor: when the last process that maps 
 import mmap
 import os
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from cormorant_worker.envs.env_row import StepArrays, take_actions
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.spaces import Array, Space
 
 _ALIGNMENT = 64
@@ -31,10 +33,17 @@ class SharedSteps:
     """
 
     def __init__(
-        self, descriptor: int, observation_space: Space, action_space: Space, num_envs: int, *, create: bool
+        self,
+        descriptor: int,
+        observation_space: Space,
+        action_space: Space,
+        num_envs: int,
+        info: Sequence[InfoField],
+        *,
+        create: bool,
     ) -> None:
         measure = _Measure(num_envs)
-        StepArrays.take(observation_space, num_envs, measure.take)
+        StepArrays.take(observation_space, num_envs, measure.take, info)
         size = 2 * measure.size
         take_actions(action_space, num_envs, measure.take)
         size = _align(size + measure.size)
@@ -46,7 +55,7 @@ class SharedSteps:
         self.pending = np.frombuffer(self._map, dtype=np.uint8, count=num_envs)
         """[n] uint8."""
         self.actions = take_actions(action_space, num_envs, cursor.take)
-        self.sides = tuple(StepArrays.take(observation_space, num_envs, cursor.take) for _ in range(2))
+        self.sides = tuple(StepArrays.take(observation_space, num_envs, cursor.take, info) for _ in range(2))
 
     def is_settled(self) -> bool:
         return self._map.find(_PENDING, 0, self._num_envs) < 0

@@ -20,6 +20,7 @@ from cormorant_worker.envs.channel import LOAD, SAVE, STEP, BuildReply, BuildReq
 from cormorant_worker.envs.env_process import EnvProcess
 from cormorant_worker.envs.env_row import NanCheck
 from cormorant_worker.envs.gymnasium_env import EnvSource
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
 from cormorant_worker.envs.restarts import Crash, RestartLimits, Restarts
 from cormorant_worker.envs.saved import Vectors, pack, unpack
@@ -50,6 +51,7 @@ class SubprocessVectorEnv:
         reset_timeout_s: how long building and first resetting one environment may take. At the start all are built
             at once: then the limit holds for as many environments as there are processors.
         limits: how many restarts are too many.
+        info: which values of `info` come with every step.
 
     Raises:
         UnknownEnv, EnvBuildError: the environment could not be built; the child's traceback is a note of the error.
@@ -67,6 +69,7 @@ class SubprocessVectorEnv:
         step_timeout_s: float = 60.0,
         reset_timeout_s: float = 60.0,
         limits: RestartLimits = RestartLimits(),  # noqa: B008 - frozen
+        info: Sequence[InfoField] = (),
     ) -> None:
         if num_envs < 1 or len(seeds) != num_envs:
             raise EnvBuildError(f"{num_envs} environments need as many seeds, at least one; found {len(seeds)}")
@@ -87,6 +90,7 @@ class SubprocessVectorEnv:
         """Rows that are being replaced: when that began, and why."""
         self._refusals: dict[int, str] = {}
         """What rows said that did not take their states, heard while `_settle` waited."""
+        self._info = tuple(info)
         self._starting = True
         self._closed = False
         self._processes: list[EnvProcess] = []
@@ -269,21 +273,28 @@ class SubprocessVectorEnv:
             block=self._block,
             report=self._report_end,
             wake=_NOWHERE,
+            info=self._info,
         )
         process = EnvProcess(build, life=self._life)
         self._selector.register(process.connection, selectors.EVENT_READ, row)
         return process
 
     def _map(self, process: EnvProcess, built: BuildReply) -> None:
-        if not hasattr(self, "observation_space"):
+        if not hasattr(self, "_first"):
+            self._first = built
             self.observation_space: Space = built.observation_space
             self.action_space: Space = built.action_space
+            self._info = built.info
+            self.info_leaves = tuple(field.leaf for field in built.info)
             self._nan = NanCheck(self.observation_space)
             self._memory = SharedSteps(
-                self._block, self.observation_space, self.action_space, self.num_envs, create=True
+                self._block, self.observation_space, self.action_space, self.num_envs, self._info, create=True
             )
-        ours = f"observations {describe(self.observation_space)}, actions {describe(self.action_space)}"
-        theirs = f"observations {describe(built.observation_space)}, actions {describe(built.action_space)}"
+        ours, theirs = (
+            f"observations {describe(each.observation_space)}, actions {describe(each.action_space)}"
+            + "".join(f", {field.key} {field.dtype}{list(field.leaf.shape)} in info" for field in each.info)
+            for each in (self._first, built)
+        )
         if ours != theirs:
             raise EnvBuildError(
                 f"the environments of {self._factory.name} have different spaces: environment {process.row} has "
@@ -441,6 +452,7 @@ class SubprocessVectorEnv:
             ended=ended,
             final=final,
             fresh=np.flatnonzero(np.isin(numbers, replaced)) if replaced else NO_ROWS,
+            info=tuple([values[rows] for values in arrays.info]),
         )
 
     def _descriptors_of(self, rows: slice | Rows) -> list[int]:

@@ -85,7 +85,7 @@ class DatasetDescription:
                     f"{where} has format version {value['formatVersion']}, this version reads {FORMAT_VERSION}; "
                     "read it with the version that wrote it"
                 )
-            kinds: dict[str, list[Leaf]] = {"observation": [], "action": [], "output": [], "state": []}
+            kinds: dict[str, list[Leaf]] = {name: [] for name in ("observation", "action", "output", "state", "info")}
             for leaf in value["leaves"]:
                 kinds[leaf["kind"]].append(
                     Leaf(key=tuple(leaf["key"]), shape=tuple(leaf["shape"]), dtype=np.dtype(leaf["dtype"]))
@@ -98,6 +98,7 @@ class DatasetDescription:
                     observation=tuple(kinds["observation"]),
                     action=tuple(kinds["action"]),
                     outputs=tuple(kinds["output"]),
+                    info=tuple(kinds["info"]),
                     states=tuple(kinds["state"]),
                 ),
                 job=value["job"],

@@ -52,6 +52,7 @@ class FrameEncoder:
                 (self._schema.action, block.action),
                 (self._schema.outputs, block.outputs),
                 (self._schema.states, block.states),
+                (self._schema.info, block.info),
             )
             for leaf, values in zip(leaves, arrays, strict=True)
         ]
@@ -153,6 +154,7 @@ class Frames:
     action: Arrays
     outputs: Arrays
     states: Arrays
+    info: Arrays
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -210,6 +212,8 @@ class Frames:
             root |= {leaf.key: torch.from_numpy(a.copy()) for leaf, a in zip(leaves, arrays, strict=True)}
         for leaf, value in zip(self.schema.carried, next_observation + next_states, strict=True):
             root["next", *leaf.key] = torch.from_numpy(value)
+        for leaf, value in zip(self.schema.info, self.info, strict=True):
+            root["next", *leaf.key] = torch.from_numpy(value.copy())
         if self.schema.states:
             root["is_init",] = torch.from_numpy(self.is_init.copy()).unsqueeze(-1)
         flags = {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
@@ -244,6 +248,7 @@ def decode(schema: FrameSchema, part: str, batch: Any) -> Frames:
         action=tuple(read(schema.action)),
         outputs=tuple(read(schema.outputs)),
         states=tuple(read(schema.states)),
+        info=tuple(read(schema.info)),
         reward=plain("reward"),
         terminated=plain("terminated"),
         truncated=plain("truncated"),

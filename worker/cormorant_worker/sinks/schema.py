@@ -4,6 +4,7 @@
     action leaves          action, ...
     policy outputs         action_log_prob, ...
     recurrent states       hidden, ... and is_init (bool)
+    info, where declared   info.<key>: of the step that the frame is
     reward float32; terminated, truncated bool
     traj_id int64, step int32, env int32, policy_version int64
     next.<leaf>            list of 0 or 1 values, for each observation leaf and each state
@@ -49,20 +50,28 @@ class FrameSchema:
     action: tuple[Leaf, ...]
     outputs: tuple[Leaf, ...] = ()
     states: tuple[Leaf, ...] = ()
+    info: tuple[Leaf, ...] = ()
 
     @classmethod
     def of(cls, layout: Layout) -> "FrameSchema":
         """The schema of what a collector's blocks hold."""
-        return cls(observation=layout.observation, action=layout.action, outputs=layout.outputs, states=layout.states)
+        return cls(
+            observation=layout.observation,
+            action=layout.action,
+            outputs=layout.outputs,
+            states=layout.states,
+            info=layout.info,
+        )
 
     @property
     def kinds(self) -> tuple[tuple[str, tuple[Leaf, ...]], ...]:
-        """The leaves by kind: observation, action, output, state."""
+        """The leaves by kind: observation, action, output, state, info."""
         return (
             ("observation", self.observation),
             ("action", self.action),
             ("output", self.outputs),
             ("state", self.states),
+            ("info", self.info),
         )
 
     @property
@@ -81,7 +90,7 @@ class FrameSchema:
 
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""
-        leaves = self.observation + self.action + self.outputs + self.states
+        leaves = self.observation + self.action + self.outputs + self.states + self.info
         return sum(leaf_bytes(leaf) for leaf in leaves) + sum(dtype.itemsize for _, dtype in self.plain)
 
     def fingerprint(self) -> str:
@@ -108,7 +117,7 @@ class FrameSchema:
         if twice:
             raise DatasetError(
                 f"two columns of the dataset would be called {twice[0]!r}; "
-                "rename the policy's output or the part of the Dict space"
+                "rename the policy's output, the part of the Dict space or the key of info"
             )
         own = {"cormorant.format": str(FORMAT_VERSION), "cormorant.schema": self.fingerprint()}
         return pa.schema(fields, metadata=own | metadata)

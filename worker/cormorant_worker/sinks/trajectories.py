@@ -38,6 +38,7 @@ class Stretch:
     action: Arrays
     """[n, ...] a leaf."""
     outputs: Arrays
+    info: Arrays
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -124,6 +125,7 @@ def _pieces(frames: Frames) -> Iterator[Stretch]:
             states=_with_last(frames.states, frames.next_states, rows, at),
             action=tuple(a[rows] for a in frames.action),
             outputs=tuple(a[rows] for a in frames.outputs),
+            info=tuple(a[rows] for a in frames.info),
             reward=frames.reward[rows],
             terminated=frames.terminated[rows],
             truncated=frames.truncated[rows],
@@ -159,6 +161,7 @@ def _join(pieces: Sequence[Stretch], ending: Literal["ended", "cut", "open"]) ->
             states=carried([p.states for p in pieces]),
             action=plain([p.action for p in pieces]),
             outputs=plain([p.outputs for p in pieces]),
+            info=plain([p.info for p in pieces]),
             reward=np.concatenate([p.reward for p in pieces]),
             terminated=np.concatenate([p.terminated for p in pieces]),
             truncated=np.concatenate([p.truncated for p in pieces]),

@@ -18,7 +18,7 @@ from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, EnvNotSaved
-from cormorant_worker.spaces import Array, Arrays, Space, describe, flatten, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener
 
 
 class TakesResetKwargs(Protocol):
@@ -153,6 +153,7 @@ class TheirVectorEnv:
 
     lockstep = True
     restarts = 0
+    info_leaves: tuple[Leaf, ...] = ()
 
     def __init__(self, env: Any) -> None:
         self._env = env

@@ -14,7 +14,7 @@ import torch
 from cormorant_worker.compat.torchrl.specs import space_of
 from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
 from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, EnvRaised
-from cormorant_worker.spaces import Array, Arrays, Space, flatten, leaves
+from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves
 
 _OBSERVATION = "observation"
 
@@ -118,6 +118,7 @@ class BatchedVectorEnv:
     lockstep = True
     min_in_flight = 1
     restarts = 0
+    info_leaves: tuple[Leaf, ...] = ()
 
     def __init__(self, env: Any, seed: int) -> None:
         self._env = env

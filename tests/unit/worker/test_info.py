@@ -1,0 +1,78 @@
+"""Declared keys of info in a collector's batches, and what cannot be stored."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.envs import CountingEnv
+from cormorant_testing.info import INFO, assert_info
+from cormorant_testing.vectors import step_times
+from cormorant_worker.envs.info import InfoField
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.made import MadeEnvs
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.launch import make_collector
+
+LENGTHS = (4, 3, 7)
+
+
+@pytest.mark.parametrize("collection", [{}, {"maxFramesPerTrajectory": 5}, {"resetAtEachBatch": True}])
+def test_info_belongs_to_its_own_step(collection: Mapping[str, Any]) -> None:
+    job = make_job(
+        num_envs=3, lengths=LENGTHS, ends="alternate", info=INFO, collection={"framesPerBatch": 30} | collection
+    )
+    with make_collector(job) as collector:
+        for frames in (30, 7, 30):
+            batch = collector.collect(num_steps=frames)
+            if not collection:
+                assert_info(batch)
+            assert batch["next", "info", "step"].shape == batch.shape
+
+
+def test_info_of_whole_episodes_is_padded_with_zeros() -> None:
+    with make_collector(
+        make_job(num_envs=3, lengths=LENGTHS, ends="alternate", info=INFO, collection={"framesPerBatch": 30})
+    ) as collector:
+        assert_info(collector.collect(num_episodes=7))
+
+
+def test_batches_without_info_have_no_such_key() -> None:
+    with make_collector(make_job()) as collector:
+        assert "info" not in collector.collect(num_steps=20)["next"].keys()  # noqa: SIM118  # a TensorDict
+        assert not collector.layout(1).info
+
+
+@pytest.mark.parametrize(
+    ("field", "info", "sentence"),
+    [
+        ({"key": "succes"}, {}, r"succes is in the info of neither .* where even, nested, pair, step"),
+        ({"key": "word"}, {"word": "yes"}, "word is of type str96; numbers, booleans and arrays of them are stored"),
+        ({"key": "word", "dtype": "float32", "shape": []}, {"word": "yes"}, "returned str 'yes' for word, which is no"),
+        ({"key": "pair", "shape": [3]}, {}, r"pair has the shape \[2\], declared is \[3\]"),
+        ({"key": "pair", "dtype": "int16", "shape": [3]}, {}, r"returned pair of shape \[2\]; env.info says \[3\]"),
+        ({"key": "big", "dtype": "uint8"}, {"big": 300}, "returned big that does not fit uint8: 300 .* stored as 44"),
+        ({"key": "half", "dtype": "int64"}, {"half": 0.5}, "half that does not fit int64: 0.5"),
+        ({"key": "even", "fill": 2}, {}, "the fill 2 of even is no bool"),
+    ],
+)
+def test_info_that_cannot_be_stored_gets_a_sentence(
+    field: Mapping[str, Any], info: Mapping[str, Any], sentence: str
+) -> None:
+    with pytest.raises(CormorantError, match=sentence), make_collector(make_job(info=[field], shown=info)) as built:
+        built.collect(num_steps=4)
+
+
+def test_numbers_are_stored_as_the_declared_dtype() -> None:
+    values = {"a": 3, "b": np.float64(0.1), "c": np.array([1, 0]), "d": np.uint8(255)}
+    fields = [
+        InfoField(key="a", dtype="float32"), InfoField(key="b", dtype="float32"), InfoField(key="c", dtype="bool"),
+        InfoField(key="d"),
+    ]  # fmt: skip
+    env = InlineVectorEnv(MadeEnvs([lambda: CountingEnv(shown=values)]), num_envs=1, seeds=[1], info=fields)
+    env.start()
+    a, b, c, d = step_times(env, 1).info
+    assert (a.tolist(), b.tolist(), c.tolist(), d.tolist()) == ([3.0], [float(np.float32(0.1))], [[True, False]], [255])
+    assert [leaf.dtype.name for leaf in env.info_leaves] == ["float32", "float32", "bool", "uint8"]

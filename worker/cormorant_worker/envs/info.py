@@ -1,0 +1,179 @@
+"""The values of `info` that a job stores: declared in its manifest, completed by a look at an environment, read at
+every step. What `Step.info` holds, in the order of the declaration.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cormorant_worker.envs.gymnasium_env import Env
+from cormorant_worker.errors import EnvBuildError
+from cormorant_worker.spaces import Array, Leaf, cast_exactly
+
+_MISSING = object()
+_NUMBERS = "biuf"
+"""Kinds of dtypes that are stored."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InfoField:
+    """One declared key. Pickled for the processes of environments, which do not import the contract."""
+
+    key: str
+    """In info; with dots, a path into nested dicts."""
+    dtype: str = ""
+    """Numpy's name; empty: the environment's own."""
+    shape: tuple[int, ...] | None = None
+    """None: the environment's own."""
+    fill: float | None = None
+    """Where a step lacks the key; None: NaN for floats, else 0."""
+
+    @property
+    def is_complete(self) -> bool:
+        return bool(self.dtype) and self.shape is not None
+
+    @property
+    def leaf(self) -> Leaf:
+        """Of a complete field: where the values lie in `next` of a batch."""
+        assert self.shape is not None
+        return Leaf(key=("info", self.key), shape=self.shape, dtype=np.dtype(self.dtype))
+
+    @property
+    def filling(self) -> Array:
+        """The fill as a value of the dtype.
+
+        Raises:
+            EnvBuildError: it does not fit.
+        """
+        dtype = np.dtype(self.dtype)
+        if self.fill is None:
+            return np.array(np.nan if dtype.kind == "f" else 0, dtype)
+        try:
+            return cast_exactly(np.array(self.fill), dtype)
+        except ValueError as error:
+            raise EnvBuildError(
+                f"spec.env.info: the fill {self.fill:g} of {self.key} is no {self.dtype}; write another one"
+            ) from error
+
+    def complete(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "InfoField":
+        """With what the environment has, where nothing is declared.
+
+        Raises:
+            EnvBuildError: its values are not numbers, or have another shape than declared.
+        """
+        if dtype.kind not in _NUMBERS:
+            raise EnvBuildError(
+                f"spec.env.info: {self.key} is of type {dtype.name}; numbers, booleans and arrays of them are stored: "
+                "convert it in a wrapper, or remove the key"
+            )
+        if self.shape is not None and self.shape != shape:
+            raise EnvBuildError(
+                f"spec.env.info: {self.key} has the shape {list(shape)}, declared is {list(self.shape)}; "
+                "declare the shape that it has, or none"
+            )
+        return replace(self, dtype=self.dtype or dtype.name, shape=shape)
+
+
+def complete_fields(fields: Sequence[InfoField], env: Env, name: str) -> tuple[InfoField, ...]:
+    """Find out what is not declared: from the infos of a reset and a step. The environment is to be reset afterwards.
+
+    Raises:
+        EnvBuildError: a key occurs in neither, or its value cannot be stored.
+    """
+    if all(field.is_complete for field in fields):
+        return tuple(fields)
+    actions = deepcopy(env.action_space)
+    actions.seed(0)
+    try:
+        _, first = env.reset()
+        infos = (env.step(actions.sample())[-1], first)
+    except Exception as error:
+        raise EnvBuildError(
+            f"{name} raised {type(error).__name__}: {error} in a reset and a step that look for the keys of "
+            "spec.env.info; declare their dtypes and shapes, and none is taken"
+        ) from error
+    found = []
+    for field in fields:
+        if field.is_complete:
+            found.append(field)
+            continue
+        values = [value for info in infos if (value := _find(info, field.key)) is not _MISSING]
+        if not values:
+            known = sorted({str(key) for info in infos for key in info})
+            raise EnvBuildError(
+                f"spec.env.info: {field.key} is in the info of neither the first reset nor the first step of {name}, "
+                f"where {', '.join(known) or 'nothing'} is; correct the key, or declare its dtype and shape if it "
+                "comes later"
+            )
+        array = np.asarray(values[0])
+        found.append(field.complete(array.dtype, array.shape))
+    return tuple(found)
+
+
+class InfoMisfit(Exception):
+    """A value of info cannot be stored. The message lacks whose it is and when it came."""
+
+
+def info_writer(fields: Sequence[InfoField], views: Sequence[Array]) -> Callable[[Mapping[str, Any]], None]:
+    """What writes one environment's info into its row: `views` of the row, one a complete field.
+
+    The writer raises InfoMisfit.
+    """
+    plan = [
+        (field.key, view, field.filling, _EXACT.get(view.dtype.kind, ()) if not view.shape else ())
+        for field, view in zip(fields, views, strict=True)
+    ]
+
+    def write(info: Mapping[str, Any]) -> None:
+        for key, view, filling, exact in plan:
+            value = _find(info, key)
+            if value is _MISSING:
+                view[...] = filling
+            elif type(value) in exact:
+                view[...] = value
+            else:
+                view[...] = _fitting(key, value, view)
+
+    return write
+
+
+_EXACT: dict[str, tuple[type, ...]] = {
+    "b": (bool, np.bool_),
+    "f": (float, np.float64, np.float32, int, bool, np.bool_),
+}
+"""Types of numbers that are stored without a look at the value, by the kind of the dtype."""
+
+
+def _fitting(key: str, value: Any, view: Array) -> Array:
+    array = np.asarray(value)
+    if array.dtype.kind not in _NUMBERS:
+        raise InfoMisfit(
+            f"{type(value).__name__} {value!r:.40} for {key}, which is no number; convert it in a wrapper, or remove "
+            "the key from env.info"
+        )
+    if array.shape != view.shape:
+        raise InfoMisfit(f"{key} of shape {list(array.shape)}; env.info says {list(view.shape)}")
+    try:
+        return cast_exactly(array, view.dtype)
+    except (ValueError, OverflowError) as error:
+        raise InfoMisfit(f"{key} that does not fit {view.dtype.name}: {error}; declare another dtype") from error
+
+
+def _find(info: Mapping[str, Any], key: str) -> Any:
+    try:
+        return info[key]
+    except KeyError:
+        pass
+    except TypeError as error:
+        raise InfoMisfit(f"{type(info).__name__} as info; return a dict") from error
+    if "." not in key:
+        return _MISSING
+    value: Any = info
+    for part in key.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return _MISSING
+        value = value[part]
+    return value
