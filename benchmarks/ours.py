@@ -1,4 +1,4 @@
-"""This project, driven through its own front door.
+"""This project, driven through its Python API.
 
 `--workers N`: a fleet of N local worker processes that share the environments, read as a learner reads it.
 `--workers 0`: one collector in this process, without a fleet.

@@ -33,7 +33,7 @@ Opener = Callable[[Workload, argparse.Namespace], AbstractContextManager[Take]]
 
 
 def measure(take: Take, seconds: float, *, settle_takes: int = 1) -> dict[str, float]:
-    """Take for at least `seconds`, after what was prepared while nobody asked has been thrown away."""
+    """Take for at least `seconds`, after what was prepared before has been thrown away."""
     settled = time.perf_counter() + SETTLE_S
     takes = 0
     while takes < settle_takes or time.perf_counter() < settled:

@@ -67,7 +67,7 @@ def print_micro(console: Console, results: dict[str, dict]) -> None:
 
 
 def machine() -> dict:
-    """What somebody needs to judge the numbers; nothing that names the machine."""
+    """What a reader needs to judge the numbers; nothing that names the machine."""
     cpu = next(
         (
             line.split(":", 1)[1].strip()

@@ -15,7 +15,7 @@ class Workload:
     num_envs: int
     policy: Literal["mlp", "atari_cnn", "random"]
     steps_per_batch: int
-    """T of every `[B, T]` batch, whoever makes it and however the environments are shared out."""
+    """T of every `[B, T]` batch, for every contender, however the environments are shared out."""
     phantom_steps: int = 0
     """Untimed vector steps in which the bare loop's phantom share is counted; 0 where it is under 0.2 %."""
 

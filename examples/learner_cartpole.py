@@ -1,4 +1,4 @@
-"""PPO on CartPole through Cormorant's front door: from an untrained network to a return of 450 in about a minute.
+"""PPO on CartPole through Cormorant's Python API: from an untrained network to a return of 450 in about a minute.
 
     python examples/learner_cartpole.py
 

@@ -23,7 +23,7 @@ def train(client: Client, *, goal: float, max_updates: int, seed: int) -> float:
     """Learn until the last 100 episodes return `goal` on average. Returns that average."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)  # networks this small are slower on several threads
-    # The policy of the manifest, built anew: the head checks that names, shapes and dtypes are the same.
+    # The manifest's policy, built a second time: the head checks that names, shapes and dtypes are the same.
     policy = mlp(gymnasium.spaces.Box(-1, 1, (4,)), gymnasium.spaces.Discrete(2))
     ppo = Ppo(Agent(policy, make_critic(4)), Settings())
     began, score = time.monotonic(), 0.0

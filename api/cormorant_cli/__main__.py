@@ -35,7 +35,7 @@ def run(arguments: Sequence[str] | None = None, *, prog_name: str = "cormorant")
     except typer.Abort:
         return _end("interrupted", INTERRUPTED)
     except BrokenPipeError:
-        # The reader went away (`cormorant crd | head`): nobody is left to tell, also not at the interpreter's exit.
+        # The reader went away (`cormorant crd | head`): stdout cannot be written, also not at the interpreter's exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except Exception as error:

@@ -160,7 +160,7 @@ class Cluster:
 
         Raises:
             BadInput: the server refuses the manifest.
-            ObjectConflict: somebody else owns a field of it.
+            ObjectConflict: another writer owns a field of it.
         """
         metadata = manifest["metadata"]
         path = _path(manifest["kind"], metadata.get("namespace", ""), metadata["name"])
@@ -233,7 +233,7 @@ class Cluster:
         Raises:
             ClusterFailed: there is no way there.
         """
-        # What `kubernetes.stream.portforward` ends in: by way of its generated class, models that nobody needs here
+        # What `kubernetes.stream.portforward` ends in: by way of its generated class, models that are not needed here
         # cost every command two seconds, and the client could open one connection at a time.
         from kubernetes.stream.ws_client import portforward_call
 

@@ -22,7 +22,7 @@ class Entry:
     observation: str = ""
     action: str = ""
     missing: str = ""
-    """Why it cannot be built here; empty when it can, or when nobody looked."""
+    """Why it cannot be built here; empty when it can, or when not checked."""
 
 
 def envs(

@@ -5,7 +5,7 @@ CliError             exit code 1; every one is a sentence for the user
     ClusterFailed      the API server refused, or does not answer
       ObjectMissing      there is no object of that name, or no such kind
       NotAllowed         the user may not do that
-      ObjectConflict     somebody else changed it, or owns it
+      ObjectConflict     another writer changed it, or owns it
       ClusterAway        no answer within the time
     HeadAway           the head does not answer
     NoHead             the job has no head that could answer
@@ -38,7 +38,7 @@ class NotAllowed(ClusterFailed):
 
 
 class ObjectConflict(ClusterFailed):
-    """Somebody else changed the object, or owns a field of it."""
+    """Another writer changed the object, or owns a field of it."""
 
 
 class ClusterAway(ClusterFailed):

@@ -73,7 +73,7 @@ def live_head(pods: Iterable[JobPod]) -> JobPod | None:
 
 
 def why_waiting(pod: JobPod) -> str:
-    """Why a pod does not run: the scheduler's words, or the kubelet's; empty when nobody has said so."""
+    """Why a pod does not run: the scheduler's words, or the kubelet's; empty when unknown."""
     status = pod.raw.get("status") or {}
     for fact in status.get("conditions") or ():
         if fact.get("type") == "PodScheduled" and fact.get("status") == "False":
@@ -136,6 +136,6 @@ def identity(job: Raw) -> str:
 
 
 def strip(raw: Raw) -> dict[str, Any]:
-    """An object without the book-keeping that nobody reads."""
+    """An object without the book-keeping."""
     metadata = {key: value for key, value in raw["metadata"].items() if key != "managedFields"}
     return {**raw, "metadata": metadata}

@@ -1,6 +1,6 @@
-"""`cormorant pause` and `cormorant resume`: let a running fleet stand still, and go on.
+"""`cormorant pause` and `cormorant resume`: pause a running fleet, and continue it.
 
-A job of a cluster is paused in its spec: that survives a restart of its head, everybody sees it, and it needs no head.
+A job of a cluster is paused in its spec: that survives a restart of its head, every user sees it, and it needs no head.
 A lease, which ends by itself, is held in the head alone: that is what --owner and --ttl ask for, and what --url gets.
 """
 
@@ -120,7 +120,7 @@ def _wait(connection: Connection, cluster: "Cluster", job: "Raw", *, is_paused: 
 
 
 def _holders(left: "Pauses", connection: Connection) -> str:
-    """Who still pauses, as a sentence; empty when nobody does."""
+    """The remaining pauses, as a sentence; empty when there are none."""
     resume = connection.command("resume")
     spec = f"the job's spec.paused (`{resume if connection.job else 'cormorant resume JOB'}` ends it)"
     owners = [*(lease.owner for lease in left.leases), *([spec] if left.spec_paused else [])]

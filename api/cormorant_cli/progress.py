@@ -80,7 +80,7 @@ class Serving:
 
     url: str
     page: str
-    """Address of the live page; its fragment is a token, which browsers send to nobody."""
+    """Address of the live page; its fragment is a token, which browsers do not send."""
     token_file: str
 
 
@@ -410,7 +410,7 @@ def _log_line(event: Event) -> str:
 
 
 def _to_stderr(line: str) -> None:
-    # The fleet's thread must not end because nobody reads its log any more.
+    # The fleet's thread must not end because its log has no reader any more.
     with contextlib.suppress(OSError, ValueError):
         typer.echo(line, err=True)
 

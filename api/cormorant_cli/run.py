@@ -218,7 +218,7 @@ class Interrupts:
                 signal.signal(number, handler)
 
     def defer(self) -> None:
-        """From now on somebody looks at `requested`."""
+        """From now on the caller checks `requested`."""
         self._raises = False
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
@@ -332,7 +332,7 @@ class _Session:
 
     @contextmanager
     def _scraped(self, fleet: "Fleet") -> Iterator[None]:
-        """Inside, whoever asks on `--metrics-port` is told of the fleet."""
+        """Inside, `--metrics-port` serves the fleet's metrics."""
         if not self._metrics_port:
             yield
             return
@@ -346,7 +346,7 @@ class _Session:
             yield
 
     def _collect(self, fleet: "Fleet", server: "HeadServer | None") -> Reason:
-        """Be the consumer of the queue, if there is one and nobody serves it, and show what goes on, until all is done
+        """Be the consumer of the queue, if there is one and it is not served, and show progress, until all is done
         or Ctrl-C.
         """
         if server is not None:

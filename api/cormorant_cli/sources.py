@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class Reading:
     status: "Status"
     workers: "tuple[Worker, ...]" = ()
-    """Empty where nobody asked for them."""
+    """Empty where they were not asked for."""
     read_at: float = field(default_factory=time.monotonic)
     """When, by this machine's monotonic clock."""
 
@@ -46,7 +46,7 @@ class Written:
     age_s: float | None
     """Since it was written last, which happens when something changed; None: not known."""
     is_stale: bool
-    """Frames were said to come, and nobody had counted them for a while: the operator is away."""
+    """The job should be collecting, but its counts are old: the operator is away."""
     status: Mapping[str, object]
     """All of it, as the API server sends it."""
 
@@ -103,7 +103,7 @@ def url_sources(
 
 def _fetcher(connection: Connection, *, workers: bool) -> Callable[[], Reading]:
     def fetch() -> Reading:
-        # Anew each time: a head that was started again may have other tokens in the same file.
+        # Each time: a head that was started again may have other tokens in the same file.
         with connection.client("read") as client:
             status = client.status()
             return Reading(status=status, workers=client.workers().workers if workers else ())
@@ -112,7 +112,7 @@ def _fetcher(connection: Connection, *, workers: bool) -> Callable[[], Reading]:
 
 
 class Board:
-    """The newest reading of every source. A thread a source: one that does not answer holds nobody up."""
+    """The newest reading of every source. One thread per source: one that does not answer delays no other."""
 
     notice = ""
     """Nothing is to be said of all of them."""

@@ -36,7 +36,7 @@ class Row:
     """How old the facts are."""
     note: str = ""
     is_stale: bool = False
-    """Nobody answers for the job: these are its last words."""
+    """The head does not answer: this is what it said last."""
 
     @property
     def cells(self) -> tuple[str, ...]:

@@ -165,7 +165,7 @@ class AsyncBatches:
         self._batches = batches
         self._call = call
         self._asked: asyncio.Task[Batch | None] | None = None
-        """Asks for the next batch; outlives the await that began it, until somebody has seen the batch."""
+        """Asks for the next batch; outlives the await that began it, until the caller has received the batch."""
         self._is_awaited = False
 
     def __aiter__(self) -> "AsyncBatches":
@@ -203,7 +203,7 @@ class AsyncBatches:
             await self._call(self._batches.__exit__, kind, *rest)
             return
         await self._call(self._batches.close)
-        with suppress(Exception):  # closing ends it; whoever awaited it has left
+        with suppress(Exception):  # closing ends it; its awaiter has left
             await self._asked
 
 

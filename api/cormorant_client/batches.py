@@ -56,7 +56,7 @@ class _Fetched:
 
     @property
     def is_fresh(self) -> bool:
-        """Whether there is time left to learn from it before it goes to somebody else."""
+        """Whether there is time left to learn from it before it goes to another consumer."""
         return time.monotonic() - self.at < _FRESH * self.within_s
 
 
@@ -115,7 +115,7 @@ class _Fetcher:
         """Guards what follows, up to the thread."""
         self._ready: deque[_Fetched] = deque()
         self._asked = 0
-        """1 while somebody waits for a batch."""
+        """1 while the caller waits for a batch."""
         self._frames_fetched = 0
         self._end: ClientError | Literal["done"] | None = None
         self._current: Batch | None = None
@@ -214,7 +214,7 @@ class _Fetcher:
             self._finish("done")
         except ClientError as error:
             self._finish("done" if self._interrupt.event.is_set() else error)
-        except Exception as error:  # noqa: BLE001  # the edge of a thread: whoever iterates must hear of it
+        except Exception as error:  # noqa: BLE001  # the edge of a thread: the iterating thread raises it
             failed = ClientError(f"fetching batches failed: {type(error).__name__}: {error}")
             failed.__cause__ = error
             self._finish(failed)

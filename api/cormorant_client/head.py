@@ -176,7 +176,7 @@ class Head:
             if status is not None and status.data_port:
                 candidate = replace(self.address, port=status.data_port)
                 other = self._ask_status(candidate)
-                # Behind a proxy or a forwarded port, that number may be somebody else's.
+                # Behind a proxy or a forwarded port, that port may belong to another server.
                 if other is not None and other.epoch == status.epoch:
                     found, until = candidate, float("inf")
         except Broken:

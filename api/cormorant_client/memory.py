@@ -1,6 +1,6 @@
 """Batches in the head's own memory, for a learner on the same machine: opened by path, mapped, never sent.
 
-A mapping holds a shared lock on its memory (flock), and the head lets nobody write there as long as one is held. The
+A mapping holds a shared lock on its memory (flock), and the head does not reuse it as long as one is held. The
 lock belongs to the open file: it ends with the batch, with its last array, or with the process, however that ends.
 
 A path like /proc/17/fd/9 means something else on another machine, and in another container: memory is opened only when
@@ -41,7 +41,7 @@ class Mapped:
 
 
 class Held:
-    """The memories of one batch: held until `release`, or until nobody knows this and its arrays any more."""
+    """The memories of one batch: held until `release`, or until this and its arrays are garbage."""
 
     def __init__(self) -> None:
         self._descriptors: list[int] = []

@@ -28,7 +28,7 @@ class Patience:
         return time.monotonic() - self._began
 
     def wait(self, *, at_least_s: float = 0.0, interrupted: threading.Event | None = None) -> bool:
-        """Sleep before the next try. False when the time is used up or somebody interrupted: give up then."""
+        """Sleep before the next try. False when the time is used up or it was interrupted: give up then."""
         left = self._until - time.monotonic()
         seconds = max(at_least_s, random.uniform(0.5, 1.0) * self._next_s)
         self._next_s = min(_LONGEST_S, 2 * self._next_s)

@@ -46,7 +46,7 @@ class Pause:
         return self.lease
 
     def resume(self) -> None:
-        """Give it back; the fleet goes on when nobody else holds one. May be called twice."""
+        """Give it back; the fleet continues when no other lease is left. May be called twice."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()

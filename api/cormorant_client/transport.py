@@ -247,7 +247,7 @@ class Transport:
 
 
 def _close_all(idle: dict[Address, list[http.client.HTTPConnection]]) -> None:
-    """Close connections that nobody uses, also of a client that was forgotten."""
+    """Close idle connections, also of a client that was forgotten."""
     for kept in idle.values():
         while kept:
             kept.pop().close()

@@ -36,7 +36,7 @@ class Metadata(Contract):
     """Annotations of the job."""
 
     def to_document(self) -> dict[str, Any]:
-        """What was written, and no more: a namespace that nobody named is the client's to choose."""
+        """What was written, and no more: a namespace that was not written is the client's to choose."""
         document = super().to_document()
         unwritten = type(self).model_fields.keys() - self.model_fields_set
         return {key: value for key, value in document.items() if key not in unwritten}

@@ -1,6 +1,6 @@
 """A loaded document becomes a CollectorJob, or a list of all that is wrong with it, in sentences.
 
-Called by whoever reads a manifest: the command line, the worker's front door, the operator. The verdict is the one of
+Called by all that read a manifest: the command line, the worker, the operator. The verdict is the one of
 the API server with the CRD: strict types, unknown fields refused, a null counted as an absent field.
 """
 
@@ -93,7 +93,7 @@ def _without_echoes(findings: list[Finding]) -> list[Finding]:
 
 
 def refuse_update(old: CollectorJob, new: CollectorJob) -> tuple[Problem, ...]:
-    """What of `new` an update of `old` may not say; the API server's own rules, for whoever sees both offline."""
+    """What of `new` an update of `old` may not say; the API server's own rules, offline."""
     return tuple(
         Problem(message=sentence, name=new.metadata.name, location=location)
         for location, sentence in _refuse_changes(old, new, ())

@@ -1,3 +1,3 @@
-"""Manifests in YAML as CollectorJobs. A package of its own because the command line and the worker's front door read
+"""Manifests in YAML as CollectorJobs. A package of its own because the command line and `cormorant_worker` read
 the same files, neither may import the other, and the contract knows no YAML.
 """

@@ -5,7 +5,7 @@
     batch = MultiStep(gamma=0.99, n_steps=3)(batch)     # [B, T]
     padded = split_trajectories(batch)                  # [N, longest], masked
 
-Called by learners, by the front doors that take a `postproc`, and for manifests with `multiStep` or
+Called by learners, by the collectors that take a `postproc`, and for manifests with `multiStep` or
 `splitTrajectories`. Each callable takes a batch and returns a new one; nothing is changed in place.
 """
 

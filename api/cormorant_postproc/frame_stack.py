@@ -25,8 +25,8 @@ class FrameStack:
 
     Before a trajectory's first frame stands that frame again, as in gymnasium's `FrameStackObservation`. A trajectory
     that goes on in a later batch keeps its past, by its id: one FrameStack may get the batches of several collectors,
-    each one's in order, split or not. Frames after one that is done begin anew. For a trajectory that was under way
-    before the first batch, the oldest known frame stands for what is not known, and so it does for one of which
+    each one's in order, split or not. The stack restarts after a frame that is done. For a trajectory that was under
+    way before the first batch, the oldest known frame stands for what is not known, and so it does for one of which
     nothing came in 1,024 batches: it died with its collector.
 
     Args:

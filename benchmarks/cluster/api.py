@@ -134,7 +134,7 @@ class PodWatch:
         self.pods: dict[str, SeenPod] = {}
         """By uid; those that exist."""
         self.waiting: dict[str, str] = {}
-        """Names of pods that nobody has started, by uid."""
+        """Names of pods that were not started, by uid."""
         self.created = self.deleted = 0
 
     async def __aenter__(self) -> "PodWatch":

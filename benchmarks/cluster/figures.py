@@ -121,7 +121,7 @@ async def creation(bench: Bench, *, workers: int, rounds: int) -> list[Figure]:
 
 
 async def standing(bench: Bench, *, jobs: int, workers: int, samples: int, window_s: float) -> list[Figure]:
-    """Many jobs that run, at the chart's defaults: what do they cost while frames stand still, and while all move?"""
+    """Many running jobs, at the chart's defaults: what do they cost without new frames, and while all counts change?"""
     # How quickly they come about is the API server's business here, and no figure.
     bench.operator.restart("--api-qps", "1000", "--api-burst", "1000")
     settled_s = await bench.submit(range(jobs), workers=workers)
@@ -190,7 +190,7 @@ async def _replace(bench: Bench, *, samples: int, window_s: float) -> list[float
 
 
 async def _ages(bench: Bench, window_s: float) -> list[float]:
-    """How old the counts are that somebody reads in the statuses."""
+    """Age of the counts in the statuses."""
     ages: list[float] = []
     until_s = time.monotonic() + window_s
     while time.monotonic() < until_s:
@@ -221,7 +221,7 @@ def _p95(values: list[float]) -> float:
 
 
 async def restart(bench: Bench, *, jobs: int, watch_s: float) -> list[Figure]:
-    """The operator is killed and started anew beside jobs that run."""
+    """The operator is killed and restarted beside running jobs."""
     before = Counter(created=bench.pods.created, deleted=bench.pods.deleted)
     heads_asked(bench.head_port)
     asked = 0

@@ -4,7 +4,7 @@ It answers with the contract's own models, at every address of 127.0.0.0/8: a he
 its connection for 75 s.
 
     python -m benchmarks.cluster.head_stub          prints its port, ends when its standard input does
-    POST /frames-per-second {"rate": 100}            all counts of frames move, or stand still with 0
+    POST /frames-per-second {"rate": 100}            rate of all frame counts; 0 stops them
     GET /frames                                      what all heads count now
     GET /asked                                       how many heads were asked since this was called last
 """
@@ -104,7 +104,7 @@ async def serve() -> None:
     await web.TCPSite(runner, "0.0.0.0", 0, backlog=4096).start()
     print(runner.addresses[0][1], flush=True)
     try:
-        # Whoever started it has ended, or wants it to end.
+        # Its parent has ended, or wants it to end.
         await asyncio.to_thread(sys.stdin.read)
     finally:
         await runner.cleanup()

@@ -90,7 +90,7 @@ class PacedObjects(Objects):
         return [json.loads(text) for text in random.sample(texts, k=min(most, len(texts)))]
 
     def take_away(self, kind: str, name: str) -> Raw:
-        """Somebody deletes an object."""
+        """Delete an object, as a user would."""
         key = next(key for key in self._stored if key[0] == kind and key[2] == name)
         gone = dict(json.loads(self._stored.pop(key)))
         self._version += 1

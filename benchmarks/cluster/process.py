@@ -37,7 +37,7 @@ def stub_heads() -> Iterator[int]:
 
 
 def move_heads(port: int, *, rate: float) -> None:
-    """All counts of frames move, or stand still with 0."""
+    """Rate of all frame counts; 0 stops them."""
     body = json.dumps({"rate": rate}).encode()
     with urlopen(Request(f"http://127.0.0.1:{port}/frames-per-second", data=body), timeout=10):
         pass

@@ -1,7 +1,7 @@
 """What a job that changes nothing costs the operator: CPU time a poll, a resync, and bytes a job, offline.
 
 The operator's own controller, cache, `reconcile`, executor and head client run in this process, heads in another. There
-is no API server: its objects are JSON in memory, parsed anew each time that they are read, and kopf does not run.
+is no API server: its objects are JSON in memory, parsed each time that they are read, and kopf does not run.
 `python -m benchmarks.cluster` measures the whole on a real one.
 
     python -m benchmarks.cluster.upkeep --jobs 1000 --workers 9 [--moving] [--profile]
@@ -122,7 +122,7 @@ class Upkeep:
     def __init__(self, *, jobs: int, workers: int, port: int) -> None:
         self.objects, self._jobs, self._workers = Objects(), jobs, workers
         self._heads = HeadClient(key=b"k" * 64, url=f"http://{{ip}}:{port}/{{namespace}}/{{job}}")
-        # What is measured is started by hand: nobody is polled by the clock.
+        # What is measured is started by hand: no head is polled by the clock.
         self._defaults = OperatorDefaults(image="example/cormorant:1", poll_s=1e6, counters_interval_s=0.0)
         cluster: Any = self.objects
         assert all(hasattr(KubeClient, verb) for verb in ("get", "create", "apply", "apply_status", "list"))

@@ -43,7 +43,7 @@ _TIMING = BatchTiming(seconds=0.1, env_step_s=0.001, inference_s=0.001)
 
 
 class InstantPayload:
-    """Bytes that nobody reads."""
+    """Bytes that are never read."""
 
     def __init__(self, size_bytes: int) -> None:
         self.size_bytes = size_bytes

@@ -140,7 +140,7 @@ def _bare_server() -> Iterator[str]:
 
 @contextmanager
 def _consumer(client: Client) -> Iterator[None]:
-    """Somebody reads batches, in a process of its own, so that the queue never fills."""
+    """A consumer reads batches, in a process of its own, so that the queue never fills."""
     code = (
         "import sys\nfrom cormorant_client import connect\n"
         "for batch in connect(sys.argv[1]).batches(memory='never'):\n    pass\n"

@@ -3,11 +3,11 @@
 Two figures, since one alone misleads. *Processor time*: what the head's process takes more while pages are open, over
 what the collection (the head and its workers) takes without them. Browsers are elsewhere, so theirs is not the job's:
 this is what pages take from it, and it says so on a busy machine too. *Frames per second*: with pages over
-without, as somebody who waits for frames sees it. The pages' own process competes for the processors here, which the
+without, as a learner that waits for frames sees it. The pages' own process competes for the processors here, which the
 note tells, and whatever else the machine does is in it: trust it on a quiet machine only.
 
 The job is the hardest case that is not a toy: small observations, a network, a batch every few milliseconds from each
-of as many workers as there are processors. Nobody consumes: the oldest batches are dropped.
+of as many workers as there are processors. There is no consumer: the oldest batches are dropped.
 """
 
 import json

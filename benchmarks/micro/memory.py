@@ -1,4 +1,4 @@
-"""Memory of a whole collection (this process and its workers) after n and after 10 n batches that nobody keeps.
+"""Memory of a whole collection (this process and its workers) after n and after 10 n batches that are not kept.
 
 Proportional set size: pages shared between processes count once.
 """

@@ -17,8 +17,8 @@ _ROOMS: dict[Exporter, tuple[str, str]] = {
     "head": (
         "The head",
         (
-            "`GET /metrics` on the control port, open as probes are. It tells of the whole job: one scrape is enough "
-            "where nobody scrapes pods. `cormorant run --metrics-port` exports those of the fleet."
+            "`GET /metrics` on the control port, without a token, like the probes. It exports the whole job: one "
+            "scrape is enough if pods are not scraped. `cormorant run --metrics-port` exports those of the fleet."
         ),
     ),
     "worker": (

@@ -1,7 +1,7 @@
 """The control loop: take a due job, decide, act, write its status once, and schedule the next look.
 
 Three queues hold job uids: jobs to reconcile, heads to poll, counters to write. None blocks another: a silent head
-delays nobody, and a pod never waits for a counter.
+delays no other job, and a pod never waits for a counter.
 """
 
 import asyncio

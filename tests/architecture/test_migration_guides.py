@@ -10,7 +10,7 @@ from cormorant_testing.guides import STATES, Row, names_in, rows_of
 ROOT = Path(__file__).resolve().parents[2]
 GUIDES = ("tianshou", "torchrl")
 
-# What TorchRL and Tianshou document of what has a door here.
+# What TorchRL and Tianshou document of what has a counterpart here.
 ARGUMENTS = {
     ("torchrl", "`sync_sync_collector"): """
         env_fns env_kwargs num_env_per_collector num_collectors policy max_frames_per_traj frames_per_batch total_frames

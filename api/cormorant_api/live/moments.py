@@ -45,7 +45,7 @@ class Moments:
         """Notified at every moment."""
         self.listeners = 0
         self.moments = 0
-        """Moments serialized so far; none are while nobody listens."""
+        """Moments serialized so far; none while there are no listeners."""
         self._head = head
         self._clock, self._tail = clock, tail
         self._recorder = Recorder()

@@ -91,7 +91,7 @@ def pause_reason(view: View) -> str:
 
 
 def is_waiting_for_consumer(view: View) -> bool:
-    """Whether workers stand still until somebody takes a batch."""
+    """Whether workers wait until a consumer takes a batch."""
     return view.answer is not None and view.answer.is_queue_full
 
 

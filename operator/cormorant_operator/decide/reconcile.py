@@ -188,7 +188,7 @@ def _orders_to_head(view: View, head: HeadPlan) -> Iterator[Action]:
         return
     told, wanted = Fit(sizes=answer.sizes, empty_slots=answer.empty_slots or {}), fit(view)
     has_workers = any(wanted.sizes.values())
-    # A fleet of nobody is refused: it stands still instead.
+    # A fleet without workers is refused: it is paused instead.
     wanted = wanted if has_workers else told
     is_paused = view.job.spec.paused or not has_workers
     if wanted != told or answer.is_spec_paused != is_paused:

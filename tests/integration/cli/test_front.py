@@ -1,4 +1,4 @@
-"""The Python front door, as a script uses it."""
+"""The Python API, as a script uses it."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A door in front of an API server that writes down which right every request needs, and how it was answered."""
+"""A proxy in front of an API server that writes down which right every request needs, and how it was answered."""
 
 import asyncio
 import ssl

@@ -9,7 +9,7 @@ from typing import Any
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferRoom:
     max_frames: int | None
-    """None where nobody can tell: buffers of other kinds, and those of another process."""
+    """None where it is unknown: buffers of other kinds, and those of another process."""
     is_wide: bool
     """The storage has two dimensions or more: it takes batches `[B, T]`, no single frames."""
 

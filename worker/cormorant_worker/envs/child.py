@@ -106,7 +106,7 @@ class _Child:
             elif command == RESET:
                 reset = receive_message(self._connection)
                 if reset.seed is not None:
-                    # Environments that draw from these are seeded, too: nobody else is in this process.
+                    # Environments that draw from these are seeded, too: no other code runs in this process.
                     random.seed(reset.seed)
                     np.random.seed(reset.seed)
                 row.reset(seed=reset.seed, side=reset.side)

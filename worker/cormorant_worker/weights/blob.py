@@ -180,7 +180,7 @@ def _by_model(file: TensorFile, default_model: str) -> dict[str, dict[str, Tenso
 def _views(buffer: memoryview, data_start: int, tensors: Tensors) -> dict[str, dict[str, torch.Tensor]]:
     with warnings.catch_warnings() if buffer.readonly else nullcontext():
         if buffer.readonly:
-            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # nobody writes to it
+            warnings.filterwarnings("ignore", message="The given buffer is not writable")  # it is never written to
         return {
             model: {name: _view(buffer, data_start, entry) for name, entry in entries.items()}
             for model, entries in tensors.items()

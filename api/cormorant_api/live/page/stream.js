@@ -6,7 +6,7 @@ const FIRST_WAIT_MS = 500;
 const LONGEST_WAIT_MS = 10000;
 const STARTING_WAIT_MS = 2000;
 const SILENT_MS = 15000; // the head says something every five seconds at least
-const HIDDEN_MS = 30000; // a tab that nobody sees lets go of its connection
+const HIDDEN_MS = 30000; // a hidden tab closes its connection after this time
 
 export class Stream {
   /**

@@ -1,4 +1,4 @@
-"""The front door in Tianshou's words over EnvPools that the script made."""
+"""The Tianshou layer over EnvPools that the script made."""
 
 import envpool
 import gymnasium

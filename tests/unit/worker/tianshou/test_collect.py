@@ -1,4 +1,4 @@
-"""The front door in Tianshou's words, without Tianshou: counts, values, resets, hooks, bad requests."""
+"""The Tianshou layer, without Tianshou: counts, values, resets, hooks, bad requests."""
 
 import ast
 import time

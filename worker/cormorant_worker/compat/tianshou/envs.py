@@ -275,7 +275,7 @@ class TheirAsyncVectorEnv(TheirVectorEnv):
         self.min_in_flight = int(self._inner.wait_num)
 
     def recv(self) -> Step:
-        """Step what was sent, and wait for whoever is ready."""
+        """Step what was sent, and wait for those that are ready."""
         rows, self._rows = self._rows, NO_ROWS
         found = self._env.step(self._as_theirs(self._actions, len(rows)) if len(rows) else None, rows)
         back = np.array([info["env_id"] for info in found[-1]], dtype=np.int64)

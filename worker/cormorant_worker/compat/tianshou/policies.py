@@ -2,8 +2,8 @@
 
 A policy of Tianshou's is known by `map_action` and `map_action_inverse`. It is called as its own collector calls it,
 `policy(Batch(obs, info), state)`, in evaluation mode and with the gradient off; what it decides is stored, and what
-`map_action` makes of that is sent to the environments. Tianshou's Batch is taken from where whoever made the policy
-has imported it.
+`map_action` makes of that is sent to the environments. Tianshou's Batch comes from the module that the
+script imported.
 
 # n rows
 """
@@ -41,13 +41,13 @@ def is_tianshou_policy(policy: object) -> bool:
 
 
 def batch_class() -> Any:
-    """Tianshou's Batch, or None where nobody has imported Tianshou."""
+    """Tianshou's Batch, or None where Tianshou was not imported."""
     module = sys.modules.get("tianshou.data")
     return None if module is None else module.Batch
 
 
 class FrontActor:
-    """The actor of a front door: asks another one, under the gradient when told to, and adds noise.
+    """The actor of a collector: asks another one, under the gradient when told to, and adds noise.
 
     Used by a Collector; `keeps_grad` is set for the time of one `collect`.
     """

@@ -52,7 +52,7 @@ class LaneAround:
         self.inner.cut()
 
     def stop(self, columns: Array) -> None:
-        """Be content with what these columns have landed so far."""
+        """Accept what these columns have so far."""
         self.inner.stop(columns)
 
     def ends_ahead(self) -> list[tuple[int, int]]:

@@ -74,7 +74,7 @@ class SingleEnv(gymnasium.Env[Any, Any]):
         self.observation_space, self.action_space = _spaces(env)
         self._now: Any = None
         self._has_begun = False
-        """The step that ended an episode has begun the next one, and nobody has asked for it yet."""
+        """The step that ended an episode has begun the next one, which was not asked for yet."""
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Begin an episode, after setting the seed if there is one."""

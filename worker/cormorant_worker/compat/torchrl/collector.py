@@ -45,7 +45,7 @@ Batch: TypeAlias = TensorDictBase | None
 
 
 class NoLength(RuntimeError, TypeError):
-    """Nobody knows how many batches there will be. As a TypeError, `list(collector)` goes on without the number."""
+    """The number of batches is unknown. As a TypeError, `list(collector)` goes on without the number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class FleetCollector:
         """Batches in all.
 
         Raises:
-            NoLength: a RuntimeError: there is no end, or nobody can know.
+            NoLength: a RuntimeError: there is no end, or the number is unknown.
         """
         total = limit(self._settings.total_frames)
         if not total:
@@ -390,7 +390,7 @@ class FleetCollector:
     # -- seeds, state, the end ---------------------------------------------------------------------------------
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Have every collector begin anew with environments and streams of this seed, each with its own. What
+        """Have every collector start over with environments and streams of this seed, each with its own. What
         asynchronous collectors had ready comes first.
 
         Returns:
@@ -404,8 +404,8 @@ class FleetCollector:
         return seed if static_seed else next_seed(seed, num_envs)
 
     def state_dict(self) -> "OrderedDict[str, Any]":
-        """Everything that is needed to go on from the last batch handed out. Batches that nobody has taken are not in
-        it: their frames are collected anew.
+        """Everything that is needed to go on from the last batch handed out. Batches that were not taken are not in
+        it: their frames are collected again.
 
         Returns:
             `policy_state_dict` (modules only), `frames`, `iter`, and `fleet`, the collectors themselves as bytes.

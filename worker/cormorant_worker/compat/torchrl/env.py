@@ -18,7 +18,7 @@ class MultiThreadedEnvWrapper(EnvBase):
     """A pool that `envpool.make` built, of any `env_type`, as a TorchRL environment of batch size [num_envs].
 
     Args:
-        env: the pool. Nobody else may step it any more.
+        env: the pool. Do not step it elsewhere any more.
         categorical_action_encoding: discrete actions are numbers (`Categorical`); False: one-hot vectors (`OneHot`).
         disable_env_checker: means nothing: EnvPool has no checker.
         frame_skip: steps for which an action is repeated; rewards are summed, the observation is the last one.

@@ -22,7 +22,7 @@ class FreeRunning:
         """Guards everything here."""
         self._is_wanted = True
         self._holds = 0
-        """How many want it to stand still."""
+        """Number of callers that hold it paused."""
         self._is_collecting = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="collector", daemon=True)

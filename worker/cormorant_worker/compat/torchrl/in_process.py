@@ -97,7 +97,7 @@ class InProcessFleet:
         return Receipt(version=PolicyVersion(version), applied=(_NAME,), waiting=())
 
     def seed(self, seed: int) -> tuple[str, ...]:
-        """Begin anew with environments and streams of a seed."""
+        """Start over with environments and streams of a seed."""
         self._place = replace(self._place, seed=seed)
         with _exceptions_of_environments():
             rebuild(self._collector, self.job, self._place, self._parts)

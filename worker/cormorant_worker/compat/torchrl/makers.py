@@ -63,7 +63,7 @@ def is_env(value: object) -> bool:
 
 
 def is_torchrl_env(value: object) -> bool:
-    """True for TorchRL's. Whoever has one has imported it."""
+    """True for TorchRL's: an instance exists only where TorchRL was imported."""
     theirs = sys.modules.get("torchrl.envs")
     return theirs is not None and isinstance(value, theirs.EnvBase)
 

@@ -70,8 +70,8 @@ class MultiThreadedEnvWrapper:
         """Step with random actions, from where the environments stand; where an episode ended, the next one begins."""
         given = tensordict
         if given is None:
-            nobody = torch.zeros((self.num_workers, 1), dtype=torch.bool)
-            given = self._with_flags(self.pool.begin(nobody))
+            none = torch.zeros((self.num_workers, 1), dtype=torch.bool)
+            given = self._with_flags(self.pool.begin(none))
         return self.step(given.set("action", self.pool.draw()))
 
     def rollout(self, max_steps: int, policy: Policy | None = None, *, break_when_any_done: bool = True) -> TensorDict:
@@ -99,7 +99,7 @@ class MultiThreadedEnvWrapper:
         return stacked
 
     def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """Build the environments anew: each gets a seed of its own that follows from this one. Returns the next."""
+        """Rebuild the environments, each with a seed derived from this one. Returns the next seed."""
         from cormorant_worker.compat.torchrl.seeds import next_seed
 
         self.pool.reseed(seed)

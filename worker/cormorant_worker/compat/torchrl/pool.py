@@ -79,10 +79,10 @@ class Pool:
         self._random = RandomActor(env.action_space, seed=seeds[0] if seeds else 0)
         self._obs: tuple[Array, ...] = ()
         self._waits: Array = np.zeros(self.num_envs, dtype=np.bool_)
-        """[N] whose first observation nobody has asked for."""
+        """[N] whose first observation has not been asked for."""
 
     def vector_env(self, seeds: Sequence[int] | None) -> VectorEnv:
-        """The environments as collectors step them, built anew with a seed for each."""
+        """The environments as collectors step them, rebuilt with a seed for each."""
         env: VectorEnv = self._build(seeds)
         if len(leaves(env.action_space, ())) != 1:
             raise EnvBuildError(f"the actions of this task have several parts ({env.action_space}); use a fleet")
@@ -155,7 +155,7 @@ class Pool:
         return torch.from_numpy(self._from_env(drawn)).to(self.device)
 
     def reseed(self, seed: int) -> None:
-        """Build the environments anew, each with a seed of its own that follows from this one."""
+        """Rebuild the environments, each with a seed derived from this one."""
         self.close()
         self._open(SeedPath(job_seed=seed, index=0).env_seeds(self.num_envs))
 

@@ -68,8 +68,8 @@ class RayCollector(FleetCollector):
         num_collectors: actors; with a list of makers there are as many as it has.
         update_after_each_batch: publish the policy's weights after each batch: to all (`sync`), or to the collector
             that the batch came from.
-        max_weight_update_interval: batches of a collector after which it gets the policy's weights, if nobody published
-            before; 0: after each; -1: never.
+        max_weight_update_interval: batches of a collector after which it gets the policy's weights, if none were
+            published before; 0: after each; -1: never.
         replay_buffer: extended with each batch; iteration gives None. TorchRL's RayReplayBuffer is extended by the
             collectors themselves, others where this object is.
         buffer_in_workers: ours: whether collectors extend the buffer; None: as above.
@@ -223,7 +223,7 @@ class RayCollector(FleetCollector):
         """Which worker of a larger set-up this is; set it to say so.
 
         Raises:
-            RuntimeError: nobody has.
+            RuntimeError: none was set.
         """
         if self._worker_idx is None:
             raise NotSet("worker_idx has not been set: this collector is no part of another one")
@@ -305,7 +305,7 @@ class RayCollector(FleetCollector):
     # -- batches -----------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """As of `FleetCollector`; with `trajs_per_batch` nobody knows."""
+        """As of `FleetCollector`; with `trajs_per_batch` it is unknown."""
         if self._pool is not None:
             raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
         return super().__len__()
@@ -473,7 +473,7 @@ class RayCollector(FleetCollector):
         if self._pool is not None:
             raise StateError(
                 "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
-                "would be missing; iterate without trajs_per_batch, or save the policy and begin anew"
+                "would be missing; iterate without trajs_per_batch, or save the policy and start over"
             )
         return super().state_dict()
 
@@ -491,7 +491,7 @@ class RayCollector(FleetCollector):
 
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
         """Counts, and what each collector does, in one view: `workers` and `timeout` mean nothing."""
-        del workers, timeout  # what the fleet knows already, nobody is asked
+        del workers, timeout  # the fleet knows already, no worker is asked
         known = self.fleet.stats()
         alive = sum(worker.pid != 0 for worker in known.workers)
         own = {"workers": self.num_collectors, "workers_alive": alive, "worker_frames": known.frames}

@@ -5,7 +5,7 @@ from typing import Any
 
 
 class NotSet(AttributeError, RuntimeError):
-    """Nobody has set it: a RuntimeError, as TorchRL documents, and absent for `getattr` with a default."""
+    """Not set: a RuntimeError, as TorchRL documents, and absent for `getattr` with a default."""
 
 
 def check_receivers(schemes: Mapping[str, Any]) -> None:

@@ -176,11 +176,11 @@ def _check_buffer(settings: Settings) -> None:
             "replay_buffer's storage has two dimensions, and it is extended with single frames; use a storage of one "
             'dimension: ("collector", "traj_ids") tells trajectories apart'
         )
-    # What a postproc leaves of a batch, nobody knows.
+    # How much a postproc leaves of a batch is unknown.
     if room.max_frames is not None and settings.postproc is None and frames > room.max_frames:
         raise ValueError(
             f"replay_buffer holds {room.max_frames:,} frames and frames_per_batch is {frames:,}: the first would be "
-            "overwritten before anybody reads them; make it larger, or frames_per_batch smaller"
+            "overwritten before they are read; make it larger, or frames_per_batch smaller"
         )
 
 
@@ -216,7 +216,7 @@ def broadcast(given: Any, name: str, count: int) -> list[Any]:
 
 
 def limit(value: int | None) -> int:
-    """A number of frames; 0 for TorchRL's ways to say that there is no limit. What nobody lives to see, such as
+    """A number of frames; 0 for TorchRL's ways to say that there is no limit. More than can be counted, such as
     `sys.maxsize`, is the most that can be counted.
     """
     return min(value, COUNT_MAX) if value is not None and value > 0 else 0

@@ -1,1 +1,1 @@
-"""The Ray engine: a worker is an actor, a batch an object. The only room that imports Ray; `fleet.py` is its door."""
+"""The Ray engine: a worker is an actor, a batch an object. Only this package imports Ray; it begins in `engine.py`."""
