@@ -30,6 +30,7 @@ from cormorant_api.http.tokens import TokenKeeper, Tokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.settings import HeadSettings
+from cormorant_api.weights.annotations import AnnotationStore
 from cormorant_api.weights.publisher import Publisher
 from cormorant_api.weights.store import WeightStore
 from cormorant_api.weights.updates import UpdateTracker
@@ -96,6 +97,8 @@ class Head:
             last_words=settings.last_words,
         )
         self.store = WeightStore(settings.directory, keeps=settings.keep_versions)
+        # One more than weights: a learner stores the value of the next version before it publishes that version.
+        self.annotations = AnnotationStore(settings.directory, keeps=settings.keep_versions + 1)
         self.events = EventRing(epoch=self.epoch)
         self.leases = LeaseBook(spec_paused=job.spec.paused)
         self.rates = RateWindow()

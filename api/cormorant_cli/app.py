@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from cormorant_cli import (
+    annotations,
     batches,
     crd,
     dataset,
@@ -77,6 +78,7 @@ app.add_typer(weights.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_HEAD, epilog=_examples("cormorant pause pong -n rl"))(pause.pause)
 app.command(rich_help_panel=_HEAD)(pause.resume)
 app.add_typer(state.app, rich_help_panel=_HEAD)
+app.add_typer(annotations.app, rich_help_panel=_HEAD)
 app.add_typer(batches.app, rich_help_panel=_HEAD)
 app.command(rich_help_panel=_REFERENCE)(crd.crd)
 app.command(rich_help_panel=_REFERENCE)(openapi.openapi)

@@ -9,10 +9,11 @@ with connect("http://127.0.0.1:8000", token=token) as client:
 import os
 import ssl
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from cormorant_client.address import parse_address
+from cormorant_client.annotations import Annotations
 from cormorant_client.batches import Batches, MemoryUse, Wanted
 from cormorant_client.errors import BadAddress, BadTensors, Conflict, HeadFailed, UpdateFailed
 from cormorant_client.events import read_events
@@ -109,7 +110,13 @@ class Client:
     # -- weights -----------------------------------------------------------------------------------------------
 
     def publish(
-        self, weights: Publishable, *, version: int | None = None, model: str = MAIN_MODEL, wait: float = 0.0
+        self,
+        weights: Publishable,
+        *,
+        version: int | None = None,
+        model: str = MAIN_MODEL,
+        wait: float = 0.0,
+        annotations: Mapping[str, bytes] | None = None,
     ) -> Update:
         """Publish weights. Every worker uses them from its next batch on.
 
@@ -123,6 +130,8 @@ class Client:
             model: model name, unless `weights` maps model names.
             wait: seconds to wait for the workers. Without it the head answers once it has checked the weights;
                 `Update.wait` waits later.
+            annotations: values by key that belong to this version, e.g. a learner's step counters. They are stored
+                before the weights are published: see `annotations`.
 
         Raises:
             BadTensors: `weights` contains something that is not a tensor.
@@ -133,7 +142,12 @@ class Client:
             UpdateFailed: with `wait`, no worker applied them.
             HeadUnreachable: the head was unreachable for longer than `reconnect_s`.
         """
-        return self._publish(make_body(weights, model=model), version=version, wait=wait)
+        return self._publish(make_body(weights, model=model), version=version, wait=wait, annotations=annotations)
+
+    @property
+    def annotations(self) -> Annotations:
+        """Small values that a learner keeps at the head, each for one policy version."""
+        return Annotations(self._head)
 
     def patch(self, weights: Publishable, *, base: str = "", model: str = MAIN_MODEL, wait: float = 0.0) -> Update:
         """Publish some tensors of one model as a new version; the other tensors keep their published values.
@@ -319,7 +333,15 @@ class Client:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _publish(self, body: Body, *, version: int | None = None, wait: float = 0.0, base: str = "") -> Update:
+    def _publish(
+        self,
+        body: Body,
+        *,
+        version: int | None = None,
+        wait: float = 0.0,
+        base: str = "",
+        annotations: Mapping[str, bytes] | None = None,
+    ) -> Update:
         """PUT a whole, or with a base PATCH a part."""
         path = f"/v1/models/{quoted(body.model)}/weights" if body.model else "/v1/weights"
         kind = {"Content-Type": headers.SAFETENSORS, **({"Prefer": f"wait={wait:g}"} if wait else {})}
@@ -329,6 +351,8 @@ class Client:
         for attempt in range(_CONFLICTS):
             # A number of our own choosing makes a repeated request harmless: the head knows it by version and digest.
             number = self._next_version() if version is None else version
+            for key, value in (annotations or {}).items():
+                self.annotations.put(key, value, version=number)
             params = {"version": number, "allow_nonfinite": "true" if self._allow_nonfinite else None}
             try:
                 reply = self._head.send(

@@ -91,7 +91,7 @@ def _matches(header: str, etag: str, *, is_weak: bool = False) -> bool:
 
 
 def _failed(what: str, current_etag: str) -> ApiError:
-    now = f"the current ETag is {current_etag}" if current_etag else "nothing has been published yet"
+    now = f"the current ETag is {current_etag}" if current_etag else "there is no version yet"
     members = {"current_etag": current_etag} if current_etag else {}
     return ApiError(
         412, ProblemType.PRECONDITION_FAILED, f"{what}: {now}; fetch the current version and retry", **members

@@ -43,11 +43,13 @@ _STATUS_OF = {
     ProblemType.UNKNOWN_UPDATE: 404,
     ProblemType.UNKNOWN_WORKER: 404,
     ProblemType.UNKNOWN_BATCH: 404,
+    ProblemType.UNKNOWN_ANNOTATION: 404,
     ProblemType.NO_WEIGHTS: 404,
     ProblemType.VERSION_EXPIRED: 404,
     ProblemType.UPLOAD_STALLED: 408,
     ProblemType.VERSION_CONFLICT: 409,
     ProblemType.BASE_MISMATCH: 409,
+    ProblemType.ANNOTATIONS_FULL: 409,
     ProblemType.NOT_PAUSED: 409,
     ProblemType.LAST_WORKER: 409,
     ProblemType.NO_QUEUE: 409,
@@ -127,12 +129,13 @@ class GuardedRoute(APIRoute):
             if self.body_field is None:
                 return await handle(request)
             # FastAPI reads this JSON body without a limit of its own.
-            return await handle(Request(request.scope, _bounded(request.receive)))
+            return await handle(Request(request.scope, bounded(request.receive)))
 
         return guarded
 
 
-def _bounded(receive: Receive) -> Receive:
+def bounded(receive: Receive, most_bytes: int = MOST_JSON_BYTES) -> Receive:
+    """Limit the size and the duration of a small body."""
     taken, until = 0, time.monotonic() + _JSON_WITHIN_S
 
     async def receive_bounded() -> Message:
@@ -146,9 +149,9 @@ def _bounded(receive: Receive) -> Receive:
                 f"the body was not complete after {_JSON_WITHIN_S:.0f} s ({taken:,} bytes came); nothing was changed",
             ) from None
         taken += len(message.get("body", b""))
-        if taken > MOST_JSON_BYTES:
+        if taken > most_bytes:
             # HTTPException is the one class that FastAPI's JSON reader lets through.
-            raise HTTPException(413, f"the body is longer than the limit of {MOST_JSON_BYTES:,} bytes")
+            raise HTTPException(413, f"the body is longer than the limit of {most_bytes:,} bytes")
         return message
 
     return receive_bounded
