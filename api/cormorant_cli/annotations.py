@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from cormorant_cli.connection import Connection, Context, Job, Namespace, Token, TokenFile, Url
+from cormorant_cli.connection import Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.weights import write_whole
 
@@ -21,16 +21,9 @@ Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of the annotation."
 
 
 @app.command(name="list")
-def list_annotations(
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
-) -> None:
+@with_connection
+def list_annotations(connection: Connection) -> None:
     """List the keys with the policy version and the size of their newest values."""
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     with connection.client("read") as client:
         entries = client.annotations.list()
     for entry in entries:
@@ -41,21 +34,16 @@ def list_annotations(
 
 
 @app.command()
+@with_connection
 def get(
     key: Key,
+    connection: Connection,
     out: Annotated[str, typer.Option("--out", metavar="FILE", help="File to write (default: standard output).")] = "",
     version: Annotated[
         int, typer.Option(min=-1, help="Highest policy version that the value may belong to (-1: any).")
     ] = -1,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
 ) -> None:
     """Write a value to a file or to standard output."""
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     with connection.client("read") as client:
         found = client.annotations.get(key, version=version if version >= 0 else None)
     if found is None:
@@ -68,42 +56,29 @@ def get(
 
 
 @app.command()
+@with_connection
 def put(
     key: Key,
     file: Annotated[str, typer.Argument(metavar="FILE", help="File with the value, at most 1 MiB.")],
+    connection: Connection,
     version: Annotated[
         int, typer.Option(min=-1, help="Policy version that the value belongs to (-1: the newest published one).")
     ] = -1,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
 ) -> None:
     """Store a file as the value of a key."""
     try:
         value = Path(file).read_bytes()
     except OSError as error:
         raise BadInput(f"cannot read {file}: {error.strerror or error}") from error
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     with connection.client("write") as client:
         entry = client.annotations.put(key, value, version=version if version >= 0 else None)
     typer.echo(f"{key}: version {entry.version}, {entry.bytes:,} bytes")
 
 
 @app.command()
-def delete(
-    key: Key,
-    job: Job = "",
-    namespace: Namespace = "",
-    context: Context = "",
-    url: Url = "",
-    token: Token = "",
-    token_file: TokenFile = "",
-) -> None:
+@with_connection
+def delete(key: Key, connection: Connection) -> None:
     """Remove every value of a key."""
-    connection = Connection(url=url, token=token, token_file=token_file, job=job, namespace=namespace, context=context)
     with connection.client("write") as client:
         client.annotations.delete(key)
     typer.echo(f"{key}: deleted")
