@@ -83,7 +83,7 @@ class Annotations:
 
     def list(self) -> tuple[rest.AnnotationEntry, ...]:
         """The newest value of every key, without its bytes."""
-        return self._head.get(rest.Annotations, "/v1/annotations").annotations
+        return self._head.get(rest.AnnotationList, "/v1/annotations").annotations
 
 
 def _path(key: str) -> str:

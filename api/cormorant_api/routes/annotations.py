@@ -10,8 +10,8 @@ from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, is_unchanged
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import BINARY, GuardedRoute, answers, author_of, bounded, head_of, needs
-from cormorant_api.weights.annotations import Annotation, AnnotationStore
-from cormorant_contract.rest.annotations import MAX_ANNOTATION_BYTES, AnnotationEntry, AnnotationKey, Annotations
+from cormorant_api.weights.annotations import AnnotationStore, StoredAnnotation
+from cormorant_contract.rest.annotations import MAX_ANNOTATION_BYTES, AnnotationEntry, AnnotationKey, AnnotationList
 from cormorant_contract.rest.base import VERSION_MAX
 from cormorant_contract.rest.headers import POLICY_VERSION
 from cormorant_contract.rest.problems import ProblemType
@@ -30,10 +30,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
 @router.get("/v1/annotations", operation_id="list_annotations", responses=answers(), openapi_extra=needs(Role.READ))
-async def list_annotations(request: Request) -> Annotations:
+async def list_annotations(request: Request) -> AnnotationList:
     """The newest value of every key, without its bytes."""
     store = head_of(request).annotations
-    return Annotations(annotations=tuple(found.entry for found in store.newest()), keeps=store.keeps)
+    return AnnotationList(annotations=tuple(found.entry for found in store.newest()), keeps=store.keeps)
 
 
 @router.put(
@@ -71,7 +71,7 @@ async def put_annotation(
         number = await head.quick(lambda: running.publisher.version)
     belongs_to = number
 
-    def put(store: AnnotationStore) -> Annotation:
+    def put(store: AnnotationStore) -> StoredAnnotation:
         return store.put(
             key,
             belongs_to,
@@ -158,7 +158,7 @@ def _unknown(store: AnnotationStore, key: str, version: int | None) -> ApiError:
     return ApiError(404, ProblemType.UNKNOWN_ANNOTATION, what, known=names)
 
 
-def _headers(annotation: Annotation) -> dict[str, str]:
+def _headers(annotation: StoredAnnotation) -> dict[str, str]:
     return {
         "ETag": annotation.entry.etag,
         POLICY_VERSION: str(annotation.entry.version),

@@ -39,7 +39,7 @@ _PART = ".part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Annotation:
+class StoredAnnotation:
     """A value and what is known of it."""
 
     entry: AnnotationEntry
@@ -65,7 +65,7 @@ class AnnotationStore:
         self._folder = folder / "annotations" if folder is not None else None
         self._writing = threading.Lock()
         """Held while a value is written; readers do not take it, because the mapping is replaced as a whole."""
-        self._found: dict[str, dict[int, Annotation]] = {}
+        self._found: dict[str, dict[int, StoredAnnotation]] = {}
         """By key, then by version."""
         self._next = 0
         if self._folder is not None:
@@ -74,17 +74,19 @@ class AnnotationStore:
             except OSError as error:
                 raise StoreError(f"cannot use {self._folder} to store annotations: {error}") from error
 
-    def newest(self) -> list[Annotation]:
+    def newest(self) -> list[StoredAnnotation]:
         """The value of the highest version of every key, in the order of the keys."""
         return [versions[max(versions)] for _, versions in sorted(self._found.items())]
 
-    def find(self, key: str, version: int | None = None) -> Annotation | None:
+    def find(self, key: str, version: int | None = None) -> StoredAnnotation | None:
         """A key's value of the highest version, at most `version` if that is given."""
         versions = self._found.get(key, {})
         known = [number for number in versions if version is None or number <= version]
         return versions[max(known)] if known else None
 
-    def put(self, key: str, version: int, value: bytes, *, author: str, check: Callable[[str], None]) -> Annotation:
+    def put(
+        self, key: str, version: int, value: bytes, *, author: str, check: Callable[[str], None]
+    ) -> StoredAnnotation:
         """Store the value of a key for a version, durably. The same bytes again change nothing.
 
         Args:
@@ -112,7 +114,7 @@ class AnnotationStore:
                 stored_at=datetime.now(UTC),
                 author=author,
             )
-            stored = Annotation(entry=entry, value=value, number=self._next)
+            stored = StoredAnnotation(entry=entry, value=value, number=self._next)
             if self._folder is not None:
                 _write(self._folder, stored)
             self._next += 1
@@ -170,7 +172,7 @@ class AnnotationStore:
                 limit_bytes=MAX_ANNOTATIONS_BYTES,
             )
 
-    def _remove(self, annotations: Sequence[Annotation]) -> None:
+    def _remove(self, annotations: Sequence[StoredAnnotation]) -> None:
         if self._folder is None:
             return
         try:
@@ -195,7 +197,7 @@ class AnnotationStore:
             self._found[key] = {number: versions[number] for number in kept}
 
 
-def _write(folder: Path, annotation: Annotation) -> None:
+def _write(folder: Path, annotation: StoredAnnotation) -> None:
     part, whole = folder / f"{annotation.number}{_PART}", folder / str(annotation.number)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -215,7 +217,7 @@ def _write(folder: Path, annotation: Annotation) -> None:
         ) from error
 
 
-def _read(path: Path, number: int) -> Annotation | None:
+def _read(path: Path, number: int) -> StoredAnnotation | None:
     line, _, value = path.read_bytes().partition(b"\n")
     try:
         entry = AnnotationEntry.model_validate_json(line)
@@ -225,4 +227,4 @@ def _read(path: Path, number: int) -> Annotation | None:
     if digest_of([memoryview(value)]) != entry.digest:
         log.warning("annotation_left_out", file=str(path), key=entry.key, reason="it does not match its digest")
         return None
-    return Annotation(entry=entry, value=value, number=number)
+    return StoredAnnotation(entry=entry, value=value, number=number)

@@ -30,7 +30,7 @@ class AnnotationEntry(Answer):
     """Role and address of the writer."""
 
 
-class Annotations(Answer):
+class AnnotationList(Answer):
     """The newest value of every key, in the order of the keys."""
 
     annotations: tuple[AnnotationEntry, ...]
