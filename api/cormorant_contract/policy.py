@@ -33,9 +33,16 @@ class Policy(Contract):
     """URI of a safetensors file with the initial weights: file:// or any URI supported by fsspec. Empty keeps the
     weights that the factory made."""
 
+    compile: Literal["off", "auto", "on"] = "off"
+    """Faster ways to call the policy, checked against it and timed when a worker starts: off; auto tries those that
+    take about a second; on also tries torch.compile, which takes a minute and needs a C++ compiler."""
+
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Precision of the network's layers; bfloat16 uses torch.autocast. Log-probabilities are stored as float32."""
+
     @classmethod
     def rules(cls) -> "tuple[Rule[Policy], ...]":
-        """One kind of policy."""
+        """One kind of policy; only a network can be made faster."""
         return (
             Rule(
                 cel="has(self.random) != has(self.entrypoint)",
@@ -49,6 +56,18 @@ class Policy(Contract):
                             "neither" if policy.random is None else f"random and entrypoint {policy.entrypoint}"
                         ),
                     )
+                },
+            ),
+            Rule(
+                cel="has(self.entrypoint) || (self.compile == 'off' && self.dtype == 'float32')",
+                holds=lambda policy: (
+                    policy.entrypoint is not None or (policy.compile == "off" and policy.dtype == "float32")
+                ),
+                sentence="compile {compile} and dtype {dtype} need an entrypoint: random actions have no network; "
+                "remove them",
+                values={
+                    "compile": Value(cel="self.compile", get=lambda policy: policy.compile),
+                    "dtype": Value(cel="self.dtype", get=lambda policy: policy.dtype),
                 },
             ),
         )

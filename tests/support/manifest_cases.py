@@ -90,6 +90,7 @@ VALID: dict[str, Document] = {
     "template": groups(
         {"name": "cpu", "template": {"spec": {"nodeSelector": {"zone": "a"}}}, "resources": {"limits": {"cpu": "4"}}}
     ),
+    "compiled": manifest(policy={"entrypoint": "a:b", "compile": "on", "dtype": "bfloat16"}),
     "run-policy": manifest(runPolicy={"onStall": "Fail", "onUnschedulable": "ScaleToFit", "cleanPodPolicy": "None"}),
     "longest-name": manifest("a" * 40),
     "tls-of-a-secret": manifest(head={"tls": {"secretName": "pong-certificate"}}),
@@ -138,6 +139,12 @@ INVALID: dict[str, Case] = {
         by="rule",
     ),
     "policy-neither": Case(document=manifest(policy={}), path="spec.policy", sentence="found neither", by="rule"),
+    "policy-compiled-random": Case(
+        document=manifest(policy__compile="auto"),
+        path="spec.policy",
+        sentence="compile auto and dtype float32 need an entrypoint",
+        by="rule",
+    ),
     "policy-both": Case(
         document=manifest(policy__entrypoint="a:b"),
         path="spec.policy",
@@ -405,6 +412,7 @@ UPDATES: dict[str, Update] = {
     "scaled": Update(old=manifest(), new=manifest(replicas=3)),
     "more-frames": Update(old=manifest(), new=manifest(collection__totalFrames=128)),
     "other-exploration": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"explorationType": "mode"})),
+    "compiled": Update(old=manifest(policy=_ACTOR), new=manifest(policy=_ACTOR | {"compile": "auto"})),
     "other-task": Update(old=manifest(), new=manifest(env__envpool__taskId="Breakout-v5"), path="spec.env"),
     "other-env-kwargs": Update(old=manifest(), new=manifest(env__envpool__kwargs={"a": {"b": 1}}), path="spec.env"),
     "other-kind-of-env": Update(old=manifest(), new=gymnasium(), path="spec.env"),

@@ -27,6 +27,7 @@ from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.policy.actor import Actor, PolicyActor
+from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
 from cormorant_worker.policy.random_actor import RandomActor
@@ -75,14 +76,20 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
             models = _find_policy(job, overrides, observation, action)
             if models is not None:
                 num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
-                actor = PolicyActor(
-                    models,
+                acting = PolicyActor(
+                    in_dtype(models, spec.policy.dtype, device),
                     observation,
                     action,
                     device=device,
                     num_rows=num_rows,
                     is_shared=overrides.shares_policy,
                 )
+                if spec.policy.compile != "off" and not overrides.shares_policy:
+                    exploration = ExplorationType(spec.policy.exploration_type)
+                    compile_actor(
+                        acting, observation, mode=spec.policy.compile, num_rows=num_rows, exploration=exploration
+                    )
+                actor = acting
         if models is not None:
             weights = StagedWeights(models.modules)
             if spec.policy.initial_weights:

@@ -17,7 +17,10 @@ from cormorant_worker.policy.action_heads import NormalHead, make_head
 from cormorant_worker.spaces import Space, leaf_spaces, leaves, put_nested, unflattener
 
 Activation = Literal["tanh", "relu"]
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"tanh": torch.tanh, "relu": torch.relu}
+_ACTIVATIONS: dict[str, tuple[Callable[[Tensor], Tensor], type[nn.Module]]] = {
+    "tanh": (torch.tanh, nn.Tanh),
+    "relu": (torch.relu, nn.ReLU),
+}
 
 
 class VectorEncoder(nn.Module):
@@ -52,7 +55,7 @@ class Perceptron(nn.Module):
             raise PolicyMismatch(f'activation "{activation}" is not one of {sorted(_ACTIVATIONS)}')
         if any(width < 1 for width in hidden):
             raise PolicyMismatch(f"hidden widths {list(hidden)} must be 1 or more")
-        self._activation = _ACTIVATIONS[activation]
+        self._activation, self.activation = _ACTIVATIONS[activation]
         widths = zip((num_features, *hidden), hidden, strict=False)
         self._linears = [nn.Linear(width_in, width_out) for width_in, width_out in widths]
         for layer in self._linears:
@@ -116,7 +119,10 @@ class ActionHeads(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]` -> `[n, P]`: the parameters of every leaf side by side."""
-        linear = nn.functional.linear(features, self.linear.weight, self.linear.bias)
+        return self.arrange(nn.functional.linear(features, self.linear.weight, self.linear.bias))
+
+    def arrange(self, linear: Tensor) -> Tensor:
+        """What `linear` gives, with the Gaussian log-deviations beside their means: `[n, P]`."""
         if self.log_std is None:
             return linear
         if len(self._heads) == 1:

@@ -9,6 +9,7 @@ gives learners the distribution's parameters, log-probabilities and entropies of
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
 from cormorant_worker.policy.networks import ActionHeads, Activation, ImageEncoder, Perceptron, VectorEncoder
@@ -93,7 +94,8 @@ class Policy(nn.Module):
     def params(self, observation: Any) -> Tensor:
         """Parameters of the action distributions (logits; means and log-deviations): `[n, P]` float32."""
         # `forward` and not a call: four of these a step would cost more than a small layer's arithmetic.
-        return self.heads.forward(self.body.forward(self.encoder.forward(observation)))
+        params = self.heads.forward(self.body.forward(self.encoder.forward(observation)))
+        return params.float() if params.dtype == torch.bfloat16 else params
 
     def forward(self, observation: Any) -> Any:
         """Act: `[n, ...]` observations -> the action, or a mapping with `action` and `action_log_prob`."""

@@ -1,0 +1,228 @@
+"""`spec.policy.compile`: tries faster ways to call a policy when a worker starts, and takes the fastest that is right.
+
+    off    the policy as it is
+    auto   layers: stacks of Linear layers in fewer calls (dense.py), on a CPU; milliseconds
+    on     torch.compile as well, with CUDA graphs on a device; up to a minute, and needs a C++ compiler
+
+A candidate is right if, from the same random state, it draws as many random numbers, gives the same actions (whole
+numbers exactly), and its other outputs differ by at most 1e-5. It acts if it is also faster than the policy itself;
+otherwise, or when it raises, the policy acts as it is, and the log says why. Random streams are left as they were.
+
+# n rows
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import gymnasium
+import numpy as np
+import structlog
+import torch
+
+from cormorant_worker.policy.actor import Acted, PolicyActor, samples
+from cormorant_worker.policy.dense import with_stacks
+from cormorant_worker.policy.exploration import ExplorationType, exploring
+from cormorant_worker.policy.loading import Acting, PolicyModels
+from cormorant_worker.spaces import Array, Arrays, Space, leaf_spaces
+
+log = structlog.get_logger()
+
+Mode = Literal["off", "auto", "on"]
+Dtype = Literal["float32", "bfloat16"]
+
+TOLERANCE = 1e-5
+_WORTH = 0.97
+"""A candidate must take less than this share of the policy's own time."""
+_CHECKS = 4
+_ROUNDS = 5
+_ROUND_S = 0.02
+"""Time of each candidate in a round; rounds are interleaved, and the fastest counts."""
+
+
+class _Refused(Exception):
+    """Why a candidate does not act."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompileTrial:
+    """What was tried."""
+
+    chosen: str
+    """"eager": the policy as it is."""
+    seconds_per_act: dict[str, float]
+    refused: dict[str, str]
+    """Why, by candidate."""
+
+
+def in_dtype(models: PolicyModels, dtype: Dtype, device: torch.device) -> PolicyModels:
+    """The policy with its layers in a dtype: under `torch.autocast`, which leaves the weights in float32."""
+    if dtype == "float32":
+        return models
+    autocast = torch.autocast(device.type, torch.bfloat16)
+    acting: Any = models.acting
+    if hasattr(acting, "in_keys"):
+        acting.forward = autocast(acting.forward)  # what calls it has to see a TensorDictModule
+        return models
+    return replace(models, acting=autocast(acting.__call__))
+
+
+def compile_actor(
+    actor: PolicyActor, space: Space, *, mode: Mode, num_rows: int, exploration: ExplorationType
+) -> CompileTrial:
+    """Give an actor the fastest right way to call its policy.
+
+    Args:
+        actor: the policy's; its `models.acting` is replaced.
+        space: one environment's observation space.
+        mode: what to try.
+        num_rows: observations in one call, as the environments will ask for.
+        exploration: the type in force when the actor acts.
+    """
+    began = time.perf_counter()
+    eager = actor.models.acting
+    obs = [_observations(space, num_rows, seed) for seed in range(_CHECKS)]
+    right: dict[str, Acting] = {}
+    refused: dict[str, str] = {}
+    with _undisturbed(actor), torch.inference_mode(), exploring(exploration):
+        expected = _outcomes(actor, obs)
+        for name, make in _candidates(actor, mode, num_rows):
+            try:
+                right[name] = _checked(actor, make, obs, expected)
+            except _Refused as reason:
+                refused[name] = str(reason)
+            except Exception as error:  # noqa: BLE001  # a compiler's or the user's own: the policy acts as it is
+                refused[name] = f"it raised {type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            finally:
+                actor.models = replace(actor.models, acting=eager)
+        seconds = _race(actor, {"eager": eager, **right}, obs[0]) if right else {}
+    chosen = min(seconds, key=lambda name: seconds[name] * (_WORTH if name == "eager" else 1), default="eager")
+    if chosen != "eager":
+        actor.models = replace(actor.models, acting=right[chosen])
+    for name, why in refused.items():
+        log.warning("policy_not_compiled", candidate=name, reason=why)
+    log.info(
+        "policy_compiled",
+        chosen=chosen,
+        num_rows=num_rows,
+        act_microseconds={name: round(1e6 * value, 1) for name, value in seconds.items()},
+        startup_seconds=round(time.perf_counter() - began, 2),
+    )
+    return CompileTrial(chosen=chosen, seconds_per_act=seconds, refused=refused)
+
+
+def _candidates(actor: PolicyActor, mode: Mode, num_rows: int) -> Iterator[tuple[str, Callable[[], Acting]]]:
+    acting = actor.models.acting
+    if actor.device.type == "cpu" and isinstance(acting, torch.nn.Module):
+        stacks = with_stacks(acting, [acting])
+        if stacks is not None:
+            yield "layers", lambda: stacks
+    if mode == "on":
+        # Its own random numbers would be others than the policy's: torch's generators draw.
+        options: dict[str, Any] = {"fallback_random": True}
+        if actor.device.type == "cuda":
+            options["triton.cudagraphs"] = True
+        yield (
+            "torch.compile",
+            lambda: _for_rows(num_rows, torch.compile(acting, dynamic=False, options=options), acting),
+        )
+
+
+def _for_rows(num_rows: int, compiled: Acting, eager: Acting) -> Acting:
+    """Other numbers of rows, as after an environment's restart, would be compiled in the middle of a batch."""
+
+    def call(observation: Any) -> Any:
+        return (compiled if _rows(observation) == num_rows else eager)(observation)
+
+    return call
+
+
+def _rows(observation: Any) -> int:
+    while isinstance(observation, Mapping | tuple | list):
+        observation = next(iter(observation.values() if isinstance(observation, Mapping) else observation))
+    return int(observation.shape[0])
+
+
+def _checked(
+    actor: PolicyActor, make: Callable[[], Acting], obs: Sequence[Arrays], expected: list[tuple[Acted, Any]]
+) -> Acting:
+    """A candidate whose outcomes are those of the policy."""
+    acting = make()
+    actor.models = replace(actor.models, acting=acting)
+    for (theirs, their_state), (ours, our_state) in zip(expected, _outcomes(actor, obs), strict=True):
+        if not torch.equal(their_state, our_state):
+            raise _Refused("it draws other random numbers than the policy")
+        for a, b in zip((*theirs[0], *theirs[1], *theirs[2]), (*ours[0], *ours[1], *ours[2]), strict=True):
+            _compare(a, b)
+    return acting
+
+
+def _compare(expected: Array, found: Array) -> None:
+    if expected.dtype.kind in "iub":
+        if differ := int((expected != found).sum()):
+            raise _Refused(f"{differ} of {expected.size} whole numbers differ from the policy's")
+    elif not np.allclose(expected, found, rtol=TOLERANCE, atol=TOLERANCE, equal_nan=True):
+        raise _Refused(f"it differs from the policy by up to {np.abs(expected - found).max():.2g}, over {TOLERANCE:g}")
+
+
+def _outcomes(actor: PolicyActor, obs: Sequence[Arrays]) -> list[tuple[Acted, torch.Tensor]]:
+    """What the actor does with observations, each from a random state of its own, and the state after it."""
+    found = []
+    for seed, given in enumerate(obs):
+        torch.manual_seed(seed)
+        acted = _act(actor, given)
+        found.append((Acted(*(tuple(a.copy() for a in arrays) for arrays in acted)), _random_state(actor.device)))
+    return found
+
+
+def _act(actor: PolicyActor, obs: Arrays) -> Acted:
+    n = len(obs[0])
+    states = tuple(np.repeat(value, n, axis=0) for value in actor.initial_states)
+    return actor.act(obs, states, np.zeros(n, dtype=np.bool_))
+
+
+def _race(actor: PolicyActor, ways: dict[str, Acting], obs: Arrays) -> dict[str, float]:
+    """Seconds of one act, by candidate: the fastest of several interleaved rounds."""
+    best = dict.fromkeys(ways, float("inf"))
+    for _ in range(_ROUNDS):
+        for name, acting in ways.items():
+            actor.models = replace(actor.models, acting=acting)
+            began, acts = time.perf_counter(), 0
+            while (passed := time.perf_counter() - began) < _ROUND_S or acts < 2:
+                _act(actor, obs)
+                acts += 1
+            best[name] = min(best[name], passed / acts)
+    actor.models = replace(actor.models, acting=ways["eager"])
+    return best
+
+
+@contextmanager
+def _undisturbed(actor: PolicyActor) -> Iterator[None]:
+    """Random streams, and what a policy writes into its own tensors as it acts, are as before."""
+    tensors = [tensor for module in actor.models.modules.values() for tensor in module.state_dict().values()]
+    before = [(tensor, tensor.clone()) for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    with torch.random.fork_rng(devices=[actor.device] if actor.device.type == "cuda" else []):
+        try:
+            yield
+        finally:
+            for tensor, value in before:
+                if not torch.equal(tensor, value):
+                    tensor.copy_(value)
+
+
+def _random_state(device: torch.device) -> torch.Tensor:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()
+
+
+def _observations(space: Space, n: int, seed: int) -> Arrays:
+    """[n, ...] a leaf, of the space; where it is unbounded, about 1: at huge values every network saturates."""
+    random = np.random.default_rng(seed)
+    drawn = []
+    for part, array in zip(leaf_spaces(space), samples(space, n), strict=True):
+        if isinstance(part, gymnasium.spaces.Box) and array.dtype.kind == "f":
+            drawn.append(np.clip(random.standard_normal(array.shape), part.low, part.high).astype(array.dtype))
+        else:
+            drawn.append(array[random.permutation(n)])
+    return tuple(drawn)
