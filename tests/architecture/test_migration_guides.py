@@ -69,7 +69,7 @@ def test_no_argument_is_missing(guide: str, section: str) -> None:
 
 
 @pytest.mark.parametrize("row", ROWS)
-def test_every_row_says_what_became_of_it_and_names_a_test_that_exists(row: Row) -> None:
+def test_every_row_names_an_existing_test(row: Row) -> None:
     assert row.state in STATES, row.line
     assert row.here or row.state in ("same", "new"), f"no reason: {row.line}"
     assert row.tests or row.state in ("left out",), f"no test: {row.line}"

@@ -143,7 +143,7 @@ def test_other_buffers_get_a_row_at_a_time() -> None:
     assert len(buffer) == 20
 
 
-def test_statistics_of_open_episodes_outlive_a_reset_of_the_buffer_if_asked() -> None:
+def test_open_episode_statistics_can_outlive_a_buffer_reset() -> None:
     for keeps in (True, False):
         buffer = VectorReplayBuffer(60, 2)
         collector = Collector(discrete_policy(), counting(2, lengths=9), buffer)
@@ -299,7 +299,7 @@ class One(nn.Module):
         return torch.zeros(len(obs), 2), state
 
 
-def test_modes_of_the_policy_are_those_of_evaluation_and_come_back() -> None:
+def test_policy_is_in_eval_mode_and_restored() -> None:
     policy = discrete_policy()
     modes: list[bool] = []
     policy.actor.register_forward_hook(lambda module, *_: modes.append(module.training))

@@ -70,9 +70,7 @@ def can(namespace: Namespace, account: str, verb: str, resource: str, *more: str
 # -- releases ----------------------------------------------------------------------------------------------------------
 
 
-def test_release_is_installed_upgraded_twice_and_leaves_crd_key_and_jobs(
-    namespace: Namespace, release: Release, tmp_path: Path
-) -> None:
+def test_release_upgrades_and_keeps_crd_key_and_jobs(namespace: Namespace, release: Release, tmp_path: Path) -> None:
     only = f"watchNamespaces={{{namespace.name}}}"
     release.install(only, "replicas=2")
     namespace.until(
@@ -349,9 +347,7 @@ def test_operator_outlives_the_loss_of_a_namespace(namespace: Namespace, release
         namespace("delete", "cjob", "pong")
 
 
-def test_jobs_live_through_uninstalling_and_are_adopted_without_a_restart(
-    namespace: Namespace, release: Release, tmp_path: Path
-) -> None:
+def test_jobs_survive_uninstalling_and_are_adopted(namespace: Namespace, release: Release, tmp_path: Path) -> None:
     only = f"watchNamespaces={{{namespace.name}}}"
 
     def uids(kind: str) -> set[str]:

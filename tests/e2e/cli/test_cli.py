@@ -37,14 +37,14 @@ def test_submit_makes_changes_and_finds_unchanged(cli) -> None:
     assert cli.namespace.get("cjob", "pong")["spec"]["replicas"] == 3
 
 
-def test_submit_refuses_what_validate_refuses_before_it_asks_the_server(cli) -> None:
+def test_submit_validates_before_asking_the_server(cli) -> None:
     done = cli("submit", cli.write(replicas=-1))
     assert done.code == 2
     assert "spec.replicas: -1 is less than 0" in done.err
     assert cli.namespace("get", "cjob", "-o", "name") == ""
 
 
-def test_submit_of_what_cannot_change_is_refused_in_the_servers_words(cli) -> None:
+def test_submit_shows_the_servers_refusal_of_a_change(cli) -> None:
     cli.good("submit", cli.write())
     done = cli("submit", cli.write(env={"envpool": {"taskId": "Acrobot-v1", "numEnvs": 8}}))
     assert done.code == 2
@@ -58,7 +58,7 @@ def test_dry_run_of_the_server_keeps_nothing(cli, code: Path) -> None:
     assert cli.namespace("get", "cjob,cm", "-o", "name", "--field-selector=metadata.name!=kube-root-ca.crt") == ""
 
 
-def test_replicas_of_an_autoscaler_are_kept_until_they_are_taken_over(cli) -> None:
+def test_autoscalers_replicas_are_kept_until_taken_over(cli) -> None:
     cli.good("submit", cli.write())
     cli.namespace("scale", "cjob/pong", "--replicas=5")
     done = cli("submit", cli.write())
@@ -87,7 +87,7 @@ def test_code_is_a_config_map_that_is_the_jobs_and_goes_with_it(cli, code: Path)
     cli.namespace.until(lambda: "pong-code" not in cli.namespace("get", "cm"), what="its code is gone")
 
 
-def test_code_of_a_job_that_is_made_again_at_once_is_not_collected(cli, code: Path) -> None:
+def test_code_of_a_recreated_job_is_kept(cli, code: Path) -> None:
     for _ in range(3):
         cli.good("submit", cli.write(), "--code", str(code))
         cli.namespace("delete", "cjob", "pong", "--wait=false")
@@ -107,7 +107,7 @@ def test_code_of_a_job_that_is_refused_is_taken_back(cli, code: Path) -> None:
     assert "pong-code" not in cli.namespace("get", "cm")
 
 
-def test_namespace_that_is_not_there_is_said_with_those_that_look_alike(cli) -> None:
+def test_missing_namespace_is_named_with_near_matches(cli) -> None:
     name = cli.namespace.name
     done = cli("submit", cli.write(), namespace=name[:-1])
     assert done.code == 1
@@ -270,7 +270,7 @@ def test_doctor_finds_a_job_that_no_operator_sees(cli) -> None:
     assert 'CollectorJob "pnog" not found' in problems(cli, "pnog")
 
 
-def test_doctor_says_one_sentence_of_a_cluster_that_knows_no_collector_jobs(cli) -> None:
+def test_doctor_names_a_missing_crd_in_one_sentence(cli) -> None:
     try:
         cli.namespace.until(lambda: not cli.namespace("get", "cjob", "-A", "-o", "name"), what="earlier tests' jobs go")
     except AssertionError:

@@ -20,7 +20,7 @@ def reported(cli: Any) -> dict[str, Any]:
     return dict(found)
 
 
-def test_jobs_are_listed_as_the_operator_wrote_them_and_how_long_ago(running) -> None:
+def test_jobs_are_listed_with_the_age_of_their_status(running) -> None:
     running.head.frames = 1234
     running.namespace.until(lambda: "1,234 (1%)" in running.good("top"), what="frames are shown")
     heading, row = running.good("top").splitlines()
@@ -38,7 +38,7 @@ def test_job_that_no_operator_saw_is_a_line_beside_others(running) -> None:
     assert running.good("top", "pong").splitlines()[1].startswith("pong  Running")
 
 
-def test_head_that_cannot_be_reached_is_a_note_and_the_operators_word_stays(running) -> None:
+def test_unreachable_head_is_a_note_beside_the_status(running) -> None:
     # The head is a stub beside the API server: no kubelet leads there.
     for arguments in (["pong"], ["--workers"]):
         _, row = running.good("top", *arguments).splitlines()
@@ -46,7 +46,7 @@ def test_head_that_cannot_be_reached_is_a_note_and_the_operators_word_stays(runn
         assert "does not answer through the API server" in row
 
 
-def test_list_needs_no_right_but_to_list_and_heads_say_which_they_need(running) -> None:
+def test_top_needs_only_the_right_to_list(running) -> None:
     running.become_viewer()
     assert "pong  Running" in running.good("top")
     assert 'cannot get resource "secrets"' in running.good("top", "pong")

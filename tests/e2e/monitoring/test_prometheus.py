@@ -160,7 +160,7 @@ def worker_pids(api: Api) -> list[int]:
     return [worker["pid"] for worker in api.get("/v1/workers").json["workers"] if worker["ready"]]
 
 
-def test_frames_agree_with_the_api_over_deaths_of_a_worker_and_of_the_head(manifest: Path, tmp_path: Path) -> None:
+def test_frame_metrics_agree_with_the_api_over_deaths(manifest: Path, tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "head"
     options = ("--port", str(port), "--data-port", "0")
     targets: dict[str, Any] = {f"127.0.0.1:{port}": WHERE}

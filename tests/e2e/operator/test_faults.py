@@ -175,7 +175,7 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             assert place.status()["epoch"] == 1
 
 
-def test_pod_that_vanished_while_the_watches_were_too_old_is_replaced_at_once(place: Place) -> None:
+def test_pod_lost_during_an_expired_watch_is_replaced(place: Place) -> None:
     with Kubelet(place.namespace), place.operator():
         place.submit(replicas=3)
         _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
@@ -187,7 +187,7 @@ def test_pod_that_vanished_while_the_watches_were_too_old_is_replaced_at_once(pl
         _watch_slots(place, lambda: len(place.slots()) == 4, what="its successor", within_s=20)
 
 
-def test_two_operators_at_once_without_a_lease_make_every_pod_once(place: Place) -> None:
+def test_two_operators_without_lease_create_each_pod_once(place: Place) -> None:
     with Kubelet(place.namespace), place.operator(), place.operator():
         place.submit(replicas=4)
         _watch_slots(place, lambda: place.workers() == "4/4", what="four workers")

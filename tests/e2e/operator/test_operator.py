@@ -50,7 +50,7 @@ def running(scene: Scene) -> Iterator[Scene]:
         yield scene
 
 
-def test_apply_makes_all_that_a_job_needs_in_a_restricted_namespace(running: Scene) -> None:
+def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:
     namespace = running.namespace
     pods = namespace.names("pods")
     assert [name[:10] for name in pods] == ["pong-cpu-0", "pong-cpu-1", "pong-head-"]
@@ -157,7 +157,7 @@ def test_deleted_secret_is_recreated_before_the_next_head(running: Scene) -> Non
     running.until_ready()
 
 
-def test_network_policy_is_applied_once_and_restored_at_the_next_full_look(scene: Scene) -> None:
+def test_network_policy_is_applied_once_and_restored(scene: Scene) -> None:
     namespace = scene.namespace
     network = ("--network-policies", "--open-to-cidr", "10.0.0.0/8")
 
@@ -318,7 +318,7 @@ def test_stranger_of_that_name_is_never_adopted(scene: Scene) -> None:
         assert "ownerReferences" not in scene.namespace.get("service", "pong-head")["metadata"]
 
 
-def test_job_that_is_deleted_and_applied_again_runs_within_seconds(running: Scene) -> None:
+def test_deleted_and_reapplied_job_runs_within_seconds(running: Scene) -> None:
     # Kubelet lets pods end at once; a head that drains is one whose finalizer holds it.
     hold = '{"metadata": {"finalizers": ["example.com/drains"]}}'
     running.namespace("patch", "pod", "pong-head-1", "--type=merge", "-p", hold)
@@ -476,7 +476,7 @@ def test_long_operator_outage_destroys_nothing(scene: Scene) -> None:
             assert {status["epoch"] for status in statuses()} == {1}
 
 
-def test_head_that_answers_and_stands_still_is_stalled_on_an_api_server_too(scene: Scene) -> None:
+def test_answering_head_without_progress_is_stalled(scene: Scene) -> None:
     with Kubelet(scene.namespace), scene.operator():
         scene.submit(replicas=1, runPolicy={"progressDeadlineSeconds": 3, "onStall": "Fail"})
         scene.until(lambda: scene.condition("Failed") == "True/Stalled", "it is stalled")
@@ -518,7 +518,7 @@ def test_second_operator_waits_until_the_first_is_gone(scene: Scene) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_two_shards_by_label_share_the_jobs_and_take_over_from_each_other(scene: Scene) -> None:
+def test_two_shards_by_label_share_jobs_and_take_over(scene: Scene) -> None:
     def shard(name: str, selector: str) -> Any:
         lease = f"{scene.namespace.name}/{name}"
         return scene.operator("--selector", selector, "--lease", lease, log=f"{name}.log")

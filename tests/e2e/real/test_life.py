@@ -85,7 +85,7 @@ def learner(job: Job) -> Learner:
     return Learner(job)
 
 
-def test_code_of_a_config_map_is_collected_with_under_the_restricted_level(job: Job, learner: Learner) -> None:
+def test_config_map_code_runs_under_the_restricted_level(job: Job, learner: Learner) -> None:
     began = time.monotonic()
     ready_s = job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
     learner.step()
@@ -113,7 +113,7 @@ def test_pause_stops_frames_and_keeps_pods(job: Job, learner: Learner) -> None:
     assert job.pods() == pods
 
 
-def test_scale_adds_a_worker_and_takes_it_back_without_losing_a_batch(job: Job, learner: Learner) -> None:
+def test_scaling_loses_no_batch(job: Job, learner: Learner) -> None:
     pods = job.pods()
     job.namespace("scale", f"collectorjob/{job.name}", "--replicas=2")
 
@@ -139,7 +139,7 @@ def test_killed_worker_is_replaced_and_nobody_else_is_touched(job: Job, learner:
     assert job.pods("head") == head
 
 
-def test_killed_head_costs_no_pod_and_no_frame_comes_twice_or_never(job: Job, learner: Learner) -> None:
+def test_killed_head_costs_no_pod_and_no_frame(job: Job, learner: Learner) -> None:
     workers, epoch = job.pods("worker"), job.status["epoch"]
     held = learner.take()  # lent, not acknowledged: it is collected again
     job.kill(job.head(), "cormorant_api")
@@ -173,9 +173,7 @@ def test_upgrade_of_the_release_leaves_a_live_job_alone(job: Job, learner: Learn
     assert job.pods() == pods
 
 
-def test_job_lives_through_uninstalling_and_is_adopted_without_a_restart(
-    job: Job, learner: Learner, installed: Installation
-) -> None:
+def test_job_survives_uninstalling_and_is_adopted(job: Job, learner: Learner, installed: Installation) -> None:
     pods = job.pods()
     installed.release.uninstall()
     installed.operators.until(lambda: not installed.operators.items("pods"), what="the operator is gone")

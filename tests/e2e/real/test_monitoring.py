@@ -158,7 +158,7 @@ def stand_still(job: Job) -> int:
     return count
 
 
-def test_increase_of_frames_is_the_apis_count_over_the_death_of_a_worker(job: Job, db: Prometheus) -> None:
+def test_frame_increase_is_exact_over_a_worker_death(job: Job, db: Prometheus) -> None:
     frames = f'cormorant_frames_total{{namespace="{job.namespace.name}", collectorjob="{job.name}"}}'
     first = stand_still(job)
     time.sleep(2.0)
@@ -183,7 +183,7 @@ def test_increase_of_frames_is_the_apis_count_over_the_death_of_a_worker(job: Jo
     job.edit(paused=False)
 
 
-def test_increase_of_frames_is_the_apis_count_over_the_death_of_the_head(job: Job, db: Prometheus) -> None:
+def test_frame_increase_is_exact_over_a_head_death(job: Job, db: Prometheus) -> None:
     frames = f'cormorant_frames_total{{namespace="{job.namespace.name}", collectorjob="{job.name}"}}'
     # Another head is another pod, and goes on with the count of the one before.
     counted = f"max without (pod, instance) ({frames})"

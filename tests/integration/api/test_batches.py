@@ -58,7 +58,7 @@ class Consumer(threading.Thread):
             assert ack.status == 204, ack
 
 
-def test_consumers_share_the_stream_and_a_dead_ones_batch_goes_to_the_others(folder: Path) -> None:
+def test_dead_consumers_batch_goes_to_another(folder: Path) -> None:
     job = make_job(num_envs=3, policy="counter", lengths=(3, 8), collection={"framesPerBatch": 30, "totalFrames": 1000})
     checker = make_checker(3, lengths=(3, 8))
     with serve(job, directory=folder, workers=2, ack_within_s=1.0) as served:
@@ -125,7 +125,7 @@ def test_an_answer_names_frames_versions_and_time_to_acknowledge(endless: Served
     endless.reader.post(f"/v1/batches/{batch.id}/ack")
 
 
-def test_consumers_that_do_not_acknowledge_hold_up_the_workers_and_nobody_else(folder: Path) -> None:
+def test_unacknowledged_batches_hold_up_workers_only(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=4, queue={"capacityBatches": 3}, collection={"framesPerBatch": 20})
     with serve(job, directory=folder) as served:
         held = [served.data.get("/v1/batches/next?wait=30") for _ in range(3)]
@@ -144,7 +144,7 @@ def stepped(served: Served) -> int:
     return int(served.reader.get("/v1/status").json["frames"]["stepped"])
 
 
-def test_a_reader_that_stops_in_the_middle_holds_up_no_control_request(endless: Served) -> None:
+def test_stopped_reader_holds_up_no_control_request(endless: Served) -> None:
     with socket.create_connection(("127.0.0.1", endless.data.port), timeout=30) as connection:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         lines = ["GET /v1/batches?consumer=stuck HTTP/1.1", "Host: x", f"Authorization: Bearer {endless.data.token}"]
@@ -174,7 +174,7 @@ def open_stream(api: Api, query: str) -> socket.socket:
     return connection
 
 
-def test_a_stream_with_automatic_acknowledgement_gives_every_frame_and_ends(folder: Path) -> None:
+def test_auto_acknowledged_stream_gives_every_frame(folder: Path) -> None:
     job = make_job(num_envs=2, lengths=(3, 8), collection={"framesPerBatch": 20, "totalFrames": 210})
     checker = make_checker(2, lengths=(3, 8), versions=False)
     with serve(job, directory=folder) as served:

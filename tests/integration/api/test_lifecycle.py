@@ -335,9 +335,7 @@ def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monke
     connection.close()
 
 
-def test_a_body_that_was_refused_early_does_not_keep_its_connection(
-    endless: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_api.http.protocol._REST_WITHIN_S", 0.2)
     connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
     connection.putrequest("PUT", "/v1/models/policy/weights")
@@ -507,7 +505,7 @@ def test_a_head_that_is_told_where_it_stands_goes_on_from_there(folder: Path) ->
         assert {attempt_of(number)[3] for number in pop_ids(arrays)} == {2}, "heads have epochs of their own"
 
 
-def test_weights_that_come_before_the_first_worker_are_to_be_sent_again(folder: Path) -> None:
+def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:
     with HeadServer(make_job(num_envs=2, policy="versioned"), HeadSettings(port=0, directory=folder)) as server:
         early = Served(server)
         reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
@@ -585,7 +583,7 @@ class Blocked(Fleet):
         super().close()
 
 
-def test_a_request_that_waits_for_the_fleet_does_not_hold_up_the_end(folder: Path) -> None:
+def test_waiting_request_does_not_hold_up_the_end(folder: Path) -> None:
     job = make_job(num_envs=1, lengths=4)
     with HeadServer(job, HeadSettings(port=0, directory=folder, grace_s=45)) as server:
         server.start_fleet(Blocked, FleetOptions(workers=1))

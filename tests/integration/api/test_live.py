@@ -148,7 +148,7 @@ def test_before_the_first_worker_there_is_nothing_to_hear(tmp_path: Path) -> Non
         assert api.get("/").status == 200, "the page itself needs no fleet"
 
 
-def test_head_without_tokens_takes_changes_from_its_own_page_and_from_programs_alone(tmp_path: Path) -> None:
+def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None:
     from cormorant_api.server import HeadServer
     from cormorant_api.settings import HeadSettings
 
@@ -249,7 +249,7 @@ def test_a_paused_environment_shows_where_it_stands(watched: Served) -> None:
         watched.writer.post("/v1/resume")
 
 
-def test_who_looks_at_the_same_moment_gets_the_same_picture_and_asks_the_worker_once(watched: Served) -> None:
+def test_simultaneous_previews_ask_the_worker_once(watched: Served) -> None:
     with ThreadPoolExecutor(8) as pool:
         replies = list(pool.map(lambda _: watched.reader.get("/v1/workers/cpu-1/picture?env=1"), range(40)))
     assert {reply.status for reply in replies} <= {200, 429}

@@ -99,7 +99,7 @@ def test_a_changed_byte_anywhere_is_refused_or_is_data(endless: Served, at: int,
     assert (reply.status == 202) == fits(body)
 
 
-def test_weights_that_are_meant_to_be_no_numbers_come_back_as_sent(endless: Served) -> None:
+def test_allowed_nonfinite_weights_come_back_as_sent(endless: Served) -> None:
     body = weights_file(0, bias=np.full(3, np.nan, np.float32))
     assert endless.writer.put(PATH + "?allow_nonfinite=true", body).status == 202
     assert endless.reader.get(PATH).body == body

@@ -37,7 +37,7 @@ def check(checker: object, reply: Reply) -> int:
 
 
 @pytest.mark.slow
-def test_a_head_that_is_killed_goes_on_with_its_weights_and_its_count(manifest: Path, tmp_path: Path) -> None:
+def test_killed_head_continues_with_weights_and_count(manifest: Path, tmp_path: Path) -> None:
     folder, last_words = tmp_path / "head", tmp_path / "last-words"
     checker = make_checker(2, action="box", acts_by_version=True, lengths=(3, 8))
     with HeadProcess(manifest, folder, "--last-words", str(last_words)) as head:

@@ -111,7 +111,7 @@ def test_command_line_trusts_ca_file(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert "cannot use the certificates in" in capsys.readouterr().err
 
 
-def test_a_client_refuses_a_certificate_that_is_over_and_does_not_wait_for_a_better_one(tmp_path: Path) -> None:
+def test_client_refuses_an_expired_certificate_at_once(tmp_path: Path) -> None:
     # No head starts with one: this is what a client sees when it runs out in the meantime.
     cert, key = make_certificate(tmp_path, days=-1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)

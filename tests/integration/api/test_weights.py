@@ -47,7 +47,7 @@ def current(served: Served) -> int:
     return int(served.reader.get("/v1/models").json["version"])
 
 
-def test_a_publish_is_applied_by_every_worker_and_can_be_read_back(endless: Served) -> None:
+def test_publish_is_applied_by_all_and_reads_back(endless: Served) -> None:
     before = current(endless)
     body = weights_file(before + 1)
     reply = endless.writer.put(PATH, body, Prefer="wait=60")
@@ -261,9 +261,7 @@ GOOD = weights_file(1)
         (weights_file(1, bias=np.array([0, np.inf, 0], np.float32)), 422, "not-finite"),
     ],
 )
-def test_what_is_no_weights_for_this_policy_is_refused_and_changes_nothing(
-    endless: Served, body: bytes, status: int, kind: str
-) -> None:
+def test_weights_of_another_policy_are_refused(endless: Served, body: bytes, status: int, kind: str) -> None:
     before = current(endless)
     reply = endless.writer.put(PATH, body)
     assert (reply.status, reply.kind) == (status, kind), reply.body
@@ -316,7 +314,7 @@ def test_a_publish_is_known_again_after_its_bytes_are_gone(endless: Served) -> N
     assert (other.status, other.kind) == (409, "version-conflict")
 
 
-def test_bodies_take_no_more_memory_together_than_the_longest_one_may() -> None:
+def test_upload_memory_is_bounded_in_total() -> None:
     room = UploadRoom(most_bytes=100, most=2)
     with room.of(90):
         with pytest.raises(
@@ -339,7 +337,7 @@ def test_a_mismatch_lists_what_differs(endless: Served) -> None:
     assert "dtype" not in problem
 
 
-def test_a_body_without_a_length_or_of_another_kind_is_refused_unread(endless: Served) -> None:
+def test_body_without_length_or_type_is_refused_unread(endless: Served) -> None:
     raw = raw_request(endless.writer, f"PUT {PATH} HTTP/1.1", "Transfer-Encoding: chunked")
     assert b" 411 " in raw.splitlines()[0]
     assert endless.writer.put(PATH, GOOD, Content_Type="text/plain").kind == "unsupported-format"
@@ -372,7 +370,7 @@ def test_an_upload_that_is_cut_off_leaves_nothing(endless: Served) -> None:
     assert endless.writer.put(PATH, GOOD).json["version"] == before + 1
 
 
-def test_two_publishers_at_once_get_different_versions_and_the_last_one_wins(endless: Served) -> None:
+def test_concurrent_publishers_get_different_versions(endless: Served) -> None:
     before = current(endless)
     replies: list[dict[str, object]] = []
 

@@ -315,7 +315,7 @@ def test_network_policy_lets_the_operator_reach_heads() -> None:
     assert peer["podSelector"]["matchLabels"].items() <= head_labels.items()
 
 
-def test_network_policies_of_jobs_come_with_the_rights_that_they_need() -> None:
+def test_network_policies_come_with_their_rights() -> None:
     manifests = render("jobs.networkPolicy.enabled=true", "jobs.networkPolicy.fromCidrs={10.0.0.0/8,fd00::/8}")
     assert {"--network-policies", "--open-to-cidr=10.0.0.0/8", "--open-to-cidr=fd00::/8"} < set(flags(manifests))
     groups = [group for rule in find(manifests, "ClusterRole", "ops-cormorant")["rules"] for group in rule["apiGroups"]]
@@ -326,7 +326,7 @@ def test_network_policies_of_jobs_come_with_the_rights_that_they_need() -> None:
     assert "networking.k8s.io" not in groups
 
 
-def test_authorities_of_heads_reach_the_operator_and_rights_for_certificates_are_asked_for() -> None:
+def test_head_cas_reach_the_operator_with_certificate_rights() -> None:
     manifests = render("jobs.tls.caBundle=PEM", "jobs.tls.certManager=true", apis=(POD_MONITOR,))
     assert "--head-ca-file=/etc/cormorant/ca/ca.crt" in flags(manifests)
     assert find(manifests, "ConfigMap", "cormorant-ca")["data"] == {"ca.crt": "PEM"}

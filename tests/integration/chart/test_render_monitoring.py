@@ -10,7 +10,7 @@ from cormorant_testing.helm import CHART, find, render
 RULE = "monitoring.coreos.com/v1/PrometheusRule"
 
 
-def test_rules_are_for_clusters_that_know_the_kind_and_are_the_plain_file() -> None:
+def test_prometheus_rules_equal_the_plain_file() -> None:
     assert not [m for m in render() if m["kind"] == "PrometheusRule"]
     assert not [m for m in render("prometheusRule.enabled=false", apis=(RULE,)) if m["kind"] == "PrometheusRule"]
     rule = find(render("prometheusRule.labels.release=prometheus", apis=(RULE,)), "PrometheusRule")

@@ -34,9 +34,7 @@ class Sleeper(gymnasium.Env):
 """
 
 
-def test_a_job_fills_its_dataset_exactly_and_a_rerun_finds_it_complete(
-    start: Started, write: Written, tmp_path: Path
-) -> None:
+def test_job_fills_its_dataset_and_a_rerun_finds_it_complete(start: Started, write: Written, tmp_path: Path) -> None:
     write(
         collection={"framesPerBatch": 64, "totalFrames": 1003, "seed": 3},
         output={"queue": {}, "dataset": {"uri": "data/small"}},

@@ -17,9 +17,7 @@ pytestmark = pytest.mark.timeout(3 * START_S)
 
 
 @pytest.mark.slow
-def test_a_manifest_fills_the_same_dataset_bit_for_bit_on_either_fleet(
-    start: Started, write: Written, tmp_path: Path
-) -> None:
+def test_dataset_is_identical_on_both_engines(start: Started, write: Written, tmp_path: Path) -> None:
     files = []
     for fleet in ("local", "ray"):
         write(

@@ -306,7 +306,7 @@ def test_two_tasks_cannot_iterate_over_the_same_batches(served: Served) -> None:
         asyncio.run(run())
 
 
-def test_the_link_publishes_every_other_update_and_measures_staleness(client: Client) -> None:
+def test_link_publishes_every_other_update(client: Client) -> None:
     module = nn.ParameterDict(numbered(0))
     with LearnerLink(client, module, publish_every=2, frames=180) as link:
         began = link.version

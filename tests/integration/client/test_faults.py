@@ -56,7 +56,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_consumer_that_is_killed_loses_nothing_and_one_that_is_slow_gets_nothing_twice(tmp_path: Path) -> None:
+def test_killed_consumer_loses_nothing_slow_one_repeats_nothing(tmp_path: Path) -> None:
     with (
         counting_head(tmp_path, total=200, ack_within_s=1.0) as served,
         connect(served.server.url, token=served.reader.token) as client,
@@ -85,7 +85,7 @@ def test_a_consumer_that_is_killed_loses_nothing_and_one_that_is_slow_gets_nothi
 
 @pytest.mark.slow
 @pytest.mark.timeout(4 * START_S)
-def test_an_iteration_and_a_publish_go_on_with_a_head_that_was_killed_and_started_again(tmp_path: Path) -> None:
+def test_iteration_and_publish_survive_a_restarted_head(tmp_path: Path) -> None:
     job = make_job(
         num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 20}, step_s=0.005, **OPTIONS
     )
@@ -156,7 +156,7 @@ class Learner:
 
 @pytest.mark.slow
 @pytest.mark.timeout(6 * START_S)
-def test_a_learner_goes_on_when_its_head_is_drained_killed_and_deleted(tmp_path: Path) -> None:
+def test_learner_survives_a_drained_killed_deleted_head(tmp_path: Path) -> None:
     total = 1600
     job = make_job(
         num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 20, "totalFrames": total},

@@ -119,7 +119,7 @@ def test_answer_that_comes_in_pieces_is_read_whole(talk: Talk) -> None:
     assert asyncio.run(ask()).sizes == {"cpu": 1}
 
 
-def test_head_that_cannot_be_reached_or_knows_another_key_is_silent(talk: Talk) -> None:
+def test_unreachable_head_or_other_key_is_silence(talk: Talk) -> None:
     with pytest.raises(HeadSilent, match="toy-head-1 answered GET /v1/status with 401"):
         talk.ask(key=b"x" * 32)
     with pytest.raises(HeadSilent, match="toy-head-1 did not answer GET /v1/status"):

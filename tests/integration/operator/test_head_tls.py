@@ -112,7 +112,7 @@ def shown_by(port: int) -> bytes:
     return ssl.PEM_cert_to_DER_cert(ssl.get_server_certificate(("127.0.0.1", port), timeout=30))
 
 
-def test_certificates_that_cannot_be_read_are_refused_at_the_start(tmp_path: Path) -> None:
+def test_unreadable_certificates_are_refused_at_start(tmp_path: Path) -> None:
     async def make() -> None:
         HeadClient(key=KEY, ca_file=tmp_path / "nowhere.crt")
 

@@ -64,7 +64,7 @@ def test_it_survives_a_head_that_is_killed_and_started_again(tmp_path: Path, bro
             watched.assert_clean(may_fail=("401", "503", "ERR_"))
 
 
-def test_a_token_that_is_not_valid_any_more_gets_a_sentence_and_the_form(tmp_path: Path, browser: Browser) -> None:
+def test_expired_token_gets_a_sentence_and_the_form(tmp_path: Path, browser: Browser) -> None:
     port = unused_port()
     with start(tmp_path, port) as head:
         old = head.api("read").token

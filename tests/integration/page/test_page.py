@@ -163,7 +163,7 @@ def test_a_wrong_token_gets_a_sentence_and_the_form_again(cartpole: HeadProcess,
         watched.assert_clean()
 
 
-def test_served_run_prints_a_link_that_lets_you_in_and_says_that_it_waits(browser: Browser, tmp_path: Path) -> None:
+def test_served_run_prints_a_link_with_access(browser: Browser, tmp_path: Path) -> None:
     document = yaml.safe_load(write_manifest(tmp_path, "CartPole-v1").read_text())
     document["spec"]["output"] = {"queue": {"capacityBatches": 2, "onFull": "wait"}}
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(document))

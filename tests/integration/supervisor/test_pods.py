@@ -25,7 +25,7 @@ OPTIONS = {"lengths": (3, 8), "step_s": 0.002}
 TOTAL = 6000
 
 
-def test_worker_waits_for_its_head_and_joins_the_next_one_when_it_dies() -> None:
+def test_worker_waits_for_its_head_and_joins_the_next() -> None:
     port = free_port()
     with worker_pod(port) as worker:
         assert worker.get("/livez") == (200, "ok\n")
@@ -54,7 +54,7 @@ def test_worker_without_a_head_ends_when_it_is_told_to() -> None:
         assert worker.said("left")
 
 
-def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> None:
+def test_worker_with_another_token_is_given_up_with_a_sentence() -> None:
     port = free_port()
     with head_pod(port) as head, worker_pod(port, RAY_AUTH_TOKEN="f" * 32) as worker:
         head.wait_for("ray_ready")
@@ -69,7 +69,7 @@ def test_worker_with_another_token_is_refused_with_a_sentence_and_given_up() -> 
         assert worker.left() == []
 
 
-def test_head_ends_as_its_command_ends_and_fails_when_ray_ends_first(tmp_path: Path) -> None:
+def test_head_ends_with_its_command_and_fails_with_ray(tmp_path: Path) -> None:
     last_words = tmp_path / "last-words"
     last_words.write_text('{"frames": 7}')
     sleep = "import os, time; assert os.environ['RAY_ADDRESS']; time.sleep({}); raise SystemExit(7)"
@@ -140,7 +140,7 @@ def attempts(api: Api) -> dict[str, int]:
     return {worker["id"]: worker["attempt"] for worker in api.get("/v1/workers").json["workers"]}
 
 
-def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tmp_path: Path) -> None:
+def test_head_starts_with_a_worker_and_ends_at_once_without(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.head(epoch=1, floor_frames=0) as head:
         head.wait_for("ray_ready")
@@ -166,7 +166,7 @@ def test_head_begins_with_the_first_worker_and_ends_at_once_while_it_has_none(tm
 
 
 @pytest.mark.timeout(600)
-def test_head_that_is_told_to_end_while_it_connects_to_ray_ends_in_order(tmp_path: Path) -> None:
+def test_head_ends_in_order_while_connecting_to_ray(tmp_path: Path) -> None:
     job = Job(tmp_path)
     # From the moment at which the head listens until it waits for its workers: nothing tells when Ray has connected.
     for number, delay_s in enumerate((0.0, 0.2, 0.5, 1.0, 1.5, 2.0, 3.0)):
@@ -214,7 +214,7 @@ def answers(api: Api) -> bool:
         return False
 
 
-def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_pod(tmp_path: Path) -> None:
+def test_ending_pod_delivers_its_batch_and_outlives_a_dead_head(tmp_path: Path) -> None:
     job = Job(tmp_path)
     with job.worker(0) as first, job.worker(1) as second, job.head(epoch=1, floor_frames=0) as head:
         api = job.api(head)
@@ -257,7 +257,7 @@ def test_pod_that_is_told_to_end_hands_its_batch_over_and_a_dead_head_costs_no_p
             assert second.wait() == 0
 
 
-def test_pod_whose_worker_does_not_finish_in_time_ends_and_its_batch_is_collected_again(tmp_path: Path) -> None:
+def test_unfinished_batch_of_an_ended_pod_is_collected_again(tmp_path: Path) -> None:
     job, grace_s = Job(tmp_path), 8
     given = {"CORMORANT_GRACE_SECONDS": str(grace_s)}
     with job.worker(0, **given) as first, job.worker(1), job.head(epoch=1, floor_frames=0) as head:

@@ -43,7 +43,7 @@ def test_staging_brings_arrays_to_the_device_and_back() -> None:
 @pytest.mark.parametrize(
     ("entrypoint", "task"), [("mlp", "CartPole-v1"), ("lstm", "CartPole-v1"), ("atari_cnn", "Pong-v5")]
 )
-def test_a_greedy_policy_collects_the_same_shapes_and_dtypes_as_on_the_cpu(entrypoint: str, task: str) -> None:
+def test_greedy_policy_has_the_cpus_shapes_and_dtypes(entrypoint: str, task: str) -> None:
     with make_collector(job(entrypoint=entrypoint, task=task)) as on_cpu:
         expected = on_cpu.collect(num_steps=64)
     with make_collector(job(entrypoint=entrypoint, task=task), device="cuda") as on_cuda:
@@ -54,7 +54,7 @@ def test_a_greedy_policy_collects_the_same_shapes_and_dtypes_as_on_the_cpu(entry
     assert torch.equal(found["observation"][:, 0], expected["observation"][:, 0])
 
 
-def test_drawn_actions_are_reproduced_by_the_seed_and_leave_the_callers_generator_alone() -> None:
+def test_drawn_actions_follow_the_seed_not_the_callers_generator() -> None:
     def collect() -> torch.Tensor:
         with make_collector(job(exploration="random"), device="cuda") as collector:
             before = torch.cuda.get_rng_state()
@@ -65,7 +65,7 @@ def test_drawn_actions_are_reproduced_by_the_seed_and_leave_the_callers_generato
     assert torch.equal(collect(), collect())
 
 
-def test_a_gpu_group_acts_on_cuda_takes_weights_and_hands_batches_to_the_storing_device() -> None:
+def test_gpu_group_acts_on_cuda_and_stores_where_told() -> None:
     options = FleetOptions(workers=1, storing_device="cuda")
     with Fleet(load_job(job(device="gpu")), options) as fleet:
         frames = 0
@@ -80,7 +80,7 @@ def test_a_gpu_group_acts_on_cuda_takes_weights_and_hands_batches_to_the_storing
 
 
 @pytest.mark.slow
-def test_workers_of_a_gpu_group_share_one_gpu_of_a_ray_cluster_and_act_on_it() -> None:
+def test_gpu_group_shares_one_gpu_of_a_ray_cluster() -> None:
     options = RayOptions(num_gpus=0.5)
     with open_fleet(job(device="gpu"), workers=2, engine="ray", ray=options) as fleet:
         frames = 0

@@ -181,7 +181,7 @@ def collector_of(envs: list[Any], actor: Any = None) -> Collector:
     )
 
 
-def test_data_do_not_depend_on_threads_or_env_groups_and_every_environment_has_a_seed_of_its_own() -> None:
+def test_data_do_not_depend_on_threads_or_env_groups() -> None:
     found = [
         collector_of(pools(8, env_groups=env_groups, threads=threads)).collect(num_steps=1600)
         for env_groups, threads in ((1, 1), (1, 2), (2, 1), (2, 2), (1, 1))
@@ -209,7 +209,7 @@ class Sends:
         return Acted((np.zeros(len(is_init), np.int64) if bad is None else bad,))
 
 
-def test_actions_that_would_abort_the_process_never_reach_the_pool() -> None:
+def test_aborting_actions_never_reach_the_pool() -> None:
     collector = collector_of(pools(3, env_groups=1, threads=1), Sends(np.array([0, 7, 0])))
     with pytest.raises(InvalidAction, match=r"environment 1 is 7 \(1 of 3 environments\), outside Discrete\(2\)"):
         collector.collect(num_steps=9)

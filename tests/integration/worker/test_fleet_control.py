@@ -78,7 +78,7 @@ def steady(fleet: Fleet, seconds: float = 0.4) -> bool:
 
 
 @on_both_engines_slowly
-def test_pause_stops_every_step_keeps_the_batch_and_outlives_a_death() -> None:
+def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
     job = make_job(
         num_envs=2,
         policy="counter",
@@ -151,7 +151,7 @@ def test_a_state_goes_on_bit_by_bit_in_another_fleet(policy: str) -> None:
 
 
 @pytest.mark.slow
-def test_environments_that_were_not_saved_begin_from_seeds_of_their_own() -> None:
+def test_unsaved_environments_get_fresh_seeds() -> None:
     job = make_job(env={"envpool": {"taskId": "CartPole-v1", "numEnvs": 4}}, collection={"mode": "sync"})
 
     def starts(batches: list[TensorDict]) -> set[tuple[float, ...]]:
@@ -215,7 +215,7 @@ def test_environments_that_cannot_be_saved_are_named() -> None:
 
 
 @on_both_engines_slowly
-def test_an_environment_that_cannot_be_restored_is_named_and_the_fleet_still_listens() -> None:
+def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
     env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
     with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
         saved = fleet.state()
@@ -230,7 +230,7 @@ def test_an_environment_that_cannot_be_restored_is_named_and_the_fleet_still_lis
 
 @on_both_engines_slowly
 @pytest.mark.slow
-def test_a_replacement_after_a_restore_repeats_nothing_of_the_saved_fleet() -> None:
+def test_replacement_after_a_restore_repeats_nothing() -> None:
     job = make_job(num_envs=2, lengths=5, step_s=0.001)
     checker = make_checker(2, lengths=5, versions=False)
     with start(job, workers=1) as fleet:
@@ -290,7 +290,7 @@ def test_resizing_under_load_loses_and_repeats_nothing() -> None:
 
 
 @pytest.mark.slow
-def test_a_hung_policy_is_killed_and_its_frames_are_collected_again(tmp_path: Path) -> None:
+def test_hung_policy_is_killed_and_its_frames_recollected(tmp_path: Path) -> None:
     kwargs = {"hang_at": 25, "flag": str(tmp_path / "hung")}
     job = make_job(
         num_envs=2, policy="versioned", policy_kwargs=kwargs, action="box", lengths=4, collection={"totalFrames": 400}
@@ -340,7 +340,7 @@ def test_what_cannot_start_fails_with_a_sentence(options: dict, words: str, note
 
 @on_both_engines_slowly
 @pytest.mark.slow
-def test_a_worker_that_fails_too_often_ends_the_fleet_and_names_the_limit() -> None:
+def test_worker_failing_too_often_ends_the_fleet() -> None:
     # Inline, what kills its process kills the worker.
     dies = [{"how": "kill", "step": 30}]
     job = make_job(num_envs=2, lengths=9, failures=dies, run_policy={"maxRestartsPerSlot": 1})

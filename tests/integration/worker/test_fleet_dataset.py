@@ -74,7 +74,7 @@ def check_all(uri: str, **options: object) -> Checker:
     return checker
 
 
-def test_durable_frames_are_exact_and_a_rerun_goes_on_where_it_stopped(tmp_path: Path) -> None:
+def test_durable_frames_are_exact_and_a_rerun_continues(tmp_path: Path) -> None:
     uri = str(tmp_path / "data")
 
     def job(total: int) -> object:

@@ -25,7 +25,7 @@ def test_a_crash_is_final_where_no_environment_ever_stepped(has_stepped: bool) -
     assert not describe_failure(RuntimeError("of the policy")).is_final
 
 
-def test_what_stops_every_environment_may_pass_in_a_fleet_that_has_collected(tmp_path) -> None:
+def test_crash_of_all_environments_is_not_final_after_frames(tmp_path) -> None:
     # The first worker collects 49 frames; then its environment fails in first steps, and so does the second worker's.
     failures = [
         {"step": 50, "flag": str(tmp_path / "first")},

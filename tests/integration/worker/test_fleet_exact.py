@@ -58,7 +58,7 @@ def kill_within_a_batch(fleet: Fleet, chance: random.Random) -> bool:
     return has_open_batch
 
 
-def test_killed_workers_lose_nothing_that_was_finished_and_nothing_comes_twice() -> None:
+def test_killed_workers_lose_and_repeat_nothing_finished() -> None:
     chance = random.Random(3)
     job = make_job(
         num_envs=2,
@@ -124,7 +124,7 @@ def test_sync_rounds_survive_kills_at_random_moments(seed: int) -> None:
 
 
 @on_both_engines_slowly
-def test_weights_are_published_whole_or_not_at_all_and_never_act_late() -> None:
+def test_weights_act_whole_and_never_late() -> None:
     job = make_job(num_envs=2, policy="several", action="box", lengths=(3, 8), queue={"capacityBatches": 2})
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
     critic = {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}
@@ -180,7 +180,7 @@ def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str) -> N
 
 @on_both_engines_slowly
 @pytest.mark.slow
-def test_batches_collected_with_stale_weights_are_thrown_away_and_collected_again() -> None:
+def test_stale_batches_are_dropped_and_collected_again() -> None:
     collection = {"totalFrames": 400, "weights": {"maxStaleness": 1}}
     job = make_job(num_envs=2, policy="versioned", action="box", collection=collection, lengths=(3, 8))
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True, gaps=True)
@@ -221,7 +221,7 @@ def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
 
 
 @on_both_engines_slowly
-def test_a_consumer_that_waits_makes_workers_wait_with_a_bounded_number_of_blocks() -> None:
+def test_slow_consumer_bounds_the_number_of_blocks() -> None:
     job = make_job(num_envs=2, queue={"capacityBatches": 3}, lengths=4)
     checker = make_checker(2, lengths=4, versions=False)
     with fleet_of(job, workers=1) as fleet:
@@ -270,7 +270,7 @@ def test_an_asynchronous_pool_is_exact_in_a_fleet() -> None:
     assert frames == 1000
 
 
-def test_an_asynchronous_pools_batch_says_its_oldest_and_newest_version() -> None:
+def test_async_batch_has_its_oldest_and_newest_version() -> None:
     env = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 6, "batchSize": 2, "numThreads": 2}}
     job = make_job(
         env=env,

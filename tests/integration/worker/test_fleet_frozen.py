@@ -56,7 +56,7 @@ def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
 
 
 @on_both_engines_slowly
-def test_frozen_worker_of_a_synchronous_fleet_is_replaced_though_it_waits(engine: str) -> None:
+def test_frozen_waiting_worker_of_a_sync_fleet_is_replaced(engine: str) -> None:
     # Frozen while it waits for a ticket, it gets one: the round would wait for ever.
     job = make_job(
         num_envs=2, lengths=5, collection={"mode": "sync", "framesPerBatch": 40}, queue={"capacityBatches": 1}
@@ -71,7 +71,7 @@ def test_frozen_worker_of_a_synchronous_fleet_is_replaced_though_it_waits(engine
         assert is_replaced(fleet)
 
 
-def test_frozen_worker_of_a_paused_fleet_is_replaced_once_it_owes_an_answer() -> None:
+def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
     with Fleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
         fleet.pause()

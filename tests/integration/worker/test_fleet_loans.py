@@ -15,7 +15,7 @@ from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 
 
-def test_loans_stay_as_they_are_count_against_the_capacity_and_come_back_in_any_order() -> None:
+def test_loans_keep_values_use_capacity_and_return_in_any_order() -> None:
     job = make_job(num_envs=2, lengths=4, collection={"totalFrames": 400}, queue={"capacityBatches": 3})
     checker = make_checker(2, lengths=4, versions=False)
     with Fleet(job, FleetOptions(workers=1)) as fleet:

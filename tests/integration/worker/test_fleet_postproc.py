@@ -4,7 +4,7 @@ from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet
 
 
-def test_a_fleet_gives_multi_step_trajectories_and_counts_frames_as_collected() -> None:
+def test_multi_step_trajectories_count_frames_as_collected() -> None:
     collection = {
         "mode": "sync",
         "framesPerBatch": 20,

@@ -93,7 +93,7 @@ def test_the_next_batch_is_collected_while_the_last_is_consumed(ray_cluster: Non
 
 
 @pytest.mark.slow
-def test_killed_actors_are_replaced_with_current_weights_and_no_frame_is_lost_or_doubled(ray_cluster: None) -> None:
+def test_killed_actors_are_replaced_without_losing_frames(ray_cluster: None) -> None:
     job = make_job(
         num_envs=2,
         policy="versioned",
@@ -125,7 +125,7 @@ def test_killed_actors_are_replaced_with_current_weights_and_no_frame_is_lost_or
 
 @pytest.mark.slow
 @pytest.mark.timeout(260)
-def test_half_of_the_workers_killed_again_and_again_lose_and_repeat_nothing(ray_cluster: None) -> None:
+def test_killing_half_of_the_workers_loses_and_repeats_nothing(ray_cluster: None) -> None:
     job = make_job(
         num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.005
     )
@@ -147,7 +147,7 @@ def test_half_of_the_workers_killed_again_and_again_lose_and_repeat_nothing(ray_
         assert balance(fleet) == 0
 
 
-def test_an_actor_that_nobody_can_place_fails_with_what_it_asked_for(ray_cluster: None) -> None:
+def test_unplaceable_actor_fails_with_its_request(ray_cluster: None) -> None:
     options = FleetOptions(workers=1, startup_timeout_s=2.0)
     words = (
         r"it asks for CPU: 1, GPU: 3, walrus: 2; Ray has 1 living node with .*"
@@ -160,7 +160,7 @@ def test_an_actor_that_nobody_can_place_fails_with_what_it_asked_for(ray_cluster
 
 
 @pytest.mark.slow
-def test_a_batch_that_the_object_store_cannot_hold_is_refused_with_figures(ray_cluster: None) -> None:
+def test_batch_larger_than_the_object_store_is_refused(ray_cluster: None) -> None:
     job = make_job(num_envs=2, lengths=3, collection={"framesPerBatch": 4_000_000})
     with pytest.raises(
         FleetError, match=r"object store has 209,715,200 bytes on a node, a batch takes up to [\d,]+ and"
@@ -230,7 +230,7 @@ with open_fleet(make_job(num_envs=2, lengths=5), workers=1, engine="ray") as fle
 
 
 @pytest.mark.slow
-def test_a_cluster_of_its_own_collects_for_ever_and_ends_with_the_fleet() -> None:
+def test_own_ray_cluster_ends_with_the_fleet() -> None:
     script = start_script(ENDLESS)
     out, err = script.communicate(timeout=110)
     lines = [line for line in out.splitlines() if "worker_ready" not in line]
@@ -307,7 +307,7 @@ def test_options_of_ray_without_ray_are_refused() -> None:
 
 
 @pytest.mark.slow
-def test_two_fleets_of_one_process_share_the_cluster_and_the_last_ends_it() -> None:
+def test_two_fleets_share_one_ray_cluster() -> None:
     # In a process of its own: this one's tests have a cluster.
     code = """
         import ray

@@ -66,7 +66,7 @@ def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
     ],
 )
 @pytest.mark.slow
-def test_two_fleets_with_the_same_seed_at_the_same_moment_collect_the_same_frames(job: Mapping[str, Any]) -> None:
+def test_fleets_with_the_same_seed_collect_the_same_frames(job: Mapping[str, Any]) -> None:
     found = []
     for first in (1, 2):
         with paused(**job, collection={"mode": "sync", "seed": first}) as fleet:
@@ -80,7 +80,7 @@ def test_two_fleets_with_the_same_seed_at_the_same_moment_collect_the_same_frame
 
 
 @on_both_engines_slowly
-def test_a_seed_in_the_middle_keeps_weights_and_counts_and_repeats_no_trajectory() -> None:
+def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
     job = make_job(
         num_envs=2,
         policy="versioned",
@@ -154,7 +154,7 @@ def test_replacements_begin_with_the_new_seed() -> None:
 
 
 @pytest.mark.slow
-def test_what_asynchronous_environments_were_ahead_is_counted_as_dropped() -> None:
+def test_frames_ahead_in_async_envs_count_as_dropped() -> None:
     job = make_job(env=ASYNC_CARTPOLE, collection={"totalFrames": 2000})
     with make_fleet(job, workers=2) as fleet:
         delivered = sum(fleet.take().num_frames for _ in range(20))

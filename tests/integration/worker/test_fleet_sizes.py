@@ -10,7 +10,7 @@ from cormorant_worker.fleet.options import FleetOptions
 
 
 @pytest.mark.slow
-def test_a_retired_worker_finishes_and_its_place_stays_empty_until_the_group_grows() -> None:
+def test_retired_worker_finishes_and_its_slot_stays_empty() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, collection={"mode": "sync"})
     checker = make_checker(2, lengths=(3, 8))
     with Fleet(job, FleetOptions(workers=3)) as fleet:

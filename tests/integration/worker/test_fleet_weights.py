@@ -30,7 +30,7 @@ def received(weights: dict[str, torch.Tensor], default_model: str = "policy") ->
     return blob.check(default_model)
 
 
-def test_after_applied_no_frame_is_collected_with_older_weights_and_the_newest_wins() -> None:
+def test_no_frame_has_older_weights_after_applied() -> None:
     job = make_job(
         env={"gymnasium": {**CLOCK, "kwargs": {"step_s": 0.001}}},
         policy="versioned",
@@ -134,7 +134,7 @@ def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
         assert fleet.receipt(1).refused == {}
 
 
-def test_every_publish_is_reported_where_each_batch_begins_with_new_episodes() -> None:
+def test_every_publish_is_reported_under_reset_at_each_batch() -> None:
     # Most of the time goes into resets: weights come between the worker's look at the offer and the collector's.
     slow = {"how": "slow", "at": "reset", "seconds": 0.02}
     collection = {"framesPerBatch": 4, "resetAtEachBatch": True}

@@ -86,7 +86,7 @@ def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
-def test_nobody_is_left_when_a_fleet_is_closed_before_its_workers_are_born() -> None:
+def test_closing_a_starting_fleet_leaves_no_process() -> None:
     before = threading.active_count()
     fresh = fork_server.ForkServer()
     ours, theirs = fork_server.socket_pair()

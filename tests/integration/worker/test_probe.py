@@ -19,7 +19,7 @@ def job(kwargs: dict[str, object]) -> dict[str, object]:
     }
 
 
-def test_an_argument_that_segfaults_is_refused_with_a_sentence_and_this_process_lives() -> None:
+def test_segfaulting_argument_is_refused_by_a_sentence() -> None:
     with pytest.raises(EnvBuildError, match=r"Catch-v0 with kwargs \{'height': -1\} was killed by SIGSEGV; check"):
         make_collector(job({"height": -1}))
 

@@ -101,7 +101,7 @@ def test_a_node_that_dies_takes_no_frame_with_it(mode: str) -> None:
     assert told == {"frames": 2000, "accepted": 2000, "balance": 0, "oldest_of_replacements": 2}
 
 
-def test_a_node_that_joins_late_gets_its_worker_and_that_one_the_current_weights() -> None:
+def test_late_node_gets_a_worker_with_current_weights() -> None:
     told = run(
         """
         cluster = make_cluster()
@@ -140,7 +140,7 @@ def test_a_node_that_joins_late_gets_its_worker_and_that_one_the_current_weights
     }  # fmt: skip
 
 
-def test_workers_go_where_their_resources_are_with_the_code_that_was_sent_along(tmp_path: Path) -> None:
+def test_workers_are_placed_by_resources_with_their_code(tmp_path: Path) -> None:
     (tmp_path / "sent_along.py").write_text(
         "import os\n"
         "from cormorant_testing.envs import make_counting\n"
@@ -224,7 +224,7 @@ def test_a_driver_whose_own_node_is_gone_says_so_and_ends() -> None:
     assert told["frames"] >= 100
 
 
-def test_a_driver_whose_clusters_head_is_gone_is_ended_by_ray_and_leaves_no_worker() -> None:
+def test_driver_without_a_ray_head_ends_and_leaves_no_worker() -> None:
     script = """
         cluster = make_cluster(resources={"slot:cpu-0": 1})
         options = RayOptions(address=cluster.address, slot_resources=True)

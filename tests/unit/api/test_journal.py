@@ -48,7 +48,7 @@ def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
     journal.close()
 
 
-def test_long_last_words_keep_the_count_whatever_they_are_written_in(tmp_path: Path) -> None:
+def test_long_termination_message_keeps_the_count(tmp_path: Path) -> None:
     path = tmp_path / "termination-log"
     journal = Journal(None, floor_frames=1234567, last_words=path)
     for reason in ("磁盘已满 " * 2000, "\x01\n" * 5000, "a" * 100_000, 'é"' * 3000):
@@ -60,7 +60,7 @@ def test_long_last_words_keep_the_count_whatever_they_are_written_in(tmp_path: P
     journal.close()
 
 
-def test_last_words_that_cannot_be_written_are_refused_with_their_path(tmp_path: Path) -> None:
+def test_unwritable_termination_message_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"cannot write the last words to .*nowhere/words"):
         Journal(None, last_words=tmp_path / "nowhere" / "words")
 
@@ -78,7 +78,7 @@ def test_frames_that_were_exported_are_the_floor_of_the_next_head(tmp_path: Path
     assert Journal(tmp_path).exported_frames == 250
 
 
-def test_a_head_without_a_folder_begins_at_the_floor_that_it_is_told() -> None:
+def test_head_without_a_folder_begins_at_its_floor() -> None:
     journal = Journal(None, floor_frames=77)
     journal.note_exported(80)
     journal.close()

@@ -72,7 +72,7 @@ def test_ids_that_were_never_given_are_unknown(batch_id: str) -> None:
     assert not books.ledger.release(batch_id)
 
 
-def test_what_is_not_acknowledged_in_time_comes_again_before_newer_ones() -> None:
+def test_unacknowledged_batch_comes_again_first() -> None:
     books = Books()
     books.add(FakeLoan(), FakeLoan())
     first = books.lend("dead")
@@ -163,7 +163,7 @@ def test_a_release_hands_the_batch_on_at_once() -> None:
     assert books.lend("b") == first
 
 
-def test_too_old_batches_are_thrown_away_for_who_asks_so_and_counted() -> None:
+def test_stale_batches_are_dropped_on_request_and_counted() -> None:
     books = Books()
     old, random, fresh = FakeLoan(min_version=3), FakeLoan(min_version=-1), FakeLoan(min_version=9)
     books.add(old, random, fresh)
@@ -186,7 +186,7 @@ def test_the_stream_ends_with_the_last_acknowledgement() -> None:
     assert books.ledger.has_ended
 
 
-def test_closing_gives_back_what_nobody_reads_and_the_rest_when_it_was_read() -> None:
+def test_close_returns_unread_batches_at_once() -> None:
     books, ready, idle, read = Books(), FakeLoan(), FakeLoan(), FakeLoan()
     books.add(idle, read, ready)
     books.lend()

@@ -93,7 +93,7 @@ def test_the_newest_wins() -> None:
     assert (board.see(1).state, board.see(2).state) == ("superseded", "applied")
 
 
-def test_an_older_update_of_another_model_still_counts_and_is_applied_with_the_newer() -> None:
+def test_older_update_of_another_model_is_applied_with_the_newer() -> None:
     board = Board()
     board.publish(1, "policy")
     board.publish(2, "critic")
@@ -103,7 +103,7 @@ def test_an_older_update_of_another_model_still_counts_and_is_applied_with_the_n
     assert (board.see(1).state, board.see(2).state) == ("applied", "applied")
 
 
-def test_an_update_that_nobody_acknowledges_has_failed_and_says_so() -> None:
+def test_unacknowledged_update_has_failed() -> None:
     board = Board()
     board.publish(1)
     board.wait(9.9)
@@ -204,7 +204,7 @@ def test_every_result_is_told_once_and_that_of_a_late_one_twice() -> None:
     assert told == [(1, "superseded"), (2, "partially_applied"), (2, "applied"), (4, "applied")]
 
 
-def test_a_worker_s_word_costs_the_same_whatever_the_number_of_updates() -> None:
+def test_receipt_cost_is_independent_of_updates() -> None:
     board = Board()
     workers = tuple(f"cpu-{number}" for number in range(300))
     for version in range(1, 400):
@@ -219,7 +219,7 @@ def test_a_worker_s_word_costs_the_same_whatever_the_number_of_updates() -> None
     assert (len(board.see(399).receipts), board.see(399).workers.acked) == (300, 300)
 
 
-def test_receipts_of_old_updates_are_forgotten_and_their_counts_kept() -> None:
+def test_old_updates_keep_counts_without_receipts() -> None:
     board = Board()
     for version in range(1, 40):
         board.publish(version)

@@ -35,7 +35,7 @@ def sentence(*, frames_then_now: tuple[int, int], num_waiting: int = 0, queued: 
     return wait_for_learner(Head(rates), Running(BatchFeeder(num_waiting)), stats)  # type: ignore[arg-type]  # what it reads
 
 
-def test_fleet_that_stands_still_with_a_full_queue_waits_for_a_learner() -> None:
+def test_full_queue_without_consumer_waits_for_a_learner() -> None:
     assert sentence(frames_then_now=(100, 100)) == "waiting for a learner: no consumer has asked for batches yet"
 
 
@@ -43,6 +43,6 @@ def test_fleet_that_steps_waits_for_nobody() -> None:
     assert sentence(frames_then_now=(100, 200)) == ""
 
 
-def test_fleet_without_batches_or_with_a_consumer_that_asks_waits_for_nobody() -> None:
+def test_fleet_without_batches_waits_for_no_learner() -> None:
     assert sentence(frames_then_now=(100, 100), queued=0) == ""
     assert sentence(frames_then_now=(100, 100), num_waiting=1) == ""

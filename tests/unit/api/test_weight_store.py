@@ -35,7 +35,7 @@ def read(store: WeightStore, model: str, number: int | None = None) -> bytes:
 
 
 @pytest.mark.parametrize("has_folder", [True, False])
-def test_the_newest_of_each_model_is_found_and_old_ones_are_dropped(tmp_path: Path, has_folder: bool) -> None:
+def test_newest_of_each_model_is_kept_and_old_ones_dropped(tmp_path: Path, has_folder: bool) -> None:
     store = WeightStore(tmp_path if has_folder else None, keeps=2)
     store.put(version(1, policy=b"policy-1", critic=b"critic-1"))
     for number in (2, 3, 7):
@@ -77,7 +77,7 @@ def test_a_write_that_was_cut_off_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("harm", ["bytes", "short", "meta", "no meta", "empty"])
-def test_a_version_that_was_harmed_is_left_out_and_may_be_written_again(tmp_path: Path, harm: str) -> None:
+def test_damaged_version_is_skipped_and_may_be_rewritten(tmp_path: Path, harm: str) -> None:
     store = WeightStore(tmp_path, keeps=5)
     store.put(version(3, policy=b"policy-3"))
     store.put(version(4, policy=b"policy-4"))

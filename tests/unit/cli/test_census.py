@@ -232,9 +232,7 @@ def test_heads_are_asked_a_few_at_a_time_and_the_others_say_so(serve: Any) -> No
     assert all(line.split()[1] == "Running" for line in lines_of(tuple(rows_of(entries)))[1:-1]), "the operator's word"
 
 
-def test_head_is_asked_again_over_the_connection_that_is_open_and_opened_again_when_it_broke(
-    serve: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_connection_to_a_head_is_reused_and_reopened(serve: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(census_module, "LIST_S", 0.01)
     answers, opened = ["first", "second", "broken", "third"], []
 
@@ -326,7 +324,7 @@ def test_list_goes_on_and_tells_when_it_cannot(serve: Any, monkeypatch: pytest.M
     assert [entry.name for entry in kept] == ["second"], "the last list stays"
 
 
-def test_named_job_that_goes_keeps_its_line_and_one_that_never_was_is_refused(
+def test_deleted_job_keeps_its_line_unknown_one_is_refused(
     serve: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(census_module, "LIST_S", 0.01)

@@ -143,7 +143,7 @@ def test_trouble_of_a_cluster_is_one_sentence(change: dict[str, Any], sentence: 
     assert sentence in problem
 
 
-def test_operator_outside_of_the_cluster_is_known_by_what_it_writes() -> None:
+def test_operator_outside_the_cluster_is_recognised() -> None:
     found = of_cluster(replace(HEALTHY, operators=[]), facts_of(READY))
     assert found["problem"] == []
     assert "the operator runs elsewhere" in found["note"][0]

@@ -71,7 +71,7 @@ def test_closing_ends_what_is_open_and_can_be_done_twice(forwarder: Forwarder) -
         dial(forwarder)
 
 
-def test_connection_that_cannot_be_made_is_closed_and_its_reason_kept() -> None:
+def test_failed_connection_is_closed_and_its_reason_kept() -> None:
     def refuse() -> socket.socket:
         raise ClusterFailed("no way there")
 
@@ -80,7 +80,7 @@ def test_connection_that_cannot_be_made_is_closed_and_its_reason_kept() -> None:
         assert forwarder.error == "no way there"
 
 
-def test_hook_of_threads_is_as_it_was_whatever_the_order_in_which_ports_close() -> None:
+def test_thread_hook_is_restored_in_any_closing_order() -> None:
     def refuse() -> socket.socket:
         raise ClusterFailed("no way there")
 

@@ -25,7 +25,7 @@ def test_any_text(text: str) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.sampled_from(TEXTS), st.data())
-def test_manifest_with_something_struck_out_and_something_written_in(text: str, data: st.DataObject) -> None:
+def test_manifest_with_random_edits_is_handled(text: str, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 12)))
     with suppress(ManifestError):

@@ -170,7 +170,7 @@ def test_what_has_no_room_on_the_screen_is_counted() -> None:
     assert len(cut(shown, 20)) == 20
 
 
-def test_head_of_a_cluster_is_shown_before_what_the_operator_wrote() -> None:
+def test_heads_answer_is_shown_before_the_status() -> None:
     written = Written(
         namespace="rl", phase="Starting", frames=1, target=0, per_second=0.0, ready=0, desired=1, version=0,
         min_applied_version=0, note="", age_s=70.0, is_stale=False, status={},

@@ -201,7 +201,7 @@ def test_metadata_is_told() -> None:
     assert json.loads(json.dumps([part.worker for part in batch.parts])) == ["cpu-0"]
 
 
-def test_what_the_manifest_asks_for_learners_travels_with_the_batch() -> None:
+def test_post_processing_travels_with_the_batch() -> None:
     block = blocks_of([(5, 5, 5)], lengths=(3, 1, 7))[0]
     asked = {"multi_step": {"steps": 2, "gamma": 0.5}, "split_trajectories": True}
     loan = Loan(

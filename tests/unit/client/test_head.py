@@ -195,7 +195,7 @@ def test_a_publish_that_broke_is_repeated_under_the_same_version() -> None:
         assert puts[1].headers["content-type"] == "application/vnd.safetensors"
 
 
-def test_old_weights_are_not_sent_again_as_the_newest_after_a_break() -> None:
+def test_old_weights_are_not_resent_as_the_newest() -> None:
     taken = problem(409, "version-conflict", detail="taken", current_version=11)
     with scripted(publishing(Say(breaks=True), taken, update(12))) as head, connect(head.url) as client:
         with pytest.raises(Conflict, match="whether version 7 acted is unknown"):
@@ -313,7 +313,7 @@ def test_the_iteration_ends_when_the_head_stays_away() -> None:
             next(batches)
 
 
-def test_a_background_publisher_sends_the_newest_and_tells_of_failures() -> None:
+def test_background_publisher_sends_the_newest() -> None:
     from cormorant_client.publishing import Body
     from cormorant_contract.rest.updates import Update as Answer
 

@@ -13,7 +13,7 @@ from structural import verdict
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(manifests())
-def test_valid_manifest_survives_the_round_trip_and_the_schema_accepts_it(document: dict[str, Any]) -> None:
+def test_valid_manifest_round_trips_and_fits_the_schema(document: dict[str, Any]) -> None:
     job = parse_job(document)
     again = job.to_document()
     assert CollectorJob.model_validate(again) == job
@@ -24,7 +24,7 @@ def test_valid_manifest_survives_the_round_trip_and_the_schema_accepts_it(docume
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(changed_manifests())
-def test_models_and_schema_agree_on_a_manifest_with_one_value_changed(document: dict[str, Any]) -> None:
+def test_models_and_schema_agree_on_one_changed_value(document: dict[str, Any]) -> None:
     assert is_accepted(document) == (verdict(document) == [])
 
 

@@ -199,7 +199,7 @@ def test_answers_that_tell_nothing_new_are_not_decided_about() -> None:
     play(acts)
 
 
-def test_head_that_says_the_same_is_asked_at_longer_intervals_until_it_says_something_new() -> None:
+def test_unchanged_head_is_polled_less_until_it_changes() -> None:
     async def acts(scene: Scene) -> None:
         def gaps() -> list[float]:
             return [later - earlier for earlier, later in pairwise(scene.head.asked_at[-6:])]
@@ -339,7 +339,7 @@ def test_full_list_that_failed_is_tried_again_soon() -> None:
     play(acts)
 
 
-def test_condition_overtakes_counters_that_wait_and_is_not_undone_by_them() -> None:
+def test_condition_overtakes_waiting_counters() -> None:
     async def acts(scene: Scene) -> None:
         def progressing() -> str:
             return next(str(c["reason"]) for c in scene.status["conditions"] if c["type"] == "Progressing")

@@ -101,7 +101,7 @@ def test_worker_that_ends_beside_a_sidecar_is_replaced() -> None:
     )
 
 
-def test_head_that_is_done_beside_a_sidecar_completes_the_job_and_goes() -> None:
+def test_head_done_beside_a_sidecar_completes_the_job() -> None:
     world = running()
     world.finish("pong-head-1", exit_code=0, has_sidecar=True)
     world.settle()

@@ -83,7 +83,7 @@ class ApiServer:
             raise error_of(code)(code, {"message": f"{name} is not to be touched"}, request=verb)
 
 
-def test_what_cannot_be_seen_of_a_node_is_no_evidence_that_it_is_lost() -> None:
+def test_unreadable_node_is_not_lost() -> None:
     scene = Scene()
     healthy = {"spec": {}, "status": {"conditions": [{"type": "Ready", "status": "True"}]}}
     scene.api.keep({"kind": "Node", "metadata": {"name": "healthy"}, **healthy})
@@ -301,7 +301,7 @@ def test_pod_that_may_not_be_deleted_waits_and_others_do_not() -> None:
     assert plan.due is not None
 
 
-def test_missing_cert_manager_is_said_and_no_namespace_is_suspected() -> None:
+def test_missing_cert_manager_is_named() -> None:
     scene = Scene()
     job = make_job(head={"tls": {"certManager": {"issuerRef": {"name": "ca"}}}})
     (certificate,) = certificates(job)

@@ -96,7 +96,7 @@ def test_failures_are_forgotten_after_ten_healthy_minutes() -> None:
     assert world.job.status.groups[0].restarts == 3
 
 
-def test_record_of_a_failure_is_kept_until_the_successor_is_healthy() -> None:
+def test_failure_record_stays_until_the_successor_is_healthy() -> None:
     world = waiting()
     fail_slot(world, 0)
     world.settle()
@@ -111,7 +111,7 @@ def test_record_of_a_failure_is_kept_until_the_successor_is_healthy() -> None:
     assert [pod for pod in world.pods.values() if pod.phase == "Failed"] == []
 
 
-def test_worker_on_a_lost_node_is_replaced_at_once_under_a_new_name() -> None:
+def test_worker_on_a_lost_node_gets_a_new_name_at_once() -> None:
     world = running()
     old = world.live()[0].name
     world.lose(old)
@@ -203,7 +203,7 @@ def test_vanished_head_does_not_make_a_job_look_complete() -> None:
     assert (world.condition("Completed"), world.job.status.phase) == ("", "Running")
 
 
-def test_job_that_had_collected_and_lost_all_of_it_has_started_all_the_same() -> None:
+def test_job_that_lost_its_frames_has_still_started() -> None:
     world = running(runPolicy={"startupDeadlineSeconds": 60})
     world.vanish("pong-head-1")
     world.job = replace(world.job, status=world.job.status.model_copy(update={"frames": FramesStatus(
@@ -234,7 +234,7 @@ def test_head_evicted_is_not_counted() -> None:
     assert (world.head.name, world.job.status.head_restarts) == ("pong-head-2", 0)
 
 
-def test_head_that_refuses_what_it_was_given_fails_the_job_at_once() -> None:
+def test_head_that_refuses_its_input_fails_the_job() -> None:
     world = running()
     world.finish("pong-head-1", exit_code=2, message='{"frames": 0, "reason": "cannot find my_pkg.envs"}')
     world.settle()
@@ -363,7 +363,7 @@ def test_outage_of_the_api_server_is_caught_up_in_one_pass() -> None:
 # -- who may talk to pods --------------------------------------------------------------------------------------
 
 
-def test_network_policy_lets_pods_of_the_job_in_and_others_by_the_api_and_metrics_alone() -> None:
+def test_network_policy_opens_api_and_metrics_to_others_only() -> None:
     world = World(defaults=OperatorDefaults(has_network_policies=True, open_to_cidrs=("10.0.0.0/8",)))
     (policy,) = [a.manifest for a in of_kind(world.plan().actions, ApplyChild) if a.manifest["kind"] == "NetworkPolicy"]
     own = {"matchLabels": {"cormorant.dev/job-uid": world.job.uid}}
@@ -412,7 +412,7 @@ def test_template_that_the_api_server_refuses_tears_nothing_down() -> None:
     assert set(world.pods) == pods
 
 
-def test_template_that_was_refused_is_tried_again_after_ten_minutes() -> None:
+def test_refused_template_is_retried_after_ten_minutes() -> None:
     world = World(image="example/broken:1", runPolicy={"startupDeadlineSeconds": 0})
     world.bad_image = "example/broken:1"
     world.settle()

@@ -64,7 +64,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
     asyncio.run(asyncio.wait_for(test, 20))
 
 
-def test_second_waits_while_the_first_renews_and_follows_when_it_does_not() -> None:
+def test_second_leader_waits_until_renewals_stop() -> None:
     async def test() -> None:
         leases = FakeLeases()
         first, second = candidate(leases, "a"), candidate(leases, "b")

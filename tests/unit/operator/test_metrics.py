@@ -24,7 +24,7 @@ def samples(metrics: Metrics) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def test_looks_are_timed_and_errors_counted_and_a_cancelled_one_is_none() -> None:
+def test_reconciles_are_timed_and_errors_counted() -> None:
     metrics = Metrics()
     with metrics.measure("reconcile"):
         pass

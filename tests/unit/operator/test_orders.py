@@ -32,7 +32,7 @@ def test_scaling_up_fills_new_slots_and_tells_the_head() -> None:
     assert world.job.status.elastic.replicas == 4
 
 
-def test_scaling_down_waits_until_the_head_has_let_the_workers_finish() -> None:
+def test_scaling_down_waits_for_finished_workers() -> None:
     world = running(replicas=4)
     world.edit(replicas=2)
     plan = world.step()
@@ -88,7 +88,7 @@ def test_paused_is_told_to_the_head_and_pods_stay() -> None:
     assert (world.condition("Paused"), world.job.status.phase, set(world.pods)) == ("True/Spec", "Paused", pods)
 
 
-def test_suspend_drains_then_deletes_every_pod_and_resume_is_a_new_epoch() -> None:
+def test_suspend_drains_and_resume_is_a_new_epoch() -> None:
     world = running()
     world.edit(suspend=True)
     plan = world.step()
@@ -123,7 +123,7 @@ def test_suspend_does_not_wait_for_learners_for_ever() -> None:
     assert (world.pods, world.condition("Suspended")) == ({}, "True/Suspended")
 
 
-def test_head_that_turns_unready_while_it_drains_has_its_time_and_is_asked() -> None:
+def test_draining_unready_head_keeps_its_time() -> None:
     world = running(runPolicy={"drainSeconds": 100})
     world.edit(suspend=True)
     world.settle()

@@ -64,7 +64,7 @@ def test_shared_memory_is_half_of_the_memory_limit() -> None:
     assert volumes["shm"]["emptyDir"] == {"medium": "Memory"}
 
 
-def test_shared_memory_is_half_of_the_memory_limit_that_a_template_sets() -> None:
+def test_shared_memory_is_half_of_the_templates_limit() -> None:
     def shm(**container: Any) -> dict[str, Any]:
         template = {"spec": {"containers": [{"name": "sidecar"}, {"name": "worker", **container}]}}
         pod = worker(resources={"limits": {"memory": "4Gi"}}, template=template)
@@ -190,7 +190,7 @@ def test_scratch_space_has_a_limit() -> None:
     assert volumes["tmp"]["emptyDir"] == {"sizeLimit": "50Gi"}
 
 
-def test_services_take_both_families_of_addresses_where_there_are_two() -> None:
+def test_services_prefer_dual_stack() -> None:
     assert {service["spec"]["ipFamilyPolicy"] for service in children.services(make_job(), epoch=1)} == {
         "PreferDualStack"
     }
@@ -218,7 +218,7 @@ def test_head_is_told_its_epoch_its_floor_and_its_files() -> None:
     assert (secret["secretName"], secret["defaultMode"]) == ("pong-tokens", 0o440)
 
 
-def test_head_and_worker_are_told_their_address_and_listen_on_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pods_listen_on_the_family_of_their_address(monkeypatch: pytest.MonkeyPatch) -> None:
     from cormorant_api.__main__ import _parser, _settings
 
     for pod in (head(), worker()):
@@ -320,7 +320,7 @@ def test_overlays(base: dict[str, Any], overlay: dict[str, Any], merged: dict[st
     assert json.dumps(base) == before
 
 
-def test_template_says_what_users_wrote_and_nothing_that_changes_by_itself() -> None:
+def test_template_digest_covers_what_users_wrote_only() -> None:
     plain = Templates(make_job().spec)
     group = make_job().spec.worker_groups[0]
     for same in (make_job(replicas=5), make_job(paused=True), make_job(runPolicy={"maxUnavailable": 3})):
@@ -525,7 +525,7 @@ def test_node_is_lost_when_it_is_not_ready_or_out_of_service(ready: str, taint: 
     assert read_node(raw, at=at) == NodeFact(is_lost=is_lost, at=at)
 
 
-def test_gpu_workers_tolerate_the_taint_of_gpu_nodes_and_others_do_not() -> None:
+def test_only_gpu_workers_tolerate_the_gpu_taint() -> None:
     wanted = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
     assert wanted in worker(device="gpu")["spec"]["tolerations"]
     assert wanted not in worker()["spec"]["tolerations"]

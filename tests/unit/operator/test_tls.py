@@ -67,7 +67,7 @@ def test_certificate_is_asked_for_only_where_the_manifest_says_so() -> None:
     assert {"name": "tls", "secret": {"secretName": "pong-tls", "defaultMode": 0o440}} in volumes
 
 
-def test_certificate_that_is_not_trusted_is_said_and_nothing_is_done() -> None:
+def test_untrusted_certificate_is_a_condition_only() -> None:
     world = World(head={"tls": {"secretName": "mine"}})
     world.run()
     words = "the operator does not trust the certificate of pong-head-1"

@@ -102,7 +102,7 @@ def test_unschedulable_pods_fail_the_job_where_it_is_told_so() -> None:
     assert world.condition("Failed") == "True/Unschedulable"
 
 
-def test_unschedulable_pods_are_not_counted_on_where_the_job_scales_to_fit() -> None:
+def test_scale_to_fit_does_not_count_unschedulable_pods() -> None:
     world = unschedulable(onUnschedulable="ScaleToFit")
     world.tick(600)
     world.collect(1000)
@@ -159,7 +159,7 @@ def without_its_head(**policy: object) -> World:
     return world
 
 
-def test_head_that_cannot_start_again_ends_at_the_startup_deadline() -> None:
+def test_unstartable_head_ends_at_the_startup_deadline() -> None:
     world = without_its_head()
     world.tick(899)
     world.settle()
@@ -217,7 +217,7 @@ def test_workers_that_wait_for_room_are_waited_for() -> None:
     ends_after_its_startup_deadline(world)
 
 
-def test_pause_and_suspension_hold_the_startup_deadline_of_a_new_head() -> None:
+def test_pause_and_suspension_hold_the_startup_deadline() -> None:
     world = without_its_head()
     world.edit(paused=True)
     world.tick(5000)
@@ -324,7 +324,7 @@ def test_secret_that_pods_miss_is_made_again() -> None:
     assert of_kind(world.step().actions, CreateTokens) == [CreateTokens()]
 
 
-def test_secret_is_seen_to_before_a_head_is_made_that_would_wait_for_it() -> None:
+def test_secret_exists_before_its_head() -> None:
     world = running()
     world.finish("pong-head-1")
     orders = [type(action) for action in world.step().actions]
@@ -412,7 +412,7 @@ def test_restarted_operator_restarts_the_stall_deadline() -> None:
     assert world.condition("Failed") == "True/Stalled"
 
 
-def test_operator_that_was_away_does_not_end_what_it_never_saw_begin() -> None:
+def test_returning_operator_ends_no_job_by_old_deadlines() -> None:
     world = World(runPolicy={"startupDeadlineSeconds": 900, "progressDeadlineSeconds": 0})
     world.run()
     world.restart_operator()

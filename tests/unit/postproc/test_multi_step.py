@@ -102,7 +102,7 @@ def test_arguments_out_of_range_are_refused_with_their_value(gamma: float, n_ste
         MultiStep(gamma=gamma, n_steps=n_steps)
 
 
-def test_a_batch_without_done_or_with_another_shape_is_refused_by_a_sentence() -> None:
+def test_malformed_batch_is_refused_by_a_sentence() -> None:
     with pytest.raises(PostprocError, match=r"the batch has no next\.done; it has \['next\.reward'\]"):
         MultiStep(0.9, 2)(TensorDict({"next": {"reward": torch.ones(4)}}, batch_size=[4]))
     following = {"reward": torch.ones(4, 3), "done": torch.zeros(4, 3, 2, dtype=torch.bool)}

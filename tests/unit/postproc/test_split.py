@@ -10,7 +10,7 @@ from cormorant_testing.postproc_oracle import Row, pieces, rows, to_batch
 
 @given(found=rows(), time_major=st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_every_piece_is_one_padded_row_in_the_order_of_rows_and_time(found: list[Row], time_major: bool) -> None:
+def test_every_piece_is_one_padded_row_in_order(found: list[Row], time_major: bool) -> None:
     expected = pieces(found)
     result = split_trajectories(to_batch(found, time_major=time_major))
     assert tuple(result.shape) == (len(expected), max(map(len, expected)))
@@ -46,7 +46,7 @@ def test_concatenated_and_nested_hold_the_same_frames(found: list[Row]) -> None:
 
 @given(found=rows(padded=False))
 @settings(max_examples=40, deadline=None)
-def test_without_ids_ends_divide_trajectories_and_the_numbers_are_stored(found: list[Row]) -> None:
+def test_without_ids_ends_divide_trajectories(found: list[Row]) -> None:
     batch = to_batch(found).exclude(("collector", "traj_ids"), "collector")
     result = split_trajectories(batch)
     expected = pieces(found)

@@ -51,7 +51,7 @@ def test_stacks_are_a_loop_over_the_trajectory_over_any_batches(
     n=st.integers(1, 5),
 )
 @settings(max_examples=40, deadline=None)
-def test_one_stack_takes_the_batches_of_several_collectors_in_any_turn_split_or_not(
+def test_one_stack_serves_several_collectors(
     collectors: list[list[int]], turns: list[tuple[int, int, bool]], n: int
 ) -> None:
     # As asynchronous collectors deliver: collector c gives two rows, of its streams 2c and 2c + 1.
@@ -87,7 +87,7 @@ def test_batches_of_all_collectors_at_once_keep_their_shape() -> None:
     assert found["observation"][..., 0].tolist() == [[[[1.0, 2.0], [2.0, 3.0]]], [[[1001.0, 1002.0], [1002.0, 1003.0]]]]
 
 
-def test_what_ended_or_died_with_its_collector_is_not_kept_for_ever() -> None:
+def test_ended_trajectories_are_forgotten() -> None:
     stack = FrameStack(2)
     stack(to_batch([stream(0, [3])]))
     assert stack._open is None
@@ -108,7 +108,7 @@ def stream(number: int, lengths: Sequence[int]) -> Row:
     return found
 
 
-def test_a_stack_forgets_what_it_is_told_to_forget_and_refuses_what_it_cannot_take() -> None:
+def test_stack_forgets_on_request_and_refuses_bad_batches() -> None:
     row = stream(0, [5])
     stack = FrameStack(2)
     stack(to_batch([row[:2]]))

@@ -28,7 +28,7 @@ WORKER = {
 GIB = 1 << 30
 
 
-def test_worker_starts_ray_with_its_slot_and_ports_that_policies_can_name() -> None:
+def test_worker_starts_ray_with_its_slot_and_fixed_ports() -> None:
     command = ray_command.worker_command(read_worker_settings(WORKER), store_bytes=GIB)
     assert command[1:6] == ["-m", "ray.scripts.scripts", "start", "--block", "--address=pong-head:6379"]
     assert '--resources={"slot:cpu-3": 1}' in command
@@ -49,7 +49,7 @@ def test_addresses_of_either_family_are_read() -> None:
     assert "--address=[fd00::1]:6379" in ray_command.worker_command(settings, store_bytes=GIB)
 
 
-def test_ray_takes_no_device_from_the_worker_and_knows_where_the_order_to_leave_will_be() -> None:
+def test_ray_leaves_devices_alone_and_knows_the_leave_file() -> None:
     settings = read_ray_settings({})
     given = ray_command.ray_environment({"RAY_AUTH_TOKEN": "secret"}, settings)
     assert given["RAY_AUTH_TOKEN"] == "secret"
@@ -97,13 +97,11 @@ def test_wrong_use_ends_with_2_and_a_line_of_json() -> None:
         (GIB, 128 << 20, SMALLEST_STORE),
     ],
 )
-def test_the_object_store_takes_the_smaller_share_and_never_too_little(
-    free_shm: int, memory_limit: int, expected: int
-) -> None:
+def test_object_store_takes_the_smaller_share(free_shm: int, memory_limit: int, expected: int) -> None:
     assert decide_store_bytes(free_shm=free_shm, memory_limit=memory_limit) == expected
 
 
-def test_back_off_grows_to_five_seconds_and_is_forgotten_after_a_healthy_membership() -> None:
+def test_backoff_grows_to_5_s_and_resets_after_health() -> None:
     backoff = Backoff()
     assert [backoff.next_s(joined_s=0.0) for _ in range(6)] == [0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
     assert backoff.next_s(joined_s=60.0) == 0.2
@@ -190,7 +188,7 @@ time.sleep(600)
 """
 
 
-def test_worker_that_finds_no_device_ends_its_pod_with_the_sentence(tmp_path: Path) -> None:
+def test_worker_without_a_device_ends_its_pod_with_a_sentence(tmp_path: Path) -> None:
     for package in ("ray", "ray/scripts"):
         (tmp_path / package).mkdir()
         (tmp_path / package / "__init__.py").touch()
@@ -231,7 +229,7 @@ def test_the_supervisor_is_light() -> None:
         ("[]", "[]"),
     ],
 )
-def test_why_ray_ended_is_added_to_a_count_that_says_nothing_itself(tmp_path: Path, left: str, then: str) -> None:
+def test_rays_end_is_explained_beside_the_count(tmp_path: Path, left: str, then: str) -> None:
     path = tmp_path / "termination-log"
     path.write_text(left)
     explain(path, "Ray has ended")

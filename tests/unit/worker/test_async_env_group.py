@@ -93,7 +93,7 @@ class ArrivingEnv:
     warmup=st.sampled_from([0, 11]),
 )
 @settings(max_examples=30, deadline=None)
-def test_any_order_of_arrival_is_exact_and_spills_into_the_next_batch(
+def test_any_order_of_arrival_is_exact(
     num_envs: int, data: st.DataObject, lengths: list[int], ends: str, sizes: list[int], policy: str, warmup: int
 ) -> None:
     arrive = data.draw(st.integers(1, num_envs))
@@ -119,7 +119,7 @@ def test_any_order_of_arrival_is_exact_and_spills_into_the_next_batch(
     assert int(collector.pulse[0]) >= checker.frames == sum(sizes) + sealed + 40
 
 
-def test_a_column_far_ahead_waits_and_the_ring_grows_only_for_those_that_are_needed() -> None:
+def test_column_far_ahead_waits_and_the_ring_stays_bounded() -> None:
     # Rows 0 and 1 come 150 times before row 2 comes once: two must be under way, so they cannot wait for it.
     env = ArrivingEnv(SEEDS.env_seeds(3), cycle([0] * 450 + [2, 0, 0]), arrive=2, lengths=(4,))
     collector = make_collector(envs=[env])
@@ -139,7 +139,7 @@ def test_one_column_that_never_comes_back_first_is_waited_for() -> None:
     assert int(collector.pulse[0]) < 3 * 40 + 4 * 130
 
 
-def test_new_trajectories_begin_from_the_first_state_wherever_an_environment_is() -> None:
+def test_new_trajectories_begin_from_the_initial_state() -> None:
     generator = np.random.default_rng(1)
     env = ArrivingEnv(SEEDS.env_seeds(4), iter(lambda: int(generator.integers(0, 9)), -1), arrive=2, lengths=(50,))
     collector = make_collector(num_envs=4, envs=[env], policy="counter")

@@ -8,7 +8,7 @@ import pytest
 from cormorant_worker.fleet.local.channel import channel_pair
 
 
-def test_messages_and_descriptors_arrive_in_order_whatever_their_size() -> None:
+def test_messages_and_descriptors_arrive_in_order() -> None:
     ours, theirs = channel_pair()
     read, write = os.pipe()
     ours.send("small")

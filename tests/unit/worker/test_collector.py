@@ -49,7 +49,7 @@ def collect(collector: Collector, checker: Checker, sizes: list[int]) -> Checker
     sizes=st.lists(st.integers(1, 40), min_size=1, max_size=5),
 )
 @settings(max_examples=30, deadline=None)
-def test_any_sizes_and_episode_lengths_are_exact_over_several_batches(
+def test_any_sizes_and_lengths_are_exact_over_batches(
     num_envs: int, env_groups: int, lengths: list[int], ends: str, sizes: list[int]
 ) -> None:
     options = {"lengths": lengths, "ends": ends}
@@ -92,7 +92,7 @@ def test_every_kind_of_observation_and_action_is_exact(observation: str, action:
     policy=st.sampled_from(["", "counter"]),
 )
 @settings(max_examples=30, deadline=None)
-def test_an_environment_that_fails_loses_no_frame_of_others_and_ends_truncated(
+def test_failed_environment_ends_truncated_and_alone(
     at: list[int], lengths: list[int], sizes: list[int], max_frames: int, env_groups: int, policy: str
 ) -> None:
     seeds = SEEDS.env_seeds(3)
@@ -127,7 +127,7 @@ def test_recurrent_states_are_exact_over_batches(sizes: list[int], env_groups: i
     policy=st.sampled_from(["counter", "with_outputs", "plain"]),
 )
 @settings(max_examples=30, deadline=None)
-def test_first_frames_are_random_and_no_more_than_a_row_beyond_what_was_asked(
+def test_first_frames_are_random_up_to_the_next_row(
     warmup: int, sizes: list[int], env_groups: int, policy: str
 ) -> None:
     collector = make_collector(env_groups=env_groups, policy=policy, warmup=warmup)
@@ -336,7 +336,7 @@ def test_episodes_that_never_end_are_an_error() -> None:
         collector.collect(num_episodes=3, max_frames_per_env=100)
 
 
-def test_an_episode_never_joins_the_trajectories_before_and_after_a_crash() -> None:
+def test_crash_separates_trajectories() -> None:
     # The crash comes with the first frame of the second chunk of 64: nothing is left to mark as truncated.
     failures = [{"how": "raise", "step": 65, "seeds": [SEEDS.env_seeds(1)[0]]}]
     batch = make_collector(num_envs=1, lengths=80, failures=failures).collect(num_episodes=1)
@@ -411,7 +411,7 @@ def test_trajectory_ids_tell_slots_epochs_and_attempts_apart() -> None:
     policy=st.sampled_from(["", "counter"]),
 )
 @settings(max_examples=40, deadline=None)
-def test_resets_that_fail_and_restarts_that_fail_again_leave_an_exact_stream(
+def test_failing_resets_and_restarts_keep_the_stream_exact(
     at: str, skip: int, times: int, lengths: list[int], max_frames: int, sizes: list[int], policy: str
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -429,7 +429,7 @@ def test_resets_that_fail_and_restarts_that_fail_again_leave_an_exact_stream(
     policy=st.sampled_from(["", "counter"]),
 )
 @settings(max_examples=30, deadline=None)
-def test_a_sealed_batch_ends_at_the_next_step_and_the_next_one_goes_on_from_there(
+def test_sealed_batch_ends_at_the_next_step(
     env_groups: int, lengths: list[int], size: int, seals: list[int], policy: str
 ) -> None:
     envs = env_groups_of(3, env_groups, {"lengths": lengths})

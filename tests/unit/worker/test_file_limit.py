@@ -19,7 +19,7 @@ def _limits_as_before() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_soft_limit_is_raised_as_far_as_workers_need_and_never_lowered() -> None:
+def test_soft_file_limit_is_raised_and_never_lowered() -> None:
     raise_file_limit(300, each=9)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (300 * 9 + 256, HARD)
     raise_file_limit(10, each=9)
@@ -27,7 +27,7 @@ def test_soft_limit_is_raised_as_far_as_workers_need_and_never_lowered() -> None
 
 
 @pytest.mark.skipif(HARD == resource.RLIM_INFINITY, reason="this process may open any number of files")
-def test_more_workers_than_the_hard_limit_allows_are_refused_with_the_number_that_fits() -> None:
+def test_too_many_workers_for_the_hard_limit_are_refused() -> None:
     workers = HARD // 9 + 1
     words = rf"{workers} workers need {workers * 9 + 256:,} open files .* have {HARD:,} .* start {(HARD - 256) // 9:,} "
     with pytest.raises(FleetError, match=words):

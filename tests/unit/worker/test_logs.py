@@ -22,7 +22,7 @@ def _logging_as_before() -> Iterator[None]:
     structlog.configure(**before)
 
 
-def test_every_line_has_the_same_five_fields_and_follows_what_changes() -> None:
+def test_every_log_line_has_the_same_five_fields() -> None:
     out, context = io.StringIO(), LogContext(job="pong", epoch=2)
     configure_logs(context, stream=out)
     log = structlog.get_logger()

@@ -72,7 +72,7 @@ def test_further_outputs_are_stored_where_they_were_computed() -> None:
         ("cormorant_worker.policies:atari_cnn", PolicyLoadError, "expects one uint8 image"),
     ],
 )
-def test_what_is_no_policy_for_these_spaces_is_refused_before_a_step(policy: str, error: type, words: str) -> None:
+def test_policy_for_other_spaces_is_refused_before_a_step(policy: str, error: type, words: str) -> None:
     with pytest.raises(error, match=words):
         make_collector(policy=policy)
 
@@ -114,7 +114,7 @@ def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
         box(lambda obs: {"action": obs.clone(), "extra": obs.to(torch.float8_e5m2)})
 
 
-def test_whole_floats_are_actions_of_integer_spaces_and_others_are_not() -> None:
+def test_whole_floats_are_valid_integer_actions() -> None:
     first = np.ones(1, np.bool_)
     actor = indices(lambda obs: obs[:, 0] * 2 if len(obs) == 1 else torch.ones(len(obs)))
     assert actor.act((np.ones((1, 2), np.float32),), (), first).actions[0].tolist() == [2]
@@ -154,7 +154,7 @@ def test_a_recurrent_policy_without_initial_state_is_told_so() -> None:
         box(BeginsElsewhere())
 
 
-def test_the_recurrent_policy_of_the_documentation_carries_its_state() -> None:
+def test_documented_recurrent_policy_carries_its_state() -> None:
     text = (Path(__file__).parents[3] / "docs/how-to/own-policy.md").read_text()
     found: dict = {}
     exec(text.split("```python\n")[1].split("```")[0], found)  # our own page
@@ -188,7 +188,7 @@ def test_exploration_types_choose_or_draw() -> None:
         assert normal.act(torch.tensor([[1.0, 2.0, 9.0, 9.0]])).tolist() == [[1.0, 2.0]]
 
 
-def test_a_greedy_collector_repeats_itself_and_a_random_one_does_not() -> None:
+def test_only_a_greedy_collector_repeats_itself() -> None:
     def actions(exploration: str, seed: int) -> list[int]:
         collector = make_collector(policy="cormorant_worker.policies:mlp", exploration=exploration)
         collector.rng.state = torch.Generator().manual_seed(seed).get_state()
@@ -200,7 +200,7 @@ def test_a_greedy_collector_repeats_itself_and_a_random_one_does_not() -> None:
 
 @pytest.mark.parametrize("action", sorted(ACTION_SPACES))
 @pytest.mark.parametrize("factory", ["mlp", "lstm"])
-def test_shipped_policies_act_in_every_action_space_with_the_right_log_probability(action: str, factory: str) -> None:
+def test_shipped_policies_fit_every_action_space(action: str, factory: str) -> None:
     kwargs = {"return_log_prob": True}
     name = f"cormorant_worker.policies:{factory}"
     collector = make_collector(policy=name, policy_kwargs=kwargs, action=action, lengths=(3, 5))
@@ -322,7 +322,7 @@ def test_parameters_of_nested_spaces_do_not_mix() -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_random_actions_have_gymnasiums_distribution_and_are_reproducible(space: gymnasium.Space) -> None:
+def test_random_actions_are_gymnasiums_and_reproducible(space: gymnasium.Space) -> None:
     n = 4000
     obs, init = (np.zeros((n, 1)),), np.zeros(n, np.bool_)
     (drawn,) = RandomActor(space, 1).act(obs, (), init).actions

@@ -303,7 +303,7 @@ def test_a_preempted_round_waits_for_nobody_who_is_lost() -> None:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-def test_a_drained_fleet_keeps_what_landed_and_waits_for_nobody_who_was_lost(mode: str) -> None:
+def test_drain_keeps_what_landed_and_waits_for_no_lost_worker(mode: str) -> None:
     schedule = Scheduler(mode=mode, frames_per_batch=10, total_frames=None, max_staleness=None)
     places = [("cpu", 0), ("cpu", 1), ("cpu", 2)]
     grants = hand_out(schedule, dict.fromkeys(places, 1), num_workers=3, ahead_of_consumer=0, room=3)
@@ -412,7 +412,7 @@ def test_drop_oldest_drops_the_oldest_and_counts_it() -> None:
 
 
 @pytest.mark.parametrize(("has_dataset", "accepted"), [(False, 0), (True, 5)])
-def test_stale_frames_are_collected_again_unless_a_dataset_has_them(has_dataset: bool, accepted: int) -> None:
+def test_stale_frames_are_recollected_unless_stored(has_dataset: bool, accepted: int) -> None:
     schedule = Scheduler(mode="async", frames_per_batch=5, total_frames=5, max_staleness=0)
     deliveries = BatchQueue(schedule, capacity=1, drops_oldest=False, has_dataset=has_dataset)
     deliveries.blocks = SharedBlockPool(LAYOUT, 3)
@@ -447,7 +447,7 @@ def test_random_frames_do_not_hide_stale_ones(versions: tuple[int, int], is_take
     deliveries.blocks.close()
 
 
-def test_a_slot_comes_with_its_memory_only_the_first_time_that_a_worker_sees_it() -> None:
+def test_block_memory_is_sent_once_per_worker() -> None:
     pool = SharedBlockPool(LAYOUT, 2)
     slot, memory = pool.lend(1)
     assert memory is not None

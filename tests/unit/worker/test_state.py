@@ -89,7 +89,7 @@ def test_no_id_is_delivered_twice_after_a_restore(policy: str) -> None:
     assert_renamed(again, first)
 
 
-def test_a_state_that_is_restored_where_it_was_saved_keeps_open_trajectories() -> None:
+def test_restore_in_place_keeps_open_trajectories() -> None:
     for is_new in (False, True):
         first, second = make_collector(lengths=5), make_collector(lengths=5)
         saved = [batches(collector, [9]) and collector.state() for collector in (first, second)]
@@ -131,7 +131,7 @@ def test_the_learners_random_numbers_are_left_alone() -> None:
     assert_equal(batches(again, [30]), batches(make_collector(policy="counter"), [30]))
 
 
-def test_environments_that_cannot_be_saved_begin_anew_under_new_ids() -> None:
+def test_unsaveable_environments_restart_under_new_ids() -> None:
     from cormorant_testing.collecting import SEEDS
     from cormorant_testing.vectors import COUNTING
     from cormorant_worker.envs.gymnasium_env import EnvFactory
@@ -159,7 +159,7 @@ def test_environments_that_cannot_be_saved_begin_anew_under_new_ids() -> None:
         ({"policy": "counter"}, "layout is observation float32"),
     ],
 )
-def test_a_state_of_another_collector_is_refused_and_nothing_changed(options: dict, words: str) -> None:
+def test_state_of_another_collector_is_refused(options: dict, words: str) -> None:
     saved = make_collector().state()
     other, control = make_collector(**options), make_collector(**options)
     with pytest.raises(StateError, match=words):

@@ -52,7 +52,7 @@ def test_at_most_twenty_differences_are_shown() -> None:
         slot.offer({"policy": filled(modules["policy"], 1.0) | extra}, version=1)
 
 
-def test_unknown_models_empty_publishes_and_policies_without_weights_are_refused() -> None:
+def test_impossible_publishes_are_refused() -> None:
     slot, modules = slot_of(3)
     with pytest.raises(WeightsMismatch, match=r'model "actor" is not one of \[\'policy\'\]'):
         slot.offer({"actor": filled(modules["policy"], 1.0)}, version=1)
@@ -75,7 +75,7 @@ def test_several_models_are_applied_together_or_not_at_all() -> None:
     assert all((t == 2.0).all() for module in modules.values() for t in module.state_dict().values())
 
 
-def test_the_newest_wins_and_what_it_does_not_name_is_kept_from_an_older_offer() -> None:
+def test_newest_offer_wins_and_keeps_models_it_does_not_name() -> None:
     slot, modules = slot_of(3, 4)
     slot.offer({"policy": filled(modules["policy"], 1.0), "m1": filled(modules["m1"], 1.0)}, version=1)
     slot.offer({"policy": filled(modules["policy"], 5.0)}, version=5)
@@ -89,7 +89,7 @@ def test_the_newest_wins_and_what_it_does_not_name_is_kept_from_an_older_offer()
         slot.offer({"policy": filled(modules["policy"], 9.0)}, version=5)
 
 
-def test_weights_act_from_the_next_batch_on_and_are_stamped_on_every_frame() -> None:
+def test_weights_act_from_the_next_batch_and_are_stamped() -> None:
     collector = make_collector(policy="versioned", action="box", lengths=3)
     checker = make_checker(action="box", lengths=3, acts_by_version=True)
     for version in (0, 1, 2, 7):
@@ -154,7 +154,7 @@ def test_a_shut_gate_holds_until_it_is_opened() -> None:
     assert not gate.wait_until_paused(0)
 
 
-def test_who_is_told_that_it_stands_still_is_right_even_when_the_gate_was_open_for_a_moment() -> None:
+def test_paused_is_true_even_after_a_short_resume() -> None:
     gate = PauseGate()
     steps = 0
     done = threading.Event()

@@ -27,7 +27,7 @@ def received(data: bytes, default_model: str = "policy") -> WeightsBlob:
     return blob.check(default_model)
 
 
-def test_what_is_written_reads_back_here_and_in_the_reference_library() -> None:
+def test_blob_reads_back_in_the_reference_library() -> None:
     transposed = torch.arange(6.0).reshape(2, 3).T
     tied = torch.ones(3)
     weights = {
@@ -49,7 +49,7 @@ def test_what_is_written_reads_back_here_and_in_the_reference_library() -> None:
     assert blob.specs == specs_of_tensors(weights)
 
 
-def test_tensors_are_views_that_keep_the_memory_alive_and_nothing_is_left_after_them() -> None:
+def test_tensors_are_views_that_keep_their_memory_alive() -> None:
     def descriptors() -> int:
         gc.collect()
         return psutil.Process().num_fds()
@@ -67,7 +67,7 @@ def test_tensors_are_views_that_keep_the_memory_alive_and_nothing_is_left_after_
     assert descriptors() == before
 
 
-def test_plain_names_belong_to_the_default_model_and_some_models_can_be_left_out() -> None:
+def test_plain_names_are_the_default_models() -> None:
     data = safetensors.torch.save({"weight": torch.ones(2), "policy/weight": torch.zeros(2)})
     blob = received(data, "critic")
     assert {model: set(names) for model, names in blob.tensors.items()} == {"critic": {"weight"}, "policy": {"weight"}}

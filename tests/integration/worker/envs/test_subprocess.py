@@ -229,7 +229,7 @@ def test_a_failing_environment_is_restarted_alone(failure: dict, reason: str) ->
     assert (entry["env"], entry["reason"], entry["steps"]) == (1, reason, 5)
 
 
-def test_several_environments_that_fail_at_once_are_restarted_together() -> None:
+def test_environments_failing_at_once_restart_together() -> None:
     referee = Referee(SEEDS, {"lengths": 4})
     failures = [{"step": 2, "seeds": [7], "how": "exit"}, {"step": 2, "seeds": [700], "how": "raise"}]
     with subprocesses(lengths=4, failures=failures) as env:
@@ -287,7 +287,7 @@ def test_an_environment_that_always_raises_in_step_1_is_given_up() -> None:
 
 
 @pytest.mark.slow
-def test_an_environment_that_raises_in_step_10000_is_restarted_and_then_given_up() -> None:
+def test_environment_raising_late_is_restarted_then_given_up() -> None:
     failures = [{"step": 10_000, "words": "overflow"}]
     with subprocesses(1, lengths=300, failures=failures, limits=RestartLimits(total=1)) as env:
         env.start()

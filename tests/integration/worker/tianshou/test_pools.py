@@ -35,7 +35,7 @@ def check(batch: object) -> None:
 
 
 @pytest.mark.parametrize("batch_size", [0, 3])
-def test_counts_are_exact_and_frames_true_in_lockstep_and_as_they_come(batch_size: int) -> None:
+def test_counts_and_frames_are_exact_in_both_modes(batch_size: int) -> None:
     kind = AsyncCollector if batch_size else Collector
     buffer = LatestBatch()
     collector = kind(mlp(BOX, TWO), pool(12, batch_size), buffer)
@@ -68,7 +68,7 @@ def test_a_reset_begins_new_episodes_everywhere(batch_size: int) -> None:
         check(collector.buffer.tensordict)
 
 
-def test_hidden_states_are_reset_at_ends_of_episodes_of_an_asynchronous_pool() -> None:
+def test_async_pool_resets_hidden_states_with_episodes() -> None:
     class Short(Counter):
         def forward(self, tensordict: object) -> object:
             tensordict = super().forward(tensordict)
@@ -85,7 +85,7 @@ def test_hidden_states_are_reset_at_ends_of_episodes_of_an_asynchronous_pool() -
         assert torch.equal(count[:, 1:][~ended], count[:, :-1][~ended] + 1)
 
 
-def test_the_wrong_collector_and_arguments_that_pools_do_not_take_are_refused() -> None:
+def test_wrong_collector_and_arguments_for_pools_are_refused() -> None:
     with pytest.raises(EnvError, match="come back 3 at a time of 12; use AsyncCollector"):
         Collector(mlp(BOX, TWO), pool(12, 3))
     collector = Collector(mlp(BOX, TWO), pool(4))

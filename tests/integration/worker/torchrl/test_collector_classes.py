@@ -43,7 +43,7 @@ def test_the_older_names_are_the_same_classes() -> None:
     assert (MultiaSyncDataCollector, aSyncDataCollector) == (MultiAsyncCollector, AsyncCollector)
 
 
-def test_every_frame_comes_once_with_the_weights_of_the_last_update() -> None:
+def test_every_frame_comes_once_with_the_newest_weights() -> None:
     torch.manual_seed(0)
     policy = Versioned()
     with Collector(envs(action="box"), policy, frames_per_batch=10, **{**DEFAULTS, "total_frames": 27}) as collector:
@@ -123,7 +123,7 @@ def test_seeds_rule_the_first_batch() -> None:
     assert found[0] != found[1] != found[2] != found[0]
 
 
-def test_a_state_is_there_after_the_last_batch_and_goes_on_bit_by_bit() -> None:
+def test_state_after_the_last_batch_continues_bit_by_bit() -> None:
     policy = Versioned()
     with Collector(envs(action="box"), policy, frames_per_batch=10, total_frames=20) as collector:
         for _ in collector:
@@ -256,7 +256,7 @@ def make() -> CountingEnv:
 
 
 @pytest.mark.slow
-def test_sync_collectors_take_their_seed_and_weights_before_the_first_batch() -> None:
+def test_seed_and_weights_rule_the_first_sync_batch() -> None:
     def first(seed: int | None) -> TensorDict:
         torch.manual_seed(1)
         with MultiSyncCollector(

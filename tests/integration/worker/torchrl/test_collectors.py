@@ -40,7 +40,7 @@ def rows(batch: Any) -> Any:
     return flat
 
 
-def test_a_sync_collector_gives_every_frame_once_in_order_with_the_weights_of_the_last_update() -> None:
+def test_sync_collector_frames_once_in_order_with_new_weights() -> None:
     checker = Checker(job_seed=0, num_envs=2, options={"lengths": (3, 4)}, action="box", acts_by_version=True)
     policy = Versioned()
     with sync_sync_collector(
@@ -78,7 +78,7 @@ def test_a_sync_collector_gives_every_frame_once_in_order_with_the_weights_of_th
 
 
 @pytest.mark.slow
-def test_an_async_collector_gives_each_collectors_batch_as_it_comes() -> None:
+def test_async_collector_gives_batches_as_they_come() -> None:
     checker = Checker(job_seed=0, num_envs=3, options={"lengths": 4}, versions=False)
     with sync_async_collector(make, {"lengths": 4}, 3, 2, frames_per_batch=30, total_frames=200) as collector:
         shapes = []
@@ -91,7 +91,7 @@ def test_an_async_collector_gives_each_collectors_batch_as_it_comes() -> None:
 
 
 @pytest.mark.slow
-def test_environments_of_one_fleet_may_differ_and_batches_lose_dimensions_of_one() -> None:
+def test_environments_may_differ_and_unit_dimensions_go() -> None:
     env_kwargs = [{"lengths": 2}, {"lengths": 5}]
     with sync_sync_collector(make, env_kwargs, 1, 2, frames_per_batch=20, total_frames=40) as collector:
         found = torch.cat(list(collector), dim=1)
@@ -184,7 +184,7 @@ def test_seeds_begin_anew_and_reproduce() -> None:
 
 
 @pytest.mark.parametrize("vectorization", ["inline", pytest.param("subprocess", marks=pytest.mark.slow)])
-def test_a_seed_fixes_what_environments_draw_from_numpys_and_pythons_own_generators(vectorization: str) -> None:
+def test_seed_rules_numpys_and_pythons_generators(vectorization: str) -> None:
     class Drawing(gymnasium.Env[Any, Any]):
         observation_space = gymnasium.spaces.Box(0, 1, (2,), np.float64)
         action_space = gymnasium.spaces.Discrete(2)
@@ -267,7 +267,7 @@ def test_what_a_maker_raises_is_said_in_a_sentence() -> None:
 
 
 @pytest.mark.slow
-def test_the_config_helpers_split_trajectories_round_up_and_leave_the_config_alone() -> None:
+def test_config_helpers_split_round_up_and_keep_the_config() -> None:
     cfg = OffPolicyCollectorConfig(
         num_workers=3, env_per_collector=2, frames_per_batch=24, total_frames=48, init_random_frames=10,
         multi_step=True, n_steps_return=2, gamma=0.5,
@@ -292,7 +292,7 @@ def test_the_config_helpers_split_trajectories_round_up_and_leave_the_config_alo
 
 
 @pytest.mark.slow
-def test_the_config_helpers_are_asynchronous_and_seeded_as_the_config_says() -> None:
+def test_config_helpers_follow_async_and_seed() -> None:
     def first(seed: int) -> TensorDict:
         cfg = OffPolicyCollectorConfig(
             num_workers=1, env_per_collector=1, frames_per_batch=12, total_frames=24, init_random_frames=12,
@@ -312,7 +312,7 @@ def test_the_config_helpers_are_asynchronous_and_seeded_as_the_config_says() -> 
 
 
 @pytest.mark.slow
-def test_weights_are_published_before_each_batch_and_the_threshold_reaches_the_fleet() -> None:
+def test_update_at_each_batch_and_threshold_reach_the_fleet() -> None:
     policy = Versioned()
     with sync_sync_collector(
         make, {"action": "box"}, 1, 2, policy={"policy": policy}, frames_per_batch=8, total_frames=24,
@@ -401,7 +401,7 @@ def test_a_batched_environment_fills_a_collector(maker: Any) -> None:
 
 
 @pytest.mark.slow
-def test_environments_of_one_instance_are_several_and_a_seed_begins_them_anew() -> None:
+def test_one_instance_may_hold_several_environments() -> None:
     with sync_sync_collector(CountingEnv(lengths=3), None, 2, 1, frames_per_batch=12, **INLINE) as collector:
         for _ in range(2):
             batch = collector.next()
@@ -435,7 +435,7 @@ def test_what_an_environment_raises_ends_the_collecting_at_once(how: Any) -> Non
 
 
 @pytest.mark.slow
-def test_weights_reach_the_collectors_that_are_named_and_no_others() -> None:
+def test_weights_reach_named_collectors_only() -> None:
     arguments: dict[str, Any] = {"policy": Versioned(), "frames_per_batch": 8, **INLINE}
     with sync_sync_collector(make, {"action": "box"}, 1, 2, **arguments) as collector:
         collector.next()

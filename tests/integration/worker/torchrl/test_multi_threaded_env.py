@@ -41,7 +41,7 @@ class ByHand:
         return self.step(0)[0]
 
 
-def test_a_rollout_is_what_plain_pools_say_and_holds_no_phantom_frame() -> None:
+def test_rollout_matches_plain_pools_without_phantom_frames() -> None:
     env = MultiThreadedEnv(3, "CartPole-v1", create_env_kwargs={"seed": 5}, categorical_action_encoding=True)
     played = env.rollout(120, break_when_any_done=False)
     assert played.shape == (3, 120)
@@ -63,7 +63,7 @@ def test_a_rollout_is_what_plain_pools_say_and_holds_no_phantom_frame() -> None:
     env.close()
 
 
-def test_partial_resets_touch_nobody_else_and_resetting_again_begins_another_episode() -> None:
+def test_partial_reset_touches_its_rows_only() -> None:
     env = MultiThreadedEnv(2, "CartPole-v1", categorical_action_encoding=True)
     first = env.reset()
     stepped = env.step(first.clone().set("action", torch.tensor([1, 0])))
@@ -77,7 +77,7 @@ def test_partial_resets_touch_nobody_else_and_resetting_again_begins_another_epi
     env.close()
 
 
-def test_random_steps_without_an_argument_go_on_from_where_the_environments_stand() -> None:
+def test_rand_step_continues_from_the_current_state() -> None:
     env = MultiThreadedEnv(2, "CartPole-v1", create_env_kwargs={"seed": 5}, categorical_action_encoding=True)
     by_hand = [ByHand("CartPole-v1", seed) for seed in seeds_of(5, 2)]
     for pool in by_hand:
@@ -114,7 +114,7 @@ def test_a_life_that_ends_an_episode_does_not_restart_the_game() -> None:
     env.close()
 
 
-def test_frame_skip_repeats_the_action_sums_rewards_and_stops_where_the_episode_does() -> None:
+def test_frame_skip_repeats_sums_and_stops_with_the_episode() -> None:
     env = MultiThreadedEnv(1, "CartPole-v1", create_env_kwargs={"seed": [11]}, frame_skip=3,
                            categorical_action_encoding=True)  # fmt: skip
     by_hand = ByHand("CartPole-v1", 11)

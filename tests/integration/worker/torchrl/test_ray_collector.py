@@ -59,7 +59,7 @@ class Scheme:
         return found
 
 
-def test_collectors_run_for_ever_take_weights_alone_die_come_back_and_grow() -> None:
+def test_endless_collectors_survive_deaths_and_grow() -> None:
     import ray
 
     kwargs = {"storing_device": "cpu"}
@@ -211,7 +211,7 @@ class Pushes:
         self.pushed.append((policy_or_weights, worker_ids))
 
 
-def test_buffers_are_filled_here_or_by_the_collectors_and_whole_episodes_come_in_numbers() -> None:
+def test_buffers_are_extended_and_trajs_per_batch_holds() -> None:
     import ray
 
     @ray.remote(num_cpus=0)
@@ -366,7 +366,7 @@ def test_each_collector_gets_weights_after_batches_of_its_own() -> None:
     assert min(counts.values()) >= 3
 
 
-def test_actors_have_factories_of_their_own_and_trajectories_come_split() -> None:
+def test_actors_have_own_factories_and_split_trajectories() -> None:
     class Constant(nn.Module):
         def __init__(self, number: int) -> None:
             super().__init__()

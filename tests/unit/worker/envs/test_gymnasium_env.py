@@ -38,7 +38,7 @@ def test_max_episode_steps_replaces_an_entrypoints_own_limit(limit: int) -> None
     assert _steps_until_truncated(factory) == limit
 
 
-def test_max_episode_steps_is_applied_where_an_entrypoint_has_no_limit() -> None:
+def test_max_episode_steps_applies_to_an_entrypoint() -> None:
     assert _steps_until_truncated(EnvFactory(entrypoint=COUNTING, kwargs={"lengths": 100}, max_episode_steps=4)) == 4
 
 

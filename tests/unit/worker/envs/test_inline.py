@@ -102,7 +102,7 @@ def test_a_restarted_envs_seed_is_reproducible_and_new() -> None:
     assert len({*idents[0], *SEEDS}) == 6
 
 
-def test_a_reset_that_raises_at_the_end_of_an_episode_restarts_the_env(tmp_path) -> None:
+def test_reset_that_raises_restarts_the_env(tmp_path) -> None:
     failures = [{"at": "reset", "seeds": [70], "flag": str(tmp_path / "flag"), "skip": 1}]
     env = make(lengths=3, failures=failures)
     referee = Referee(SEEDS, {"lengths": 3})
@@ -123,7 +123,7 @@ def test_an_env_that_always_raises_in_step_1_is_given_up() -> None:
     assert not caught.value.has_stepped
 
 
-def test_an_env_that_raises_now_and_again_is_given_up_after_the_total() -> None:
+def test_env_that_keeps_raising_is_given_up_at_the_total() -> None:
     env = make(1, failures=[{"step": 3}], lengths=100, limits=RestartLimits(total=4))
     env.start()
     step_times(env, 3 * 4)

@@ -64,7 +64,7 @@ def test_objects_hold_a_dataset_too(make_dice, stored, memory_uri):
         dataset.writer("cpu-0-0", dice.layout)
 
 
-def test_many_shards_in_an_object_store_are_read_with_few_requests(make_dice, stored, memory_uri, monkeypatch):
+def test_many_shards_are_read_with_few_requests(make_dice, stored, memory_uri, monkeypatch):
     dice = make_dice(num_rows=1)
     dataset = stored(dice, uri=memory_uri, parts=("cpu-0-0",), shards=130)
     store, read, cat_file = dataset.store, [], dataset.store._fs.cat_file
@@ -79,7 +79,7 @@ def test_many_shards_in_an_object_store_are_read_with_few_requests(make_dice, st
     assert store.notes("cpu-0-0").lines == lines
 
 
-def test_two_jobs_at_one_place_of_an_object_store_have_parts_of_their_own(make_dice, memory_uri):
+def test_two_jobs_at_one_uri_have_separate_parts(make_dice, memory_uri):
     dice = make_dice()
     ours, theirs = (open_dataset(memory_uri, dice.description()) for _ in range(2))
     with ours.writer("cpu-0-0", dice.layout) as writer:

@@ -85,7 +85,7 @@ def test_n_episode_is_exact_and_every_environment_has_its_share(
         assert int(episodes[-1]) == played - 1
 
 
-def test_returns_and_lengths_are_those_of_whole_episodes_over_several_calls() -> None:
+def test_returns_and_lengths_span_several_calls() -> None:
     collector = make(2, env={"lengths": (5,)})
     assert collector.collect(n_step=6).n_collected_episodes == 0
     stats = collector.collect(n_step=6)
@@ -137,7 +137,7 @@ def test_short_episodes_are_not_favoured() -> None:
     assert abs(share - 0.5) < 4 * 0.5 / np.sqrt(len(lengths))
 
 
-def test_hidden_states_are_reset_at_ends_of_episodes_and_carried_over_calls() -> None:
+def test_hidden_states_reset_with_episodes_and_span_calls() -> None:
     collector = make(3, policy=Counter())
     checker = Checker(job_seed=SEED, num_envs=3, options={"lengths": (2, 5, 3)})
     for size in (4, 9, 7):
@@ -311,7 +311,7 @@ def test_what_step_hooks_do_and_cannot_be_stored_is_refused(hook: Any, words: st
         collector.collect(n_step=4)
 
 
-def test_episode_hooks_see_episodes_whose_fields_were_added_midway() -> None:
+def test_episode_hooks_see_fields_added_midway() -> None:
     lengths: list[int] = []
     collector = make(2, env={"lengths": (5,)}, on_episode_done_hook=lambda episode: lengths.append(len(episode)))
     collector.collect(n_step=4)
@@ -374,7 +374,7 @@ def test_episode_hooks_see_episodes_that_began_in_earlier_calls() -> None:
     assert lengths == [5, 5, 5, 5]
 
 
-def test_transforms_run_before_storing_and_leave_the_statistics_alone() -> None:
+def test_transforms_run_before_storing() -> None:
     transforms = [RewardClip(0, 1), FrameStack(2), MultiStep(1.0, 2)]
     collector = make(2, env={"lengths": (4,)}, transforms=transforms)
     stats = collector.collect(n_step=8)
@@ -452,7 +452,7 @@ def test_bad_requests_are_refused_before_anything_is_stepped(request_: dict[str,
     assert not latest(collector)["observation"][:, :, 2].any()  # the very first frames
 
 
-def test_a_storage_of_two_dimensions_takes_whole_rows_and_no_episodes() -> None:
+def test_two_dimensional_storage_takes_rows_only() -> None:
     class Wide(TooSmall):
         keeps_time = False
 
@@ -490,7 +490,7 @@ def test_attributes_are_those_of_what_was_given() -> None:
     collector.close()
 
 
-def test_without_a_buffer_no_batch_is_made_and_the_statistics_are_the_same() -> None:
+def test_statistics_are_the_same_without_a_buffer() -> None:
     made: list[TensorDict] = []
 
     def remember(batch: TensorDict) -> TensorDict:
@@ -520,6 +520,6 @@ def test_torchs_seed_fixes_what_was_given_no_seed() -> None:
     assert actions(1) != actions(2)
 
 
-def test_environments_in_lockstep_may_use_the_asynchronous_collector() -> None:
+def test_lockstep_environments_may_use_the_async_collector() -> None:
     with AsyncCollector(step_mod_5, CountingEnv(), LatestBatch(), seed=SEED) as collector:
         assert collector.collect(n_episode=2).n_collected_episodes == 2

@@ -75,7 +75,7 @@ def test_numbers_that_do_not_fit_are_refused(n: int, per: int | None, count: int
         share_out([CountingEnv] * n if n else CountingEnv, None, per, count)
 
 
-def test_each_environment_gets_its_own_arguments_and_a_list_of_another_length_is_refused() -> None:
+def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
     makers = share_out(CountingEnv, [{"lengths": 2}, {"lengths": 3}], 2, 1)
     assert [maker()._lengths for maker in makers[0]] == [(2,), (3,)]
     makers = share_out([CountingEnv, CountingEnv], {"lengths": 4}, None, 2)
@@ -124,7 +124,7 @@ def test_values_that_cannot_be_are_refused(given: dict[str, Any], error: type[Ex
 
 
 @pytest.mark.parametrize("module", ["plain_env", pytest.param("env", marks=needs_torchrl)])
-def test_an_environments_device_is_checked_before_anything_is_built(module: str) -> None:
+def test_env_device_is_checked_before_building(module: str) -> None:
     made = importlib.import_module(f"cormorant_worker.compat.torchrl.{module}").MultiThreadedEnv
     with pytest.raises(ValueError, match="device cuda:99 does not exist"):
         made(1, "CartPole-v1", device="cuda:99")
@@ -140,12 +140,12 @@ def test_an_environment_that_was_sent_is_another_one_at_each_call() -> None:
     assert [env._lengths for env in made] == [(2,)] * 4
 
 
-def test_a_buffer_that_has_room_or_that_a_postproc_writes_to_is_taken() -> None:
+def test_buffer_with_room_or_postproc_is_accepted() -> None:
     for given in ({"replay_buffer": Buffer(200)}, {"replay_buffer": Buffer(9), "postproc": lambda batch: batch[:1]}):
         assert read_settings(given, num_collectors=2).replay_buffer is given["replay_buffer"]
 
 
-def test_what_only_torchrls_own_collectors_need_is_taken_and_means_nothing() -> None:
+def test_torchrl_only_arguments_are_accepted() -> None:
     assert read_settings({"use_buffers": True, "no_cuda_sync": True}, num_collectors=1) == read_settings(
         {}, num_collectors=1
     )
@@ -170,7 +170,7 @@ def test_lists_of_another_length_are_refused() -> None:
         broadcast([1, 2, 3], "policy_factory", 2)
 
 
-def test_the_configs_have_torchrls_defaults_and_the_two_fields_that_are_read_and_were_missing() -> None:
+def test_configs_have_torchrls_defaults_and_fields() -> None:
     on, off = OnPolicyCollectorConfig(), OffPolicyCollectorConfig()
     assert (on.collector_device, on.pin_memory, on.frames_per_batch) == (["cpu"], False, 1000)
     assert (on.total_frames, on.num_workers, on.env_per_collector) == (50_000_000, 32, 8)
@@ -179,7 +179,7 @@ def test_the_configs_have_torchrls_defaults_and_the_two_fields_that_are_read_and
     assert (off.max_frames_per_traj, off.gamma) == (-1, 0.99)
 
 
-def test_fewer_workers_than_environments_of_a_collector_are_refused() -> None:
+def test_fewer_workers_than_environments_are_refused() -> None:
     cfg = OnPolicyCollectorConfig(num_workers=4, env_per_collector=8)
     with pytest.raises(ValueError, match="num_workers 4 and env_per_collector 8"):
         make_collector_onpolicy(CountingEnv, None, cfg)
@@ -206,7 +206,7 @@ def test_policies_are_read_as_torchrl_reads_them() -> None:
         as_policy(3)
 
 
-def test_weights_are_read_from_modules_tensordicts_and_state_dicts() -> None:
+def test_weights_come_from_modules_tensordicts_state_dicts() -> None:
     layer = nn.Linear(2, 1)
     policy = TensorDictModule(layer, in_keys=["observation"], out_keys=["action"])
     names = {"module.weight", "module.bias"}
@@ -223,12 +223,12 @@ def test_weights_are_read_from_modules_tensordicts_and_state_dicts() -> None:
 
 
 @pytest.mark.parametrize("given", [{}, {"policy_factory": lambda: nn.Linear(4, 5)}, {"policy": lambda td: td}])
-def test_weights_that_are_not_there_are_not_published_before_each_batch(given: dict[str, Any]) -> None:
+def test_missing_weights_are_not_published_at_each_batch(given: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="update_at_each_batch publishes the policy's weights, and "):
         sync_sync_collector(CountingEnv, None, 1, 1, update_at_each_batch=True, **given)
 
 
-def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:
+def test_unpicklable_object_is_refused_before_the_start() -> None:
     from cormorant_worker.errors import ManifestError
 
     lock = threading.Lock()
@@ -244,5 +244,5 @@ def test_what_cannot_be_sent_to_a_worker_is_refused_before_one_starts() -> None:
 
 
 @pytest.mark.parametrize(("given", "meant"), [(-1, 0), (None, 0), (7, 7), (sys.maxsize, 2**53 - 1)])
-def test_numbers_that_nobody_lives_to_see_are_the_most_that_can_be_counted(given: int | None, meant: int) -> None:
+def test_huge_numbers_become_the_largest_count(given: int | None, meant: int) -> None:
     assert limit(given) == meant

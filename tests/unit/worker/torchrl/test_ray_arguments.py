@@ -93,7 +93,7 @@ def test_a_callable_alone_makes_one_collector_and_a_list_one_each() -> None:
     assert count_collectors([CountingEnv] * 2, None) == count_collectors([CountingEnv] * 2, 2) == 2
 
 
-def test_each_collectors_own_settings_are_read_and_the_callers_mapping_is_not_changed() -> None:
+def test_own_settings_are_read_and_the_mapping_kept() -> None:
     mine = [{"device": "cpu", "max_frames_per_traj": 7}, {"exploration_type": "mode", "init_random_frames": -1}]
     copied = [dict(one) for one in mine]
     given, fields = own_settings(mine, num_collectors=2, given={"device": "meta", "postproc": None})
@@ -107,7 +107,7 @@ def test_each_collectors_own_settings_are_read_and_the_callers_mapping_is_not_ch
     assert given == {"storing_device": ["cpu", "cpu"], "split_trajs": True}
 
 
-def test_what_means_nothing_for_a_collector_means_nothing_for_one_of_several() -> None:
+def test_neutral_arguments_are_neutral_per_collector() -> None:
     mine = {"use_buffers": False, "no_cuda_sync": True, "env_device": torch.device("cpu"), "device": "cpu"}
     given, fields = own_settings(mine, num_collectors=1, given={})
     assert (given, fields) == ({"device": ["cpu"]}, ({},))
@@ -215,7 +215,7 @@ def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
     assert found["n"].tolist() == [[1, 2]]
 
 
-def test_what_collectors_store_themselves_is_truncated_split_and_processed() -> None:
+def test_stored_batches_are_truncated_split_and_processed() -> None:
     collector = make_collector(num_envs=2, lengths=(3,))
     block = Block(collector.layout(5))
     collector.fill(block, 10)
