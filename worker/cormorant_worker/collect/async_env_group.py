@@ -34,6 +34,7 @@ class AsyncEnvGroup:
         self._lengths = trajectories.lengths[columns.slice]
         self._returns = trajectories.returns[columns.slice]
         self._ids = trajectories.ids[columns.slice]
+        self._folds = trajectories.metrics.folds(columns.slice)
         self.is_init: Array = np.ones(n, dtype=np.bool_)
         self._initial_states: Arrays = ()
         self._landed: Array = np.zeros(n, dtype=np.int64)
@@ -143,6 +144,8 @@ class AsyncEnvGroup:
             stored[rows, columns] = value
         self._lengths[columns] += 1
         self._returns[columns] += step.reward
+        for fold, kept, leaf in self._folds:
+            kept[columns] = fold(kept[columns], step.info[leaf])
         self._landed[columns] += 1
         if len(step.ended):
             self._end(columns[step.ended], following[step.ended], step.final)
@@ -204,7 +207,8 @@ class AsyncEnvGroup:
             states = tuple(a[following[i], column][None].copy() for a in self._states)
             self._ends.append((column, int(self._landed[column]) - 1, tuple(a[i : i + 1] for a in final), states))
         terminated = self._terminated[following - 1, columns]  # row -1 is the ring's last
-        self._trajectories.close(columns + self._columns.first, terminated=terminated)
+        last = tuple(a[following - 1, columns] for a in self._info)
+        self._trajectories.close(columns + self._columns.first, terminated=terminated, last=last)
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):
             stored[following, columns] = initial

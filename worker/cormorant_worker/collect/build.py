@@ -102,6 +102,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
             reset_at_each_batch=spec.collection.reset_at_each_batch,
             init_random_frames=warmup_frames if actor is not warmup else 0,
             exploration_type=ExplorationType(spec.policy.exploration_type),
+            episode_metrics=spec.collection.episode_metrics or (),
             post_processing=spec.collection.post_processing,
         )
         config = replace(config, **overrides.settings)

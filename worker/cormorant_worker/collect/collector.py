@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from cormorant_contract.info import EpisodeMetric
 from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGroup
+from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.state import load_state, save_state
@@ -51,6 +53,7 @@ class CollectorConfig:
     init_random_frames: int = 0
     """Number of first frames with random actions; rounded up to whole vector steps."""
     exploration_type: ExplorationType = ExplorationType.RANDOM
+    episode_metrics: tuple[EpisodeMetric, ...] = ()
     post_processing: Mapping[str, Any] = field(default_factory=dict)
     """What `collect` makes of its frames, as `Collection.post_processing` gives it; blocks that are filled have them as
     they were collected."""
@@ -109,7 +112,9 @@ class Collector:
         self._observation, self._action = _same_spaces(self._envs)
         self.num_envs = sum(env.num_envs for env in envs)
         self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
-        self.trajectories = Trajectories(self.num_envs, trajectory_base(config.seeds, after=config.first_trajectory))
+        first = trajectory_base(config.seeds, after=config.first_trajectory)
+        metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
+        self.trajectories = Trajectories(self.num_envs, first, metrics)
         self.env_groups: list[EnvGroup] = []
         self.is_first_batch = True
         """The environments stand where `start` left them: there is nothing to reset yet."""

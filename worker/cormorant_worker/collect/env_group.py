@@ -143,6 +143,7 @@ class LockstepEnvGroup:
         self._lengths = trajectories.lengths[columns.slice]
         self._returns = trajectories.returns[columns.slice]
         self._ids = trajectories.ids[columns.slice]
+        self._folds = trajectories.metrics.folds(columns.slice)
         self.obs: Arrays = ()
         """[n, ...] a leaf: what to act on next, between batches."""
         self.states: Arrays = ()
@@ -339,6 +340,8 @@ class LockstepEnvGroup:
         self._truncated[t] = step.truncated
         self._lengths += 1
         self._returns += step.reward
+        for fold, kept, leaf in self._folds:
+            fold(kept, step.info[leaf], out=kept)
         self._row = t + 1
         if len(step.ended):
             self._end(np.full(len(step.ended), t), step.ended, step.final)
@@ -360,6 +363,8 @@ class LockstepEnvGroup:
         self._truncated[rows, columns] = step.truncated[moved]
         self._lengths[columns] += 1
         self._returns[columns] += step.reward[moved]
+        for fold, kept, leaf in self._folds:
+            kept[columns] = fold(kept[columns], step.info[leaf][moved])
         self._cursor[columns] += 1
         if len(step.ended):
             self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
@@ -373,7 +378,8 @@ class LockstepEnvGroup:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
         final_states = tuple(a[rows + 1, columns] for a in self._states)
         self._block.end(rows, columns + self._columns.first, final, final_states)
-        self._trajectories.close(columns + self._columns.first, terminated=self._terminated[rows, columns])
+        terminated, last = self._terminated[rows, columns], tuple([a[rows, columns] for a in self._info])
+        self._trajectories.close(columns + self._columns.first, terminated=terminated, last=last)
         self._begin_trajectories(rows + 1, columns)
 
     def _begin_trajectories(self, rows: Array, columns: Array) -> None:

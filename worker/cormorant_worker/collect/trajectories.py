@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.spaces import Array
+from cormorant_worker.spaces import Array, Arrays
 
 _GROUP_BITS, _INDEX_BITS, _EPOCH_BITS, _COUNTER_BITS = 3, 14, 12, 34
 _ATTEMPT_STEP_BITS = 24
@@ -58,6 +59,8 @@ class Episodes:
     """Undiscounted sums of rewards."""
     lengths: list[int] = field(default_factory=list)
     """Frames."""
+    metrics: dict[str, list[float]] = field(default_factory=dict)
+    """Those of the manifest, by name."""
     num_terminated: int = 0
     """Episodes that the environment ended; the rest were truncated."""
 
@@ -65,7 +68,7 @@ class Episodes:
 class Trajectories:
     """The open trajectory of each of B environments."""
 
-    def __init__(self, num_envs: int, base: int) -> None:
+    def __init__(self, num_envs: int, base: int, metrics: EpisodeMetrics | None = None) -> None:
         self.next_id = base
         """The id of the next trajectory that opens: higher than any before."""
         self.ids: Array = np.empty(num_envs, dtype=np.int64)
@@ -74,6 +77,7 @@ class Trajectories:
         """[B] frames of the open trajectory so far."""
         self.returns: Array = np.zeros(num_envs, dtype=np.float64)
         """[B] undiscounted return of the open trajectory so far."""
+        self.metrics = metrics or EpisodeMetrics((), (), num_envs)
         self.finished = Episodes()
         self.lost: set[int] = set()
         """Trajectories that a crash of their environment ended: no episodes."""
@@ -84,6 +88,7 @@ class Trajectories:
         self._name(columns)
         self.lengths[columns] = 0
         self.returns[columns] = 0.0
+        self.metrics.open(columns)
 
     def _name(self, columns: slice | Array) -> None:
         """Give the open trajectories of these columns new ids."""
@@ -99,16 +104,20 @@ class Trajectories:
         """Trajectories that open from now on have this id or higher ones. Never goes back."""
         self.next_id = max(self.next_id, base)
 
-    def close(self, columns: Array, *, terminated: Array) -> None:
+    def close(self, columns: Array, *, terminated: Array, last: Arrays = ()) -> None:
         """The trajectories of these columns ended: note the episodes, and begin new ones.
 
         Args:
             columns: [n] numbers of environments.
             terminated: [n] whether the environment ended it.
+            last: [n, ...] a leaf of info, of the last step.
         """
         self.finished.num_terminated += int(np.count_nonzero(terminated))
         self.finished.returns.extend(self.returns[columns].tolist())
-        self.finished.lengths.extend(self.lengths[columns].tolist())
+        lengths = self.lengths[columns]
+        self.finished.lengths.extend(lengths.tolist())
+        for name, values in self.metrics.close(columns, last=last, lengths=lengths).items():
+            self.finished.metrics.setdefault(name, []).extend(values)
         self.open(columns)
 
     def lose(self, columns: Array) -> None:
@@ -128,12 +137,15 @@ class Trajectories:
             "ids": self.ids.copy(),
             "lengths": self.lengths.copy(),
             "returns": self.returns.copy(),
-        }
+        } | self.metrics.state()
 
     def is_at(self, state: dict[str, Array]) -> bool:
         """True when nothing has happened since `state()` gave this."""
         ours = self.state()
-        return all(np.array_equal(ours[name].reshape(-1), state[name].reshape(-1)) for name in ours)
+        return all(
+            name in state and np.array_equal(value.reshape(-1), state[name].reshape(-1), equal_nan=True)
+            for name, value in ours.items()
+        )
 
     def restore(self, state: dict[str, Array], *, keeps_ids: bool) -> None:
         """Go on from `state()`, with the open trajectories that it held.
@@ -144,6 +156,7 @@ class Trajectories:
         self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars
         self.lengths[:] = state["lengths"]
         self.returns[:] = state["returns"]
+        self.metrics.restore(state)
         if keeps_ids:
             self.ids[:] = state["ids"]
         else:

@@ -81,6 +81,7 @@ class FleetCore:
             total_frames=self.scheduler.total_frames,
             episodes=counters.episodes,
             recent_returns=tuple(counters.returns),
+            recent_metrics={name: tuple(values) for name, values in counters.metrics.items()},
             recent_lengths=tuple(counters.lengths),
             version=self.offers.published.version,
             dropped=dict(self.queue.dropped),

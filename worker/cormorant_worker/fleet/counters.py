@@ -23,6 +23,7 @@ class FleetCounters:
         self.episodes = 0
         self.returns: deque[float] = deque(maxlen=_RECENT)
         self.lengths: deque[int] = deque(maxlen=_RECENT)
+        self.metrics: dict[str, deque[float]] = {}
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._producer_s = self._consumer_s = 0.0
@@ -54,6 +55,8 @@ class FleetCounters:
         self.episodes += len(sealed.returns)
         self.returns.extend(sealed.returns)
         self.lengths.extend(sealed.lengths)
+        for name, values in sealed.metrics.items():
+            self.metrics.setdefault(name, deque(maxlen=_RECENT)).extend(values)
         self._group(handle.group).env_restarts += sealed.env_restarts - handle.env_restarts
         self.follow(handle)
 

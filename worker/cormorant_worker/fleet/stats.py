@@ -75,6 +75,8 @@ class FleetStats:
     recent_returns: tuple[float, ...]
     """Returns of the last episodes, 100 at most."""
     recent_lengths: tuple[int, ...]
+    recent_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What the manifest reports of the same episodes, by name. NaN where a value was missing."""
     version: PolicyVersion
     """The newest published version."""
     dropped: Mapping[str, int]

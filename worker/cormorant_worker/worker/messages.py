@@ -6,6 +6,7 @@ Two sockets a worker, so that control never waits behind data:
     control  (Request -> Reply)*, and Applied whenever new weights begin to act; the Reply to Reseed, too
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -84,6 +85,8 @@ class Sealed:
     durable_frames: int
     """Frames of this attempt that the dataset has made durable so far."""
     env_restarts: int
+    metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    """What the manifest reports of the same episodes, by name. NaN where a value is missing."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
 

@@ -204,6 +204,7 @@ class WorkerRuntime:
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
                 num_terminated=filled.episodes.num_terminated,
+                metrics={name: tuple(values) for name, values in filled.episodes.metrics.items()},
                 timing=timing,
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,

@@ -1,0 +1,96 @@
+"""Metrics of episodes, against the frames that they are made of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog.testing
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.info import INFO, METRICS, expected_metrics
+from cormorant_worker.collect.block import Block
+from cormorant_worker.collect.collector import Collector
+from cormorant_worker.errors import CormorantError
+from cormorant_worker.launch import make_collector
+
+
+def counting(metrics: Any = METRICS, **options: Any) -> Collector:
+    collection = {"framesPerBatch": 30, "episodeMetrics": list(metrics)} | options.pop("collection", {})
+    defaults = {"num_envs": 3, "lengths": (4, 3, 7), "ends": "alternate", "info": INFO}
+    return make_collector(make_job(**defaults | options, collection=collection))
+
+
+def ended(block: Block) -> list[tuple[int, int]]:
+    """(episode, length) of the episodes that ended in a block, in the order in which they ended."""
+    return [(int(episode), int(step)) for _, episode, step, _ in block.final[0][: block.num_ends]]
+
+
+def rows(metrics: Mapping[str, list[float]]) -> list[dict[str, float]]:
+    return [dict(zip(metrics, values, strict=True)) for values in zip(*metrics.values(), strict=True)]
+
+
+def test_metrics_are_those_of_whole_episodes() -> None:
+    with counting() as collector:
+        played = []
+        block = Block(collector.layout(11))
+        for frames in (30, 7, 33, 1, 29):  # 7 and 1 are no multiple of 3: rows are uneven
+            filled = collector.fill(block, frames)
+            assert rows(filled.episodes.metrics) == [expected_metrics(*episode) for episode in ended(block)]
+            played += filled.episodes.lengths
+    assert len(played) > 15
+
+
+def test_a_cut_trajectory_is_an_episode_of_its_frames() -> None:
+    with counting(collection={"maxFramesPerTrajectory": 2}) as collector:
+        filled = collector.fill(Block(collector.layout(4)), 12)
+    assert filled.episodes.lengths == [2] * 6
+    assert filled.episodes.metrics["steps"] == [3.0] * 6
+    assert filled.episodes.metrics["success"] == [0.0] * 6
+
+
+def test_open_metrics_survive_save_and_restore() -> None:
+    with counting() as collector:
+        block = Block(collector.layout(10))
+        collector.fill(block, 15)  # every environment is within an episode
+        state = collector.state()
+        first = collector.fill(block, 30).episodes
+        collector.restore(state)
+        again = collector.fill(block, 30).episodes
+    assert again.metrics == first.metrics
+    assert rows(again.metrics) == [expected_metrics(*episode) for episode in ended(block)]
+
+
+def test_a_metric_that_a_state_does_not_know_is_nan_until_episodes_end() -> None:
+    with counting(METRICS[:1]) as older, counting(METRICS[:2]) as newer:
+        older.fill(Block(older.layout(10)), 15)
+        newer.restore(older.state())
+        found = newer.fill(Block(newer.layout(10)), 30).episodes
+    unknown = np.isnan(found.metrics["steps"])
+    assert unknown.tolist() == [True] * 3 + [False] * (len(unknown) - 3)
+    assert not np.isnan(found.metrics["success"]).any()
+
+
+def test_nan_is_kept_and_warned_of_once() -> None:
+    info = [{"key": "absent", "dtype": "float32", "shape": []}]
+    metrics = [{"name": f"by_{how}", "key": "absent", "reduce": how} for how in ("last", "sum", "mean", "max", "any")]
+    with structlog.testing.capture_logs() as logs, counting(metrics, info=info) as collector:
+        found = [collector.fill(Block(collector.layout(10)), 30).episodes.metrics for _ in range(2)]
+    assert all(np.isnan(values).all() and len(values) for batch in found for values in batch.values())
+    warned = [log for log in logs if log["event"] == "episode_metric_not_finite"]
+    assert [log["metric"] for log in warned] == [metric["name"] for metric in metrics]
+    assert "Declare a fill for absent in env.info" in warned[0]["hint"]
+
+
+def test_any_is_one_where_a_negative_number_was() -> None:
+    with counting(
+        [{"name": "hit", "key": "never", "reduce": "any"}, {"name": "most", "key": "never", "reduce": "max"}]
+    ) as collector:
+        found = collector.fill(Block(collector.layout(10)), 30).episodes.metrics
+    assert set(found["hit"]) == {1.0}
+    assert set(found["most"]) == {-1.0}
+
+
+def test_a_metric_of_values_with_a_shape_gets_a_sentence() -> None:
+    with pytest.raises(CormorantError, match=r"both reads pair, whose values have the shape \[2\]"):
+        counting([{"name": "both", "key": "pair"}])
