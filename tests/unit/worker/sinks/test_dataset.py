@@ -7,7 +7,7 @@ import pytest
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
 from cormorant_worker.sinks import space_json
-from cormorant_worker.sinks.dataset import find_dataset, open_dataset, part_name
+from cormorant_worker.sinks.dataset import find_dataset, open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.verify import verify
 
@@ -46,7 +46,6 @@ def test_a_rerun_goes_on_where_the_last_one_stopped(make_dice, stored, tmp_path,
     assert dataset.frames == dice.frames
     attempts = [dataset.next_attempt(*slot) for slot in (("cpu", 0), ("cpu", 1), ("cpu", 3), ("big-cpu", 0))]
     assert attempts == [2, 0, 1, 8]
-    assert part_name("big-cpu", 0, 8) == "big-cpu-0-8"
 
 
 def test_a_part_that_holds_nothing_still_uses_up_its_attempt(make_dice, tmp_path):
