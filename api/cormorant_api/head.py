@@ -30,6 +30,7 @@ from cormorant_api.http.tokens import TokenKeeper, Tokens
 from cormorant_api.http.uploads import UploadRoom
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.settings import HeadSettings
+from cormorant_api.tracing import open_traces
 from cormorant_api.weights.annotations import AnnotationStore
 from cormorant_api.weights.publisher import Publisher
 from cormorant_api.weights.store import WeightStore
@@ -63,13 +64,16 @@ class Running:
         settings = head.settings
         self.fleet = fleet
         self.ledger: Ledger[Loan] = Ledger(
-            epoch=head.epoch, ack_within_s=settings.ack_within_s, on_settled=head.journal.settle
+            epoch=head.epoch,
+            ack_within_s=settings.ack_within_s,
+            on_settled=head.journal.settle,
+            watcher=head.traces,
         )
         self.feeder = BatchFeeder(fleet, self.ledger)
         self.updates = UpdateTracker(
-            apply_within_s=settings.apply_within_s, notifier=AsyncNotifier(), on_result=head.metrics.update_ended
+            apply_within_s=settings.apply_within_s, notifier=AsyncNotifier(), on_result=head.update_ended
         )
-        self.publisher = Publisher(fleet, head.store, self.updates, head.events)
+        self.publisher = Publisher(fleet, head.store, self.updates, head.events, head.traces)
         self.pauses = PauseKeeper(
             head.leases, pause=fleet.pause, resume=fleet.resume, notifier=AsyncNotifier(), starts_paused=is_paused
         )
@@ -103,6 +107,7 @@ class Head:
         self.leases = LeaseBook(spec_paused=job.spec.paused)
         self.rates = RateWindow()
         self.metrics = HeadMetrics(job, floor_frames=self.journal.exported_frames)
+        self.traces = open_traces(job=job.metadata.name, namespace=job.metadata.namespace)
         self.log_context = LogContext()
         """Fields of every log line of this process."""
         self.failure = ""
@@ -170,6 +175,7 @@ class Head:
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._bulk.shutdown(wait=False, cancel_futures=True)
         self.journal.close()
+        self.traces.close()
 
     # -- asking ------------------------------------------------------------------------------------------------
 
@@ -271,6 +277,7 @@ class Head:
         running = self._running
         if running is not None:
             if event.kind == "applied":
+                self.traces.applied(event.worker, event.version)
                 self._tell(running.updates.acknowledged(event.worker, event.version))
             elif event.kind == "refused":
                 self._tell(running.updates.refused(event.worker, event.version, event.reason))
@@ -292,6 +299,11 @@ class Head:
         self.events.add(
             event.kind, worker=event.worker, version=event.version, frames=event.frames, reason=event.reason
         )
+
+    def update_ended(self, update: Update) -> None:
+        """A publish was applied, failed, is late or superseded."""
+        self.metrics.update_ended(update)
+        self.traces.update_ended(update)
 
     def _tell(self, updates: list[Update]) -> None:
         for update in updates:

@@ -9,6 +9,7 @@ import http.client
 import select
 import socket
 import ssl
+import sys
 import threading
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
@@ -184,7 +185,7 @@ class Transport:
     ) -> http.client.HTTPResponse:
         size = sum(len(piece) for piece in body)
         connection.putrequest(method, address.prefix + path, skip_accept_encoding=True)
-        for name, value in {**self._headers, **headers}.items():
+        for name, value in {**self._headers, **headers, **_trace_context()}.items():
             connection.putheader(name, value)
         if body or method in {"PUT", "POST"}:
             connection.putheader("Content-Length", str(size))
@@ -286,6 +287,16 @@ def _shut(connection: http.client.HTTPConnection) -> None:
 
 def _lower(response: http.client.HTTPResponse) -> dict[str, str]:
     return {name.lower(): value for name, value in response.getheaders()}
+
+
+def _trace_context() -> dict[str, str]:
+    """`traceparent` of the caller's span, where the caller uses OpenTelemetry: a publish continues its trace."""
+    carrier: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.propagate import inject
+
+        inject(carrier)
+    return carrier
 
 
 def _reason(error: Exception) -> str:

@@ -32,6 +32,21 @@ class Lendable(Protocol):
 
 
 L = TypeVar("L", bound=Lendable)
+L_contra = TypeVar("L_contra", bound=Lendable, contravariant=True)
+
+
+class Watcher(Protocol[L_contra]):
+    """Hears of every batch, by number, without the ledger's lock. Must be quick and not raise."""
+
+    def added(self, number: int, loan: L_contra) -> None: ...
+
+    def lent(self, number: int, consumer: str) -> None: ...
+
+    def sent(self, number: int) -> None: ...
+
+    def over(self, number: int, how: str) -> None:
+        """It is `acknowledged`, or `stale`: never delivered again."""
+        ...
 
 
 def _by_nobody() -> bool:
@@ -63,6 +78,7 @@ class Lent(Generic[L]):
     """A batch lent to one consumer. Call `Ledger.sent` when the response no longer reads its memory."""
 
     id: str
+    number: int
     loan: L
     delivery: int
     """From 1."""
@@ -102,6 +118,7 @@ class Ledger(Generic[L]):
         ack_within_s: float,
         notifier: AsyncNotifier | None = None,
         on_settled: Callable[[int], None] | None = None,
+        watcher: Watcher[L] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Make an empty ledger.
@@ -112,12 +129,14 @@ class Ledger(Generic[L]):
             notifier: notified when a batch becomes ready and when the last one is settled.
             on_settled: called with the total of frames that will not be delivered again, before the acknowledging
                 request gets its response; must be quick and not call the ledger.
+            watcher: hears of every batch.
             clock: monotonic seconds.
         """
         self.epoch = epoch
         self.ack_within_s = ack_within_s
         self.notifier = notifier or AsyncNotifier()
         self._on_settled = on_settled
+        self._watcher = watcher
         self._clock = clock
         self._lock = threading.Lock()
         """Guards everything below."""
@@ -135,6 +154,10 @@ class Ledger(Generic[L]):
         with self._lock:
             entry = Entry(number=self._next, loan=loan)
             self._next += 1
+        # Before a consumer can have it.
+        if self._watcher is not None:
+            self._watcher.added(entry.number, loan)
+        with self._lock:
             self._entries[entry.number] = entry
             heapq.heappush(self._ready, entry.number)
         self.notifier.notify()
@@ -186,6 +209,7 @@ class Ledger(Generic[L]):
                 have no version and stay.
         """
         stale: list[L] = []
+        dropped: list[int] = []
         found: Lent[L] | None = None
         with self._lock:
             self._seen(consumer)
@@ -193,6 +217,7 @@ class Ledger(Generic[L]):
                 entry = self._entries[heapq.heappop(self._ready)]
                 if oldest_version is not None and 0 <= entry.loan.min_version < oldest_version:
                     self._stale_frames += entry.loan.num_frames
+                    dropped.append(entry.number)
                     entry.is_acked = True
                     if (loan := self._forget_if_over(entry)) is not None:
                         stale.append(loan)
@@ -204,9 +229,20 @@ class Ledger(Generic[L]):
                 entry.senders += 1
                 self._redelivered += entry.deliveries > 1
                 self._consumers[consumer].taken += 1
-                found = Lent(id=self._id(entry.number), loan=entry.loan, delivery=entry.deliveries, lent_at=now)
+                found = Lent(
+                    id=self._id(entry.number),
+                    number=entry.number,
+                    loan=entry.loan,
+                    delivery=entry.deliveries,
+                    lent_at=now,
+                )
         for loan in stale:
             loan.release()
+        if self._watcher is not None:
+            for number in dropped:
+                self._watcher.over(number, "stale")
+            if found is not None:
+                self._watcher.lent(found.number, consumer)
         return found
 
     def sent(self, batch_id: str) -> None:
@@ -218,6 +254,8 @@ class Ledger(Generic[L]):
                 return
             entry.senders -= 1
             loan = self._forget_if_over(entry)
+        if self._watcher is not None:
+            self._watcher.sent(entry.number)
         if loan is not None:
             loan.release()
 
@@ -254,6 +292,8 @@ class Ledger(Generic[L]):
             loan = self._forget_if_over(entry)
         if loan is not None:
             loan.release()
+        if self._watcher is not None:
+            self._watcher.over(number, "acknowledged")
         self.notifier.notify()
         return True
 

@@ -20,6 +20,7 @@ from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, names_etag
 from cormorant_api.http.uploads import malformed, parse_body
+from cormorant_api.tracing import Traces
 from cormorant_api.weights.patch import merge
 from cormorant_api.weights.specs import check_finite, check_specs
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
@@ -102,9 +103,11 @@ class Upload:
 class Publisher:
     """Assigns all version numbers. Methods block; call them in worker threads."""
 
-    def __init__(self, fleet: Publishes, store: WeightStore, tracker: UpdateTracker, events: EventRing) -> None:
+    def __init__(
+        self, fleet: Publishes, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: Traces
+    ) -> None:
         self.store, self.tracker = store, tracker
-        self._fleet, self._events = fleet, events
+        self._fleet, self._events, self._traces = fleet, events, traces
         self._publishing = threading.Lock()
         """Held from the version check until the fleet has the weights."""
 
@@ -341,8 +344,12 @@ class Publisher:
         except StoreError as error:
             log.exception("weights_not_kept", version=number)
             raise ApiError(503, ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
+        self._traces.staged(
+            number, wanted.headers, received=upload.received, receive_ms=upload.receive_ms, verify_ms=verify_ms
+        )
         try:
             update = self._distribute(upload, stored, len(parsed.tensors), verify_ms)
+            self._traces.distributed(number)
         except BaseException:
             self.store.forget(number)
             raise

@@ -3,10 +3,10 @@
 sealed -> (round complete) -> backlog -> accepted into the queue -> lent to a consumer -> blocks given back
 """
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import reduce
 from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,6 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.transport import BlockPool
-from cormorant_worker.normalize.book import StatisticsBook
-from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import RANDOM_VERSION
 from cormorant_worker.worker.messages import Sealed
@@ -34,8 +32,6 @@ class Batch:
     num_frames: int
     min_version: int
     """The oldest policy version that acted in it; -1 where only random actions did."""
-    statistics: Mapping[int, Document] = field(default_factory=dict)
-    """What each version in it acted with, for `cormorant_postproc.normalized`; empty without `normalize`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +43,11 @@ class LoanPart:
     """The arrays, with `num_rows` and `num_ends` of this batch."""
     memory: SharedMemory | None
     """What the block lies in from its first byte on; None where that is no shared memory of this machine."""
+    handed_at: float = 0.0
+    """When the worker got its ticket, in monotonic seconds of the fleet's process; as `sealed_at`."""
+    sealed_at: float = 0.0
+    collect_s: float = 0.0
+    """Seconds in which it stepped."""
 
 
 class Loan:
@@ -64,8 +65,7 @@ class Loan:
         on_copied: Callable[[], None],
         on_release: Callable[[], None],
         post_processing: Mapping[str, Any] = MappingProxyType({}),
-        moments: Statistics | None = None,
-        book: StatisticsBook | None = None,
+        accepted_at: float = 0.0,
     ) -> None:
         self.parts = parts
         """In the order of the workers' slots; exactly one in async mode."""
@@ -74,13 +74,14 @@ class Loan:
         self.min_version = min_version
         """The oldest policy version that acted; -1 where only random actions did."""
         self.max_version = max_version
+        self.accepted_at = accepted_at
+        """When it entered the queue, in monotonic seconds of the fleet's process."""
         self.post_processing = dict(post_processing)
         """What `tensordict` makes of the frames; `parts` has them as they were collected."""
         self._storing_device = storing_device
         self._on_copied = on_copied
         self._on_release = on_release
         self._has_memory = True
-        self._moments, self._book = moments, book
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
         """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
@@ -106,29 +107,6 @@ class Loan:
         from cormorant_postproc.pipeline import of_collection
 
         return of_collection(self.post_processing)(placed)
-
-    def batch(self, *, copy: bool = False) -> Batch:
-        """As `Fleet.take` gives it; with `copy` the memory goes back at once."""
-        tensordict = self.tensordict(copy=copy)
-        if copy:
-            self.copied()
-        return Batch(
-            tensordict=tensordict,
-            num_frames=self.num_frames,
-            min_version=self.min_version,
-            statistics=self.statistics,
-        )
-
-    @property
-    def statistics(self) -> dict[int, Document]:
-        """What each policy version in it acted with, as far as the fleet still knows; empty without `normalize`."""
-        return {} if self._book is None else self._book.between(self.min_version, self.max_version)
-
-    def acknowledge(self) -> None:
-        """The batch counts for the job's statistics. May be called twice; one thread at a time."""
-        moments, self._moments = self._moments, None
-        if self._book is not None and moments is not None:
-            self._book.merge(moments)
 
     def copied(self) -> None:
         """Give the memory back early. Until `release` the fleet takes it that weights may still be made of this batch,
@@ -159,12 +137,15 @@ class RoundShare:
     """Where it lies in the block pool."""
     attempt: int = 0
     """Which process of its place made it."""
+    handed_at: float = 0.0
+    """When its ticket was handed out, in monotonic seconds."""
+    sealed_at: float = field(default_factory=time.monotonic)
 
 
 class Delivery:
     """A complete round, on its way to the consumer. Added up once: others ask at every turn."""
 
-    __slots__ = ("max_version", "min_version", "num_frames", "parts", "round")
+    __slots__ = ("accepted_at", "max_version", "min_version", "num_frames", "parts", "round")
 
     def __init__(self, found: Round, parts: tuple[tuple[Slot, RoundShare], ...]) -> None:
         self.round = found
@@ -176,12 +157,8 @@ class Delivery:
         """The oldest policy version that acted in it; RANDOM_VERSION where none did."""
         self.max_version = max(part.message.max_version for _, part in parts)
         """The newest."""
-
-    @property
-    def moments(self) -> Statistics | None:
-        """What it adds to the job's statistics."""
-        found = [part.message.moments for _, part in self.parts if part.message.moments is not None]
-        return reduce(Statistics.merged, found) if found else None
+        self.accepted_at = 0.0
+        """When it entered the queue, in monotonic seconds."""
 
 
 Locked = Callable[[Callable[[], None]], None]
@@ -199,7 +176,6 @@ class BatchQueue:
         drops_oldest: bool,
         has_dataset: bool = False,
         events: Events | None = None,
-        statistics: StatisticsBook | None = None,
     ) -> None:
         """Args:
         scheduler: whose rounds these are.
@@ -207,7 +183,6 @@ class BatchQueue:
         drops_oldest: a full queue drops its oldest round instead of making workers wait.
         has_dataset: frames are durable, and count, whatever becomes of them in the queue.
         events: hears of rounds that were accepted and of frames that were dropped.
-        statistics: gets the moments of batches that were acknowledged; without a queue, of those that were accepted.
         """
         self.blocks: BlockPool | None = None
         """The memory of batches, once the first worker has told their layout."""
@@ -228,7 +203,6 @@ class BatchQueue:
         self._at_work: dict[int, int] = {}
         """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
         self._events = events or Events()
-        self._statistics = statistics
 
     def use(self, blocks: BlockPool) -> None:
         """Batches lie in these blocks. Called once, before the first ticket."""
@@ -262,13 +236,12 @@ class BatchQueue:
             if self._capacity and not self._has_room and not self._make_room():
                 return
             _, delivery = heappop(self._backlog)
+            delivery.accepted_at = time.monotonic()
             self._scheduler.accepted(delivery.round.number)
             self._events.note("accepted", frames=delivery.num_frames, version=delivery.min_version)
             if self._capacity:
                 self._queue.append(delivery)
             else:
-                if self._statistics is not None and delivery.moments is not None:
-                    self._statistics.merge(delivery.moments)
                 self._give_back(delivery)
 
     # -- out ---------------------------------------------------------------------------------------------------
@@ -309,7 +282,17 @@ class BatchQueue:
             block = self.blocks.block(share.block_index)
             block.num_rows, block.num_ends = share.message.num_rows, share.message.num_ends
             memory = self.blocks.memory(share.block_index)
-            parts.append(LoanPart(worker=f"{group}-{index}", attempt=share.attempt, block=block, memory=memory))
+            parts.append(
+                LoanPart(
+                    worker=f"{group}-{index}",
+                    attempt=share.attempt,
+                    block=block,
+                    memory=memory,
+                    handed_at=share.handed_at,
+                    sealed_at=share.sealed_at,
+                    collect_s=share.message.timing.seconds,
+                )
+            )
         return Loan(
             tuple(parts),
             mode=self._scheduler.mode,
@@ -318,8 +301,7 @@ class BatchQueue:
             max_version=delivery.max_version,
             storing_device=storing_device,
             post_processing=post_processing,
-            moments=delivery.moments,
-            book=self._statistics,
+            accepted_at=delivery.accepted_at,
             on_copied=lambda: locked(lambda: self.copied(number)),
             on_release=lambda: locked(lambda: self.release(number)),
         )

@@ -29,7 +29,6 @@ from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.fleet.worker_pool import WorkerPool
-from cormorant_worker.normalize.book import StatisticsBook
 
 if TYPE_CHECKING:
     from cormorant_worker.fleet.dataset_root import DatasetRoot
@@ -57,8 +56,6 @@ class FleetCore:
     replacements: Replacements
     lineage: Lineage
     dataset: "DatasetRoot | None"
-    statistics: StatisticsBook | None
-    """None where the manifest normalises nothing."""
     found_frames: int
     """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
 
@@ -121,7 +118,6 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
     requests = Requests(pool.workers)
     dataset = dataset_of(job, epoch=options.epoch)
     found_frames = options.floor_frames if dataset is None else dataset.frames
-    statistics = None if collection.normalize is None else StatisticsBook(options.statistics)
     return FleetCore(
         job=job,
         options=options,
@@ -136,12 +132,11 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
             drops_oldest=queue is not None and queue.on_full == "drop_oldest",
             has_dataset=dataset is not None,
             events=events,
-            statistics=statistics,
         ),
         background=BackgroundTasks(waker.wake),
         pool=pool,
         requests=requests,
-        offers=Offers(pool.workers, events, next_number=requests.next_number, statistics=statistics),
+        offers=Offers(pool.workers, events, next_number=requests.next_number),
         counters=counters,
         hang_detector=HangDetector(job, options, pool.workers, counters),
         replacements=Replacements(job, options),
@@ -151,6 +146,5 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
             warmup_frames=max(0, collection.init_random_frames - found_frames),
         ),
         dataset=dataset,
-        statistics=statistics,
         found_frames=found_frames,
     )

@@ -65,7 +65,9 @@ class Inbox:
         core.events.note(
             "sealed", worker=handle.name, frames=sealed.num_frames, version=sealed.min_version, sealed=sealed
         )
-        for late in core.queue.land(out.round, slot, RoundShare(sealed, out.block_index, handle.attempt)):
+        for late in core.queue.land(
+            out.round, slot, RoundShare(sealed, out.block_index, handle.attempt, out.handed_at)
+        ):
             if (other := core.pool.workers.get(late)) is not None:
                 self._tickets.seal_early(other, out.round)
 

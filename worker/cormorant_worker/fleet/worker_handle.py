@@ -24,6 +24,7 @@ class TicketOut:
     round: Round
     block_index: int
     num_frames: int
+    handed_at: float = field(default_factory=time.monotonic)
 
 
 @dataclass(slots=True, eq=False)

@@ -14,7 +14,6 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
-from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import WeightSpecs
 
@@ -41,8 +40,6 @@ class Ready:
     num_threads: int
     kept_version: int = 0
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
-    statistics: Statistics | None = None
-    """What its initial weights act with; None where the manifest normalises nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,8 +89,6 @@ class Sealed:
     """What the manifest reports of the same episodes, by name. NaN where a value is missing."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
-    moments: Statistics | None = None
-    """What the batch adds to the job's statistics, once it is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,8 +163,6 @@ class Request:
     """Of a seal: this ticket's batch, and those of earlier ones, end at the next vector step."""
     models: tuple[str, ...] = ()
     """Of an offer: the payload's other models are out of date."""
-    statistics: Statistics | None = None
-    """Of an offer: what the version acts with."""
     column: int = 0
     """Of a look: the environment, of B."""
     leaf: int = 0

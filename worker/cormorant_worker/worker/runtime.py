@@ -143,7 +143,6 @@ class WorkerRuntime:
             specs=self.collector.weights.specs,
             num_threads=built.num_threads,
             kept_version=self._kept.version,
-            statistics=None if self.collector.moments is None else self.collector.moments.initial,
         )
 
     def _serve(self) -> None:
@@ -210,7 +209,6 @@ class WorkerRuntime:
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,
                 next_trajectory=self.collector.trajectories.next_id,
-                moments=filled.moments,
             )
         )
 
@@ -315,7 +313,7 @@ class WorkerRuntime:
         slot, version = self.collector.weights, PolicyVersion(request.version)
         try:
             offered = read_weights(payload, default_model=request.default_model, models=request.models)
-            slot.offer(offered, version=version, statistics=request.statistics)
+            slot.offer(offered, version=version)
         finally:
             slot.note_seen(version)  # refused or not: a ticket that came with it goes on
         # A worker that is waiting for a ticket need not wait for it to let new weights act. Within a batch the stepping

@@ -1,0 +1,142 @@
+"""Traces of a head, as an OTLP endpoint receives them: real workers, real HTTP, the SDK's own exporter."""
+
+import http.server
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from cormorant_api.errors import HeadError
+from cormorant_api.tracing import open_traces
+from cormorant_testing.collecting import make_job
+from cormorant_testing.serving import serve, weights_file
+
+PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+class Collector:
+    """Receives OTLP over HTTP."""
+
+    def __init__(self) -> None:
+        spans: list[Any] = []
+        resources: list[dict[str, str]] = []
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                request = ExportTraceServiceRequest()
+                request.ParseFromString(self.rfile.read(int(self.headers["Content-Length"])))
+                for of_resource in request.resource_spans:
+                    resources.append({a.key: a.value.string_value for a in of_resource.resource.attributes})
+                    for scope in of_resource.scope_spans:
+                        spans.extend(scope.spans)
+                self.send_response(200)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                return
+
+        self.spans, self.resources = spans, resources
+        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    def trees(self, name: str) -> list[tuple[Any, dict[str, list[Any]]]]:
+        """Roots of this name, each with its descendants by name."""
+        found = []
+        for root in (span for span in self.spans if span.name == name):
+            below: dict[str, list[Any]] = {}
+            parents = {root.span_id}
+            for _ in range(2):
+                for span in self.spans:
+                    if span.parent_span_id in parents and span.span_id not in parents:
+                        below.setdefault(span.name, []).append(span)
+                        parents.add(span.span_id)
+            found.append((root, below))
+        return found
+
+
+@pytest.fixture
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
+    collector = Collector()
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
+    yield collector
+    collector.close()
+
+
+def attributes(span: Any) -> dict[str, Any]:
+    return {a.key: a.value.string_value or a.value.int_value for a in span.attributes}
+
+
+def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", collection={"framesPerBatch": 16, "totalFrames": 160})
+    given = []
+    with serve(job, directory=tmp_path / "head", workers=2) as served:
+        # Workers act with it from their next batch on.
+        reply = served.writer.put("/v1/models/policy/weights", weights_file(1.0), traceparent=PARENT)
+        assert reply.status in (200, 202), reply
+        while (batch := served.reader.get("/v1/batches/next?consumer=learner&wait=10")).status == 200:
+            given.append(batch.headers.get("traceparent", ""))
+            served.reader.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+    assert collector.resources[0]["service.name"] == "cormorant-head"
+    assert collector.resources[0]["cormorant.job"] == job.metadata.name
+
+    ((publish, below),) = collector.trees("publish")
+    assert (publish.trace_id.hex(), publish.parent_span_id.hex()) == tuple(PARENT.split("-")[1:3])
+    assert attributes(publish)["cormorant.version"] == 1
+    assert {name: len(spans) for name, spans in below.items()} == {
+        "receive": 1, "verify": 1, "store": 1, "distribute": 1, "apply": 2,
+    }  # fmt: skip
+    assert {attributes(span)["cormorant.worker"] for span in below["apply"]} == {"cpu-0", "cpu-1"}
+
+    rounds = collector.trees("round")
+    assert len(rounds) == len(given) == 10
+    for root, parts in rounds:
+        assert {name: len(spans) for name, spans in parts.items()} == {
+            "ticket": 1, "collect": 1, "seal": 1, "queue": 1, "deliver": 1, "acknowledge": 1,
+        }  # fmt: skip
+        assert attributes(root)["cormorant.frames"] == 16
+        assert attributes(root)["cormorant.end"] == "acknowledged"
+        order = [parts[name][0] for name in ("ticket", "seal", "queue", "deliver", "acknowledge")]
+        assert order == sorted(order, key=lambda span: (span.start_time_unix_nano, span.end_time_unix_nano))
+        assert root.start_time_unix_nano == order[0].start_time_unix_nano
+        assert parts["collect"][0].parent_span_id == parts["ticket"][0].span_id
+    assert {text.split("-")[1] for text in given} == {root.trace_id.hex() for root, _ in rounds}
+    links = [link.trace_id.hex() for root, _ in rounds for link in root.links]
+    assert links
+    assert set(links) == {PARENT.split("-")[1]}
+
+
+def test_an_absent_collector_delays_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:9")
+    job = make_job(num_envs=2, collection={"framesPerBatch": 16, "totalFrames": 64})
+    with serve(job, directory=tmp_path / "head") as served:
+        for _ in range(4):
+            batch = served.reader.get("/v1/batches/next?wait=30")
+            assert batch.status == 200, batch
+            served.reader.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+        began = time.monotonic()
+    assert time.monotonic() - began < 15
+
+
+def test_an_unknown_exporter_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_TRACES_EXPORTER", "zipkin")
+    with pytest.raises(HeadError, match=r"OTEL_TRACES_EXPORTER=zipkin .* use otlp with http/protobuf or grpc, console"):
+        open_traces(job="a", namespace="b")
+
+
+def test_nothing_is_imported_unless_asked_for() -> None:
+    script = "import sys, cormorant_api.server; sys.exit('opentelemetry.sdk' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+    assert done.returncode == 0
