@@ -46,7 +46,10 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             dropped=dropped,
         ),
         episodes=EpisodeReport(
-            count=stats.episodes, mean_return=_mean(stats.recent_returns), mean_length=_mean(stats.recent_lengths)
+            count=stats.episodes,
+            mean_return=_mean(stats.recent_returns),
+            mean_length=_mean(stats.recent_lengths),
+            metrics=stats.metric_means,
         ),
         weights=WeightsReport(
             version=stats.version,

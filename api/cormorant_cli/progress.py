@@ -8,7 +8,7 @@ import json
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Literal, Protocol
 
 import typer
@@ -70,6 +70,8 @@ class Snapshot:
     queued_batches: int
     dropped: Mapping[str, int]
     workers: tuple[WorkerView, ...]
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    """Means of the manifest's episodeMetrics over the same episodes, by name; None: no number among them."""
     waits_for: str = ""
     """Why nothing is collected at the moment, in a sentence; empty while frames come."""
 
@@ -104,6 +106,7 @@ class Summary:
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
     was_served: bool = False
     """Batches went to consumers over HTTP."""
 
@@ -323,6 +326,7 @@ def summary_lines(summary: Summary) -> list[str]:
         played += (
             f"; mean return {summary.mean_return:.2f} and mean length {summary.mean_length:.1f} over the last {last}"
         )
+        played += "".join(f"; {name} {value:.3g}" for name, value in summary.metrics.items() if value is not None)
     lines = [
         f"{verb} {summary.new_frames:,} frames in {summary.seconds:.1f} s: {summary.fps:,.0f} frames/s",
         played,
@@ -373,6 +377,7 @@ def _details(snapshot: Snapshot) -> list[str]:
     parts = [counted(snapshot.episodes, "episode")]
     if snapshot.mean_return is not None and snapshot.mean_length is not None:
         parts += [f"return {snapshot.mean_return:.2f}", f"length {snapshot.mean_length:.1f}"]
+        parts += [f"{name} {value:.3g}" for name, value in snapshot.metrics.items() if value is not None]
     parts.append(f"policy version {snapshot.version}")
     if snapshot.dropped:
         parts.append(f"dropped {_counts(snapshot.dropped)}")

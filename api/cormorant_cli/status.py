@@ -57,6 +57,8 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
     if found.episodes.mean_return is not None:
         yield f"  episodes  {found.episodes.count:,}, the last return {found.episodes.mean_return:.2f} on average"
+    for name, value in found.episodes.metrics.items():
+        yield f"  metric    {name}: {'no number yet' if value is None else f'{value:.4g} on average'}"
     for lease in found.pauses:
         until = lease.expires_at.astimezone().strftime("%H:%M:%S")
         yield f"  paused    by {lease.owner} until {until}{f': {lease.reason}' if lease.reason else ''}"

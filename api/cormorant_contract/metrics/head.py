@@ -9,6 +9,7 @@ from cormorant_contract.metrics.labels import (
     GROUP,
     HEAD_STATE,
     METHOD,
+    METRIC,
     PATH,
     PHASE,
     PYTHON,
@@ -18,6 +19,7 @@ from cormorant_contract.metrics.labels import (
     SIDE,
     STAGE,
     STATUS_CLASS,
+    TASK,
     TORCH,
     VERSION,
     WORKER_STATE,
@@ -83,6 +85,10 @@ RECENT_RETURN = _of_job(
 RECENT_LENGTH = _of_job(
     "recent_episode_length_steps", "gauge", "Mean length of the last 100 episodes.", ENV, when="an episode has ended"
 )
+EPISODE_METRIC = _of_job(
+    "episode_metric", "gauge", "Mean of an episode metric over the last 100 episodes.", METRIC, TASK,
+    when="the manifest has episodeMetrics and an episode has ended",
+)  # fmt: skip
 ENV_STEP = _of_job(
     "env_step_duration_seconds",
     "histogram",
@@ -175,7 +181,7 @@ GPU_MEMORY = _of_job(
 
 FLEET_METRICS = (
     FRAMES, STEPPED_FRAMES, TARGET_FRAMES, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,
-    RECENT_LENGTH, ENV_STEP, INFERENCE,
+    RECENT_LENGTH, EPISODE_METRIC, ENV_STEP, INFERENCE,
     BATCH, PHASE_SECONDS, POLICY_VERSION, POLICY_VERSION_PUBLISHED, STALENESS, FRAMES_DROPPED, QUEUE_BATCHES,
     QUEUE_CAPACITY, QUEUE_WAIT, WORKERS, WORKER_RESTARTS, ENV_RESTARTS, SINK_LAG, BUILD_INFO, GPU_UTILIZATION,
     GPU_MEMORY, PAUSED, PAUSE_SECONDS,

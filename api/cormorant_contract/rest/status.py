@@ -120,6 +120,8 @@ class EpisodeReport(Answer):
     mean_return: float | None
     """Mean over the last episodes (at most 100)."""
     mean_length: float | None
+    metrics: dict[str, float | None] = Field(default_factory=dict)
+    """Mean of each of `collection.episodeMetrics` over the same episodes; null: none of them had a number."""
 
 
 class Status(Answer):

@@ -184,6 +184,12 @@ _EPISODES = Section(
             },
         ),
         Panel(
+            title="Episode metrics",
+            description="collection.episodeMetrics: mean of the last 100 episodes.",
+            unit="none",
+            queries={"{{name}} {{task}}": f"avg by (name, task) (cormorant_episode_metric{{{_JOB}}})"},
+        ),
+        Panel(
             title="Episodes per second",
             description="Terminated by the environment, or truncated.",
             unit="suffix: episodes/s",

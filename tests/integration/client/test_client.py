@@ -33,6 +33,7 @@ from cormorant_client import (
     connect,
 )
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.info import INFO, METRICS, assert_info
 from cormorant_testing.policies import numbered
 from cormorant_testing.serving import Served, serve
 from cormorant_testing.terminal import Terminal
@@ -44,7 +45,8 @@ NUM_ENVS = 3
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     job = make_job(
-        num_envs=NUM_ENVS, policy="versioned", action="box", collection={"framesPerBatch": 30},
+        num_envs=NUM_ENVS, policy="versioned", action="box", info=INFO,
+        collection={"framesPerBatch": 30, "episodeMetrics": list(METRICS)},
         queue={"capacityBatches": 4}, step_s=0.001, **OPTIONS,
     )  # fmt: skip
     with serve(job, directory=tmp_path_factory.mktemp("head"), workers=1) as running:
@@ -79,6 +81,22 @@ def test_every_value_arrives(client: Client, memory: Any) -> None:
             seen.add(batch.id)
     assert len(seen) == judge.batches == 5
     assert batches.num_frames == 150
+
+
+def test_info_and_episode_metrics_reach_a_learner(client: Client, served: Served) -> None:
+    with client.batches(300) as batches:
+        for batch in batches:
+            assert_info(batch.tensordict())
+    wait_until(lambda: client.status().episodes.count >= 100)
+    found = client.status().episodes.metrics
+    assert list(found) == [metric["name"] for metric in METRICS]
+    assert 1 <= found["mean_step"] <= found["longest"] <= 7  # type: ignore[operator]  # none is None
+    assert 0 < found["any_even"] < 1  # type: ignore[operator]
+    wait_until(lambda: b'cormorant_episode_metric{collectorjob="counting",name="steps",task=""}' in scrape(served))
+
+
+def scrape(served: Served) -> bytes:
+    return served.nobody.get("/metrics").body
 
 
 def test_a_shared_batch_is_gone_after_the_next_was_asked_for(client: Client) -> None:

@@ -1,5 +1,6 @@
 """Declared keys of info from subprocesses, EnvPool and fleets, frame by frame."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,13 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import COUNTING, make_job
-from cormorant_testing.info import INFO, assert_info
+from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
+from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.reading import iter_frames
 
 COUNTED = {
     "gymnasium": {
@@ -81,3 +85,30 @@ def test_metrics_of_an_asynchronous_pool_are_those_of_its_episodes() -> None:
         assert found["sum"] == (lengths * (lengths + 1) / 2).tolist()
         assert found["mean"] == ((lengths * (lengths + 1) / 2) / lengths).tolist()
         assert found["any"] == [1.0] * len(lengths)
+
+
+@on_both_engines_slowly
+def test_info_of_a_fleet_and_its_dataset_is_exact(engine: str, tmp_path: Path) -> None:
+    uri = str(tmp_path / "data")
+    job = make_job(
+        num_envs=3, info=INFO, dataset=uri, queue={}, lengths=(4, 3, 7), ends="alternate",
+        collection={"mode": "sync", "framesPerBatch": 30, "totalFrames": 200, "episodeMetrics": list(METRICS)},
+    )  # fmt: skip
+    played = 0
+    with make_fleet(job, workers=2) as fleet:
+        for batch in fleet.batches():  # the last round is short, and has a mask
+            assert_info(batch)
+            played += int(batch["next", "done"].sum())
+        stats = fleet.stats()
+    assert stats.episodes == played > 30
+    assert {name: len(values) for name, values in stats.recent_metrics.items()} == dict.fromkeys(
+        (metric["name"] for metric in METRICS), played
+    )
+    expected = [expected_metrics(1, length) | {"success": 0} for length in stats.recent_lengths]
+    for name in ("steps", "mean_step", "longest", "any_even"):
+        assert list(stats.recent_metrics[name]) == [episode[name] for episode in expected]
+    assert set(stats.recent_metrics["success"]) == {0.0, 1.0}
+    frames = [frames.to_tensordict() for frames in iter_frames(read_dataset(uri))]
+    assert sum(len(part) for part in frames) == 200
+    for part in frames:
+        assert_info(part)

@@ -80,6 +80,16 @@ def test_plain_line_has_all_that_matters(capsys: pytest.CaptureFixture[str]) -> 
     ]
 
 
+def test_line_and_summary_have_the_metrics_that_are_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    metrics = {"success": 0.625, "lives": None}
+    display = PlainDisplay()
+    display.progress(replace(SNAPSHOT, episodes=5, mean_return=1.5, mean_length=20.0, metrics=metrics))
+    display.end(replace(SUMMARY, metrics=metrics))
+    out = capsys.readouterr().out
+    assert "return 1.50, length 20.0, success 0.625, policy version 3" in out
+    assert "over the last 100; success 0.625\n" in out
+
+
 def test_waiting_for_a_learner_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     display = PlainDisplay()
     nobody = replace(SNAPSHOT, waits_for="waiting for a learner: no consumer has asked for batches yet")

@@ -9,6 +9,7 @@ import structlog.testing
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.info import INFO, METRICS, expected_metrics
+from cormorant_testing.stats import make_stats
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.errors import CormorantError
@@ -94,3 +95,8 @@ def test_any_is_one_where_a_negative_number_was() -> None:
 def test_a_metric_of_values_with_a_shape_gets_a_sentence() -> None:
     with pytest.raises(CormorantError, match=r"both reads pair, whose values have the shape \[2\]"):
         counting([{"name": "both", "key": "pair"}])
+
+
+def test_means_leave_out_what_is_no_number() -> None:
+    stats = make_stats(recent_metrics={"a": (1.0, float("nan"), 4.0, float("inf")), "b": (float("nan"),)})
+    assert stats.metric_means == {"a": 2.5, "b": None}

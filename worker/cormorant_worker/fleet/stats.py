@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
+from statistics import fmean
 from typing import Literal
 
 from cormorant_worker.weights.staged import PolicyVersion
@@ -93,3 +95,9 @@ class FleetStats:
     """Seconds waited: producers for room, consumers for a batch."""
     undurable_frames: int
     """In sealed batches that the dataset has not made durable yet; 0 without one."""
+
+    @property
+    def metric_means(self) -> dict[str, float | None]:
+        """`recent_metrics` by name, without what is no number; None: nothing is left."""
+        numbers = {name: [v for v in values if isfinite(v)] for name, values in self.recent_metrics.items()}
+        return {name: fmean(values) if values else None for name, values in numbers.items()}

@@ -75,6 +75,9 @@ class FleetMetrics:
             if stats.recent_returns:
                 self._exposition.gauge(declared.RECENT_RETURN, env=self._env).set(fmean(stats.recent_returns))
                 self._exposition.gauge(declared.RECENT_LENGTH, env=self._env).set(fmean(stats.recent_lengths))
+            for name, mean in stats.metric_means.items():
+                if mean is not None:
+                    self._exposition.gauge(declared.EPISODE_METRIC, name=name, task="").set(mean)
             if self._job.spec.output.dataset is not None:
                 self._exposition.gauge(declared.SINK_LAG).set(stats.undurable_frames)
             self._sample_gpus()

@@ -160,6 +160,9 @@ function showTiles(status) {
     lent: queue.capacity ? aroundQueue(queue) : "frames go to the dataset",
   };
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
+  const metrics = Object.entries(episodes.metrics ?? {});
+  $("metrics-tile").hidden = !metrics.length;
+  setText($("metrics"), metrics.map(([name, value]) => `${name} ${number(value)}`).join(", "));
 }
 
 /** Batches outside the queue: finished but without room, returned, with learners. */

@@ -25,6 +25,11 @@ NESTED = gymnasium.spaces.Dict(
 )
 DISCRETE = gymnasium.spaces.Discrete(4)
 LOG_PROB = Leaf(key=("action_log_prob",), shape=(), dtype=np.dtype(np.float32))
+INFO = (
+    Leaf(key=("info", "lives"), shape=(), dtype=np.dtype(np.int32)),
+    Leaf(key=("info", "traj_id"), shape=(2,), dtype=np.dtype(np.float64)),  # a name that exports have, too
+    Leaf(key=("info", "won"), shape=(), dtype=np.dtype(np.bool_)),
+)
 HIDDEN = Leaf(key=("hidden",), shape=(2, 3), dtype=np.dtype(np.float32))
 
 
@@ -36,6 +41,7 @@ class Made:
     states: list = field(default_factory=list)
     action: list = field(default_factory=list)
     outputs: list = field(default_factory=list)
+    info: list = field(default_factory=list)
     reward: list = field(default_factory=list)
     terminated: list = field(default_factory=list)
     truncated: list = field(default_factory=list)
@@ -44,7 +50,16 @@ class Made:
 
 class Dice:
     def __init__(
-        self, observation=BOX, action=DISCRETE, *, num_envs=3, num_rows=4, recurrent=False, end_odds=0.3, seed=0
+        self,
+        observation=BOX,
+        action=DISCRETE,
+        *,
+        num_envs=3,
+        num_rows=4,
+        recurrent=False,
+        info=False,
+        end_odds=0.3,
+        seed=0,
     ):
         self.rng = np.random.default_rng(seed)
         self.end_odds = end_odds
@@ -56,6 +71,7 @@ class Dice:
             action=leaves(action, ("action",)),
             outputs=(LOG_PROB,),
             states=(HIDDEN,) if recurrent else (),
+            info=INFO if info else (),
         )
         self.block = Block(self.layout)
         self.made: dict[int, Made] = defaultdict(Made)
@@ -96,11 +112,13 @@ class Dice:
         reward, version = np.float32(self.rng.normal()), self.version
         terminated, truncated = (bool(x) for x in self.rng.random(2) < self.end_odds)
         outputs = (np.float32(self.rng.normal()),)
+        info = tuple((self.rng.normal(size=leaf.shape) * 2).astype(leaf.dtype) for leaf in self.layout.info)
         for arrays, values in (
             (block.observation, self.obs[column]),
             (block.states, self.states[column]),
             (block.action, action),
             (block.outputs, outputs),
+            (block.info, info),
         ):
             for array, value in zip(arrays, values, strict=True):
                 array[row, column] = value
@@ -114,6 +132,7 @@ class Dice:
         for name, value in (
             ("action", action),
             ("outputs", outputs),
+            ("info", info),
             ("reward", reward),
             ("terminated", terminated),
             ("truncated", truncated),
@@ -157,7 +176,7 @@ class Dice:
         for traj_id, made in self.made.items():
             stored = stretches[traj_id]
             assert stored.first_step == 0
-            for name in ("observation", "states", "action", "outputs"):
+            for name in ("observation", "states", "action", "outputs", "info"):
                 arrays, steps = getattr(stored, name), getattr(made, name)
                 for leaf, array in enumerate(arrays):
                     np.testing.assert_array_equal(array, np.array([step[leaf] for step in steps]))

@@ -19,7 +19,7 @@ CASES = [
     {"observation": "box", "action": "discrete"},
     {"observation": "image", "action": "box"},
     {"observation": "nested", "action": "nested"},
-    {"observation": "box", "action": "discrete", "recurrent": True},
+    {"observation": "box", "action": "discrete", "recurrent": True, "info": True},
 ]
 
 
@@ -56,6 +56,11 @@ def test_minari_itself_reads_every_value(make_dice, spaces, stored, tmp_path, mo
         np.testing.assert_array_equal(episode.infos["action_log_prob"], wanted.outputs[0])
         if wanted.states:
             np.testing.assert_array_equal(episode.infos["hidden"], wanted.states[0][:-1])
+        if wanted.info:
+            assert episode.infos["won"].dtype == np.bool_
+            stored_as = (episode.infos["lives"], episode.infos["info"]["traj_id"], episode.infos["won"])
+            for ours, made in zip(stored_as, wanted.info, strict=True):
+                np.testing.assert_array_equal(ours, made)
     assert not whole
 
 

@@ -24,6 +24,7 @@ def voyages(draw):
         "num_envs": num_envs,
         "num_rows": num_rows,
         "recurrent": draw(st.booleans()),
+        "info": draw(st.booleans()),
         "end_odds": draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])),
         "batches": draw(st.lists(st.one_of(st.none(), lengths), min_size=1, max_size=5)),
         "shard_bytes": draw(st.sampled_from([1, 500, 1 << 20])),
