@@ -1,6 +1,7 @@
 """What the chart renders, by Helm itself and without a cluster."""
 
 import base64
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import yaml
 
 from cormorant_cli.crd import crd_yaml
+from cormorant_contract.children import API_PORT, JOB, api_host
 from cormorant_contract.parsing import parse_job
 from cormorant_operator import names
 from cormorant_operator.defaults import OperatorDefaults
@@ -336,8 +338,14 @@ def test_head_cas_reach_the_operator_with_certificate_rights() -> None:
     rules = find(manifests, "ClusterRole", "ops-cormorant")["rules"]
     assert [rule["verbs"] for rule in rules if rule["resources"] == ["certificates"]] == [["get", "create", "patch"]]
     api, metrics = find(manifests, "PodMonitor", "cormorant-jobs")["spec"]["podMetricsEndpoints"]
-    assert [rule["targetLabel"] for rule in api["relabelings"]] == ["__scheme__"]
+    assert api["tlsConfig"] == {"ca": {"configMap": {"name": "cormorant-ca", "key": "ca.crt"}}}
+    assert [rule["targetLabel"] for rule in api["relabelings"]] == ["__scheme__", "instance", "__address__"]
+    assert api["relabelings"][2]["replacement"] == f"{api_host('$1', '$2')}:{API_PORT}"
+    assert api["relabelings"][2]["sourceLabels"][1] == "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", JOB)
     assert "relabelings" not in metrics
+    unverified = render(apis=(POD_MONITOR,))
+    api, _ = find(unverified, "PodMonitor", "cormorant-jobs")["spec"]["podMetricsEndpoints"]
+    assert (api["tlsConfig"], len(api["relabelings"])) == ({"insecureSkipVerify": True}, 1)
     without = render()
     assert not [flag for flag in flags(without) if "ca-file" in flag]
     assert "cert-manager" not in str(find(without, "ClusterRole", "ops-cormorant"))
