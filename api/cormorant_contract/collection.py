@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from cormorant_contract.base import COUNT_MAX, INT32_MAX, Contract, Count32, Count64, Flag, Whole
+from cormorant_contract.episodes import EvaluatedEpisodes
 from cormorant_contract.info import EpisodeMetrics, repeated
 from cormorant_contract.rule import Rule, Value
 
@@ -82,6 +83,15 @@ class Collection(Contract):
     weights: WeightsPolicy = WeightsPolicy()
     """Bound on the policy lag of workers."""
 
+    episodes: EvaluatedEpisodes | None = None
+    """Makes the job an evaluation: these episodes are played, each exactly once, and no frames are delivered. Only
+    seed of the other fields matters."""
+
+    @property
+    def target(self) -> int | None:
+        """What the job counts up to: frames, or an evaluation's episodes. None: it has no end."""
+        return self.total_frames if self.episodes is None else self.episodes.count_of_task
+
     @property
     def post_processing(self) -> dict[str, Any]:
         """What becomes of batches on their way to learners, as plain data that travels with them; often nothing."""
@@ -116,8 +126,25 @@ class Collection(Contract):
                 values={"name": Value(cel="", get=lambda collection: repeated(_metric_names(collection)))},
                 path=("episodeMetrics",),
             ),
+            Rule(
+                cel=f"!has(self.episodes) || has(self.episodes.seeds) || self.seed + {_EPISODES} <= {INT32_MAX + 1}",
+                holds=lambda collection: (
+                    collection.episodes is None
+                    or collection.episodes.seeds is not None
+                    or collection.seed + collection.episodes.count_of_task <= INT32_MAX + 1
+                ),
+                sentence="seed {seed} leaves no room for the episodes' own seeds, which end at 2147483647; lower it",
+                values={"seed": Value(cel="self.seed", get=lambda collection: collection.seed)},
+                path=("seed",),
+            ),
         )
 
 
 def _metric_names(collection: Collection) -> tuple[str, ...]:
     return tuple(metric.name for metric in collection.episode_metrics or ())
+
+
+_EPISODES = (
+    "(has(self.episodes.count) ? self.episodes.count : "
+    "has(self.episodes.resetOptions) ? self.episodes.resetOptions.size() : 0)"
+)

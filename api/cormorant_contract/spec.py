@@ -74,7 +74,7 @@ class CollectorJobSpec(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
         """What must hold between env, collection and worker groups."""
-        return (*_BATCH_RULES, *_METRIC_RULES, *_LEARNER_RULES, *_GROUP_RULES)
+        return (*_BATCH_RULES, *_METRIC_RULES, *_EVALUATION_RULES, *_LEARNER_RULES, *_GROUP_RULES)
 
 
 _NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
@@ -142,6 +142,28 @@ def _shaped(spec: CollectorJobSpec) -> list[str]:
     shaped = {item.key for item in spec.env.info or () if item.shape}
     return [metric.name for metric in spec.collection.episode_metrics or () if metric.key in shaped]
 
+
+_EVALUATION_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel="!has(self.collection.episodes) || (has(self.output.dataset) && !has(self.output.queue))",
+        holds=lambda spec: (
+            spec.collection.episodes is None or (spec.output.dataset is not None and spec.output.queue is None)
+        ),
+        sentence="collection.episodes needs a folder for its results and delivers no batches; set "
+        "output.dataset.uri and remove output.queue",
+        path=("output",),
+    ),
+    Rule(
+        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || has(self.env.gymnasium)",
+        holds=lambda spec: (
+            spec.collection.episodes is None
+            or spec.collection.episodes.reset_options is None
+            or spec.env.gymnasium is not None
+        ),
+        sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
+        path=("collection", "episodes"),
+    ),
+)
 
 _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(

@@ -59,6 +59,8 @@ class Case:
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 
+_RESULTS = {"dataset": {"uri": "s3://b/results"}}
+
 VALID: dict[str, Document] = {
     "smallest": manifest(),
     "lockstep": manifest(env__envpool__batchSize=8),
@@ -82,6 +84,14 @@ VALID: dict[str, Document] = {
         wrappers=[{"entrypoint": "gymnasium.wrappers:ResizeObservation", "kwargs": {"shape": [84, 84]}}]
     ),
     "timeouts": gymnasium(stepTimeoutSeconds=5, resetTimeoutSeconds=5, maxRestarts=0, vectorization="inline"),
+    "episodes-counted": manifest(collection__episodes={"count": 100, "deterministic": False}, output=_RESULTS),
+    "episodes-by-seed": manifest(collection__episodes={"seeds": [3, 0, 2**31 - 1]}, output=_RESULTS),
+    "episodes-by-options": manifest(
+        env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8}},
+        collection__episodes={"resetOptions": [{"low": -0.1, "high": 0.1}, {}]},
+        output=_RESULTS,
+    ),
+    "last-seeds": manifest(collection__seed=2**31 - 10, collection__episodes={"count": 10}, output=_RESULTS),
     "code": manifest(code={"configMap": "my-policies"}),
     "two-groups": groups(CPU, GPU),
     "second-is-elastic": groups({"name": "a", "replicas": 0}, {"name": "b", "maxReplicas": 4}, elasticGroup="b"),
@@ -102,6 +112,41 @@ VALID: dict[str, Document] = {
 }
 
 INVALID: dict[str, Case] = {
+    "episodes-without-list": Case(
+        document=manifest(collection__episodes={}, output=_RESULTS),
+        path="spec.collection.episodes",
+        sentence="exactly one of count, seeds and resetOptions is required, found 0",
+        by="rule",
+    ),
+    "episodes-of-two-lists": Case(
+        document=manifest(collection__episodes={"count": 3, "seeds": [1]}, output=_RESULTS),
+        path="spec.collection.episodes",
+        sentence="exactly one of count, seeds and resetOptions is required, found 2",
+        by="rule",
+    ),
+    "episode-twice": Case(
+        document=manifest(collection__episodes={"seeds": [1, 2, 2]}, output=_RESULTS),
+        path="spec.collection.episodes.seeds",
+        sentence="seed 2 is listed more than once",
+    ),
+    "episodes-past-the-last-seed": Case(
+        document=manifest(collection__seed=2**31 - 9, collection__episodes={"count": 10}, output=_RESULTS),
+        path="spec.collection.seed",
+        sentence="seed 2147483639 leaves no room for the episodes' own seeds",
+        by="rule",
+    ),
+    "episodes-for-learners": Case(
+        document=manifest(collection__episodes={"count": 3}),
+        path="spec.output",
+        sentence="collection.episodes needs a folder for its results",
+        by="rule",
+    ),
+    "reset-options-of-envpool": Case(
+        document=manifest(collection__episodes={"resetOptions": [{"level": 1}]}, output=_RESULTS),
+        path="spec.collection.episodes",
+        sentence="resetOptions need a gymnasium environment",
+        by="rule",
+    ),
     "name-with-capital": Case(document=manifest("Pong"), path="metadata.name", sentence='"Pong" is not valid'),
     "name-begins-with-digit": Case(
         document=manifest("1pong"), path="metadata.name", sentence="beginning with a letter"

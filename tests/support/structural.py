@@ -61,10 +61,11 @@ def unknown_fields(value: Any, schema: Document, path: str = "") -> list[str]:
 
 
 def duplicate_keys(value: Any, schema: Document) -> list[str]:
-    """Items of keyed lists that stand twice."""
+    """Items of keyed lists and of sets that stand twice."""
     if isinstance(value, list) and "items" in schema:
         keys = schema.get("x-kubernetes-list-map-keys")
         rows = [repr([item.get(key) for key in keys]) for item in value if isinstance(item, dict)] if keys else []
+        rows += [repr(item) for item in value] if schema.get("x-kubernetes-list-type") == "set" else []
         return [f"{rows}: duplicate"] if len(set(rows)) < len(rows) else []
     if isinstance(value, dict):
         known = schema.get("properties", {})

@@ -9,12 +9,14 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.fleet import Fleet
     from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.launch import load_job, make_collector, open_fleet
+    from cormorant_worker.run_evaluation import evaluate
 
-__all__ = ["FleetOptions", "Fleet", "load_job", "make_collector", "open_fleet"]
+__all__ = ["FleetOptions", "Fleet", "evaluate", "load_job", "make_collector", "open_fleet"]
 
 _HOMES = {
     "FleetOptions": "cormorant_worker.fleet.options",
     "Fleet": "cormorant_worker.fleet.fleet",
+    "evaluate": "cormorant_worker.run_evaluation",
     "load_job": "cormorant_worker.launch",
     "make_collector": "cormorant_worker.launch",
     "open_fleet": "cormorant_worker.launch",

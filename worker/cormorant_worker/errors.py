@@ -22,6 +22,7 @@
     │   ├── DatasetMismatch      another environment or schema is stored at the URI
     │   ├── PartExists           another process began the part that a worker was to write
     │   └── DatasetCorrupt       a shard is missing or its digest differs
+    ├── EvaluationError          results cannot be kept, or do not belong to this evaluation
     ├── FleetError
     │   ├── WorkerFailed         a worker could not start, or failed too often
     │   ├── ControlTimeout       a control call was not answered in time
@@ -147,6 +148,10 @@ class PartExists(DatasetError):
 
 class DatasetCorrupt(DatasetError):
     """A shard is missing, cut short, or differs from its digest."""
+
+
+class EvaluationError(CormorantError):
+    """An evaluation cannot keep its results, or they are not exact."""
 
 
 class FleetError(CormorantError):

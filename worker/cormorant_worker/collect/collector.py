@@ -165,6 +165,11 @@ class Collector:
         self._start_env_groups()
 
     @property
+    def actor(self) -> Actor:
+        """What decides once the random frames are over."""
+        return self._actor
+
+    @property
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment."""
         return self._observation, self._action

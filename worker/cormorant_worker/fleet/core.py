@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.errors import WeightsError
 from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.batch_queue import BatchQueue
 from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.desired_slots import DesiredSlots
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
-from cormorant_worker.fleet.job_facts import dataset_of
+from cormorant_worker.fleet.job_facts import dataset_of, episodes_of
 from cormorant_worker.fleet.lifecycle import Lifecycle
 from cormorant_worker.fleet.lineage import Lineage
 from cormorant_worker.fleet.offers import Offers
@@ -31,8 +32,10 @@ from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.fleet.worker_pool import WorkerPool
 
 if TYPE_CHECKING:
+    from cormorant_worker.evaluation.book import EpisodeBook
     from cormorant_worker.fleet.dataset_root import DatasetRoot
 
+_NEVER_STALE = 1 << 60
 _SWEPT = 256
 """Workers whose heartbeats are read for an answer: of a larger fleet, the others' were within the last second."""
 
@@ -56,6 +59,8 @@ class FleetCore:
     replacements: Replacements
     lineage: Lineage
     dataset: "DatasetRoot | None"
+    episodes: "EpisodeBook | None"
+    """Of an evaluation, whose frames are episodes."""
     found_frames: int
     """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
 
@@ -67,6 +72,15 @@ class FleetCore:
     @property
     def num_slots(self) -> int:
         return len(self.pool.slots)
+
+    def refuse_weights_of_evaluation(self) -> None:
+        """Raises:
+        WeightsError: the job is an evaluation.
+        """
+        if self.episodes is not None:
+            raise WeightsError(
+                "an evaluation plays the weights that it began with; start another one with these as initialWeights"
+            )
 
     def stats(self) -> FleetStats:
         """The whole fleet at this moment, without `workers`."""
@@ -107,6 +121,7 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
     """
     collection, queue = job.spec.collection, job.spec.output.queue
     events = Events()
+    episodes = episodes_of(job)
     scheduler = Scheduler(
         mode=collection.mode,
         frames_per_batch=collection.frames_per_batch,
@@ -114,10 +129,20 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
         max_staleness=collection.weights.max_staleness,
         preemptive_threshold=collection.preemptive_threshold,
     )
+    if episodes is not None:
+        # No worker holds a second ticket: what it had to play later, others could play now.
+        scheduler = Scheduler(
+            mode="async",
+            frames_per_batch=episodes.chunk_size(num_envs=job.spec.env.num_envs, num_workers=options.workers),
+            total_frames=len(episodes.planned),
+            max_staleness=_NEVER_STALE,
+        )
     pool, counters = WorkerPool(DesiredSlots(job)), FleetCounters()
     requests = Requests(pool.workers)
     dataset = dataset_of(job, epoch=options.epoch)
     found_frames = options.floor_frames if dataset is None else dataset.frames
+    if episodes is not None:
+        found_frames = episodes.found
     return FleetCore(
         job=job,
         options=options,
@@ -146,5 +171,6 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
             warmup_frames=max(0, collection.init_random_frames - found_frames),
         ),
         dataset=dataset,
+        episodes=episodes,
         found_frames=found_frames,
     )

@@ -307,6 +307,7 @@ class Fleet:
             WeightsError: these are no weights, or the version is past 2**62.
             FleetError: no such worker; nothing was published.
         """
+        self._core.refuse_weights_of_evaluation()
         if isinstance(weights, WeightsBlob):
             blob = weights
             verify(blob.specs, self._known.specs)

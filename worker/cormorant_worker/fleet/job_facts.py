@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from cormorant_contract.job import CollectorJob
 
 if TYPE_CHECKING:
+    from cormorant_worker.evaluation.book import EpisodeBook
     from cormorant_worker.fleet.dataset_root import DatasetRoot
 
 
@@ -18,12 +19,25 @@ def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
     Raises:
         DatasetError: it cannot be read or written, or another process writes to it.
     """
-    if job.spec.output.dataset is None:
+    if job.spec.output.dataset is None or job.spec.collection.episodes is not None:
         return None
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.fleet.dataset_root import DatasetRoot
 
     return DatasetRoot(job.spec.output.dataset.uri, epoch=epoch)
+
+
+def episodes_of(job: CollectorJob) -> "EpisodeBook | None":
+    """The episodes that an evaluation has still to play; None: the job collects frames.
+
+    Raises:
+        EvaluationError: its folder cannot be used, or holds the results of another evaluation.
+    """
+    if job.spec.collection.episodes is None:
+        return None
+    from cormorant_worker.evaluation.book import EpisodeBook
+
+    return EpisodeBook(job)
 
 
 def device_of(job: CollectorJob, group: str) -> str:

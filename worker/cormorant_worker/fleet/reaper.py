@@ -161,6 +161,8 @@ class Reaper:
         for number in tuple(handle.tickets):
             out = self._tickets.end(handle, number)
             again += core.scheduler.lost(out.round.number, slot)
+            if core.episodes is not None:
+                core.episodes.give_back(out.episodes)
             assert blocks is not None
             blocks.give_back(out.block_index)
         if blocks is not None:

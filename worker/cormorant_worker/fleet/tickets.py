@@ -41,15 +41,17 @@ class Tickets:
         assert core.queue.blocks is not None
         handle = core.pool.workers[grant.slot]
         block_index, memory = core.queue.blocks.lend(handle.connection.pid)
+        episodes = core.episodes.take(grant.num_frames) if core.episodes is not None else ()
         ticket = Ticket(
             number=core.requests.next_number(),
             block_index=block_index,
             block_is_new=memory is not None,
             num_frames=grant.num_frames,
             version=core.offers.published.version_of(grant.slot),
+            episodes=episodes,
         )
         self.num_out += 1
-        handle.send_ticket(ticket, TicketOut(grant.round, block_index, grant.num_frames), memory)
+        handle.send_ticket(ticket, TicketOut(grant.round, block_index, grant.num_frames, episodes=episodes), memory)
 
     def end(self, handle: WorkerHandle, number: int) -> TicketOut:
         """A worker does not hold a ticket any more."""

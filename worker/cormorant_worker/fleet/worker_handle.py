@@ -25,6 +25,8 @@ class TicketOut:
     block_index: int
     num_frames: int
     handed_at: float = field(default_factory=time.monotonic)
+    episodes: tuple[int, ...] = ()
+    """Of an evaluation: positions of the episodes that it plays."""
 
 
 @dataclass(slots=True, eq=False)
@@ -131,7 +133,7 @@ class WorkerHandle:
         self.last_progress = now
 
     def landed(self, sealed: Sealed) -> None:
-        self.landed_frames += sealed.num_frames
+        self.landed_frames += sealed.num_steps or sealed.num_frames
         self.durable_frames = sealed.durable_frames
         self.env_restarts = sealed.env_restarts
 

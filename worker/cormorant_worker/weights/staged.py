@@ -183,6 +183,11 @@ class StagedWeights:
                 for name, tensor in tensors.items():
                     own[name].copy_(tensor)
 
+    def set_evaluating(self) -> None:
+        """Put the modules into evaluation mode: no dropout, stored batch statistics."""
+        for module in self._modules.values():
+            module.eval()
+
     def current(self) -> dict[str, dict[str, torch.Tensor]]:
         """Copies of the weights that act now, on the CPU."""
         return {

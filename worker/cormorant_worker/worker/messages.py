@@ -62,6 +62,8 @@ class Ticket:
     num_frames: int
     version: int
     """Published when this ticket was handed out: no older weights may act, even if the offer is still on its way."""
+    episodes: tuple[int, ...] = ()
+    """Of an evaluation: positions of the episodes to play. They are what it counts, in place of frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,8 @@ class Sealed:
     """What the manifest reports of the same episodes, by name. NaN where a value is missing."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
+    num_steps: int = 0
+    """Of an evaluation, which counts episodes: environment steps in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,9 @@ from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.collect.seeding import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
+from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, InvalidAction, PartExists, StateError
+from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
@@ -113,7 +115,8 @@ class WorkerRuntime:
         timing = self._timing = Timing(self._heartbeat.timing)
         seed_globals(start.place.seeds)
         self._overrides = read_overrides(start.overrides)
-        built = build_collector(start.job, start.place, self._overrides)
+        job = start.job if start.job.spec.collection.episodes is None else alone(start.job)
+        built = build_collector(job, start.place, self._overrides)
         self.collector: Collector = built.collector
         self._is_built = True
         self.collector.pulse = self._heartbeat.frames
@@ -123,6 +126,14 @@ class WorkerRuntime:
         self._layout = self.collector.layout(-(-start.frames_per_batch // self.collector.num_envs))
         # Environments that are built again must not be calibrated again: the seed alone decides what they do.
         self._job, self._place = start.job, replace(start.place, num_threads=built.num_threads)
+        if start.job.spec.collection.episodes is not None:
+            self._player = Player(
+                start.job,
+                self.collector,
+                overrides=self._overrides,
+                max_threads=start.place.max_threads or available_cpus(),
+            )
+            self.collector.close()  # episodes are played in environments of their own
         self._uplink.send(self._ready(built))
         begin = self._uplink.recv()
         if isinstance(begin, Finish):
@@ -158,6 +169,8 @@ class WorkerRuntime:
             try:
                 if isinstance(message, Reseed):
                     self._reseed(message)
+                elif message.episodes:
+                    self._play(message)
                 else:
                     self._fill(message)
             except Stopped:
@@ -209,6 +222,41 @@ class WorkerRuntime:
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,
                 next_trajectory=self.collector.trajectories.next_id,
+            )
+        )
+
+    def _play(self, ticket: Ticket) -> None:
+        """Play one ticket's episodes of an evaluation, and make their results durable.
+
+        Raises:
+            Stopped: the fleet gave them up.
+        """
+        block = self._uplink.block(ticket, self._layout)
+        block.begin(0)
+        with self._boundary:
+            self._heartbeat.enter(Phase.STEPPING)
+            self._timing.begin()
+            played = self._player.play(ticket.episodes)
+            self._heartbeat.enter(Phase.STORING)
+            self._timing.rest(STORE)
+            self._player.record(played)
+        version = self.collector.weights.version
+        self._uplink.send(
+            Sealed(
+                number=ticket.number,
+                block_index=ticket.block_index,
+                num_frames=len(played),
+                num_rows=0,
+                num_ends=0,
+                min_version=version,
+                max_version=version,
+                returns=tuple(episode.total for episode in played),
+                lengths=tuple(episode.length for episode in played),
+                num_terminated=sum(episode.terminated for episode in played),
+                timing=self._timing.take(),
+                durable_frames=0,
+                env_restarts=0,
+                num_steps=sum(episode.length for episode in played),
             )
         )
 

@@ -1,0 +1,164 @@
+"""The table of an evaluation: the same bits for any number of workers, and through kills of workers and of the run."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
+from cormorant_worker import evaluate
+from cormorant_worker.errors import EvaluationError, ManifestError, WeightsError, WorkerFailed
+from cormorant_worker.evaluation.results import ResultFolder
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.run_evaluation import evaluation_job
+
+MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
+
+
+def job_of(env: Mapping[str, Any], policy: Mapping[str, Any] = MLP) -> CollectorJob:
+    return parse_job(
+        {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": "evaluated"},
+            "spec": {"env": env, "policy": policy, "collection": {"framesPerBatch": 66, "seed": 3}},
+        }
+    )
+
+
+CARTPOLE = job_of({"envpool": {"taskId": "CartPole-v1", "numEnvs": 3}})
+
+
+def slow(**kwargs: Any) -> CollectorJob:
+    """Episodes of about a tenth of a second, with noise in every action."""
+    environment = {
+        "entrypoint": "cormorant_testing.envs:CountingEnv",
+        "vectorization": "inline",
+        "kwargs": {"longest": 40, "step_s": 0.004, **kwargs},
+        "numEnvs": 2,
+    }
+    return job_of({"gymnasium": environment})
+
+
+def engine_of(name: str) -> Any:
+    if name == "local":
+        return None
+    from cormorant_worker.fleet.ray.engine import RayEngine
+    from cormorant_worker.fleet.ray.options import RayOptions
+
+    return RayEngine(RayOptions(num_cpus=0))
+
+
+@on_both_engines_slowly
+@pytest.mark.parametrize("deterministic", [True, False], ids=["best", "drawn"])
+def test_table_is_bit_equal_for_1_and_4_workers(engine: str, deterministic: bool, tmp_path: Path) -> None:
+    one = evaluate(CARTPOLE, episodes=23, workers=1, deterministic=deterministic)
+    four = evaluate(
+        CARTPOLE,
+        episodes=23,
+        workers=4,
+        deterministic=deterministic,
+        directory=tmp_path,
+        engine=engine_of(engine),
+    )
+    assert one.is_complete
+    assert [episode.seed for episode in one.episodes] == list(range(3, 26))
+    assert four.to_json() == one.to_json()
+
+
+@pytest.mark.slow
+@on_both_engines
+def test_killed_workers_change_no_bit_of_the_table(engine: str, tmp_path: Path) -> None:
+    whole = evaluate(slow(), episodes=24, workers=2, deterministic=False)
+    killed: list[int] = []
+
+    def kill_one(stats: Any) -> None:
+        stepping = [worker.pid for worker in stats.workers if worker.phase == "stepping" and worker.pid not in killed]
+        if stepping and len(killed) < 2 and stats.frames >= 4 * len(killed):
+            killed.append(stepping[0])
+            os.kill(stepping[0], signal.SIGKILL)
+
+    table = evaluate(
+        slow(), episodes=24, workers=2, deterministic=False, directory=tmp_path, look=kill_one, engine=engine_of(engine)
+    )
+    assert len(killed) == 2
+    assert table.to_json() == whole.to_json()
+
+
+_RUN = """
+import sys
+from cormorant_worker import evaluate
+from cormorant_contract.parsing import parse_job
+import json
+evaluate(parse_job(json.load(open(sys.argv[1]))), episodes=24, workers=2, deterministic=False, directory=sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
+    whole = evaluate(slow(), episodes=24, workers=1, deterministic=False)
+    manifest, folder = tmp_path / "job.json", tmp_path / "results"
+    manifest.write_text(json.dumps(slow().to_document()))
+    run = subprocess.Popen(
+        [sys.executable, "-c", _RUN, str(manifest), str(folder)],
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    deadline = time.monotonic() + 120
+    while len(ResultFolder(str(folder)).played()) < 5 and run.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+    before = ResultFolder(str(folder)).played()
+    assert 5 <= len(before) < 24
+    kept = {path.name: path.stat().st_mtime_ns for path in (folder / "played").iterdir()}
+    table = evaluate(slow(), episodes=24, workers=2, deterministic=False, directory=folder)
+    assert table.to_json() == whole.to_json()
+    after = {path.name: path.stat().st_mtime_ns for path in (folder / "played").iterdir()}
+    # A worker that outlived its run for a moment may have written one more file; none was written again.
+    assert {name: after[name] for name in kept} == kept
+
+
+def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
+    from cormorant_worker import make_collector
+    from cormorant_worker.policies import mlp
+
+    with make_collector(CARTPOLE) as collector:
+        spaces = collector.spaces
+    torch.manual_seed(11)
+    weights = {name: 3 * torch.randn_like(value) for name, value in mlp(*spaces).state_dict().items()}
+    with_weights = evaluate(CARTPOLE, weights, episodes=6, workers=1)
+    assert with_weights.to_json() != evaluate(CARTPOLE, episodes=6, workers=1).to_json()
+    short = {name: value for name, value in weights.items() if "bias" not in name}
+    with pytest.raises(WorkerFailed, match="do not fit the policy"):
+        evaluate(CARTPOLE, short, episodes=6, workers=1)
+
+
+def test_an_evaluation_takes_no_other_weights(tmp_path: Path) -> None:
+    job = evaluation_job(slow(), str(tmp_path), episodes=40)
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
+        with pytest.raises(WeightsError, match="an evaluation plays the weights that it began with"):
+            fleet.publish({"weight": torch.zeros(1)})
+        assert fleet.stats().total_frames == 40
+
+
+def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError, match=r"has no collection\.episodes; say how many to play: episodes=100"):
+        evaluate(CARTPOLE)
+    with pytest.raises(ManifestError, match="seed 4 is listed more than once"):
+        evaluate(CARTPOLE, episodes=[4, 5, 4])
+    with pytest.raises(EvaluationError, match=r"cannot read weights from .*missing\.safetensors"):
+        evaluate(CARTPOLE, tmp_path / "missing.safetensors", episodes=1)
+    with pytest.raises(WorkerFailed, match=r"raised ValueError: told to fail .* \(in one of the episodes with seed 3"):
+        evaluate(slow(failures=[{"step": 3}]), episodes=2, workers=1)

@@ -1,0 +1,182 @@
+"""An episode's result is a pure function of weights, task, seed and options; what tables say of results."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.errors import EnvError, EvaluationError
+from cormorant_worker.evaluation.book import EpisodeBook
+from cormorant_worker.evaluation.player import Player, alone
+from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, ResultTable, summarize, wilson
+from cormorant_worker.run_evaluation import evaluation_job
+
+COUNTING = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline", "numEnvs": 4}
+
+
+def job_of(
+    folder: Path | str,
+    env: Mapping[str, Any],
+    *,
+    policy: Mapping[str, Any] | None = None,
+    max_steps: int = 0,
+    **collection: Any,
+) -> CollectorJob:
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "evaluated"},
+        "spec": {
+            "env": {**env, "maxEpisodeSteps": max_steps},
+            "policy": policy or {"random": {}},
+            "collection": {"framesPerBatch": 64, **collection},
+            "output": {"dataset": {"uri": str(folder)}},
+        },
+    }
+    return parse_job(document)
+
+
+def counting(
+    folder: Path, *, policy: Mapping[str, Any] | None = None, max_steps: int = 0, **kwargs: Any
+) -> CollectorJob:
+    env = {"gymnasium": {**COUNTING, "kwargs": kwargs}}
+    return job_of(folder, env, policy=policy, max_steps=max_steps, seed=5, episodes={"count": 6})
+
+
+def player_of(job: CollectorJob) -> Player:
+    collector = build_collector(alone(job), WorkerPlace()).collector
+    collector.close()
+    return Player(job, collector)
+
+
+def played_by(job: CollectorJob, *chunks: Sequence[int]) -> dict[int, PlayedEpisode]:
+    """Episodes by position, played chunk after chunk by one player."""
+    player = player_of(job)
+    return {at: row for chunk in chunks for at, row in zip(chunk, player.play(chunk), strict=True)}
+
+
+MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
+LSTM = {"entrypoint": "cormorant_worker.policies:lstm"}
+CARTPOLE = {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 2}}
+CASES = {
+    "envpool-mlp": (CARTPOLE, MLP),
+    "envpool-lstm": (CARTPOLE, LSTM),
+    "envpool-random": (CARTPOLE, {"random": {}}),
+    "gymnasium-mlp": ({"gymnasium": {"id": "Pendulum-v1", "vectorization": "inline"}}, MLP),
+    "mujoco": ({"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": 4}}, MLP),
+}
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["best", "drawn"])
+@pytest.mark.parametrize("case", CASES)
+def test_an_episode_does_not_depend_on_its_company(tmp_path: Path, case: str, deterministic: bool) -> None:
+    env, policy = CASES[case]
+    job = job_of(
+        tmp_path, env, policy=policy, max_steps=40, seed=3, episodes={"count": 7, "deterministic": deterministic}
+    )
+    together = played_by(job, range(7))
+    assert played_by(job, [6, 1], [4], [0, 2, 3, 5]) == together
+    assert played_by(job, [5, 4, 3, 2, 1, 0, 6]) == together
+    assert len({(row.total, row.length) for row in together.values()}) > 1
+
+
+def test_returns_and_lengths_are_those_of_the_first_episode_of_each_seed(tmp_path: Path) -> None:
+    rows = played_by(counting(tmp_path, lengths=[3, 9], ends="alternate"), range(6))
+    assert [row.seed for row in rows.values()] == [5, 6, 7, 8, 9, 10]
+    assert {row.length for row in rows.values()} == {3}
+    assert {row.total for row in rows.values()} == {1.0 + 2.0 + 3.0}
+
+
+def test_reset_options_reach_their_episode(tmp_path: Path) -> None:
+    env = {"gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 2}}
+    upright, fallen = {"low": -0.001, "high": 0.001}, {"low": 0.25, "high": 0.26}
+    job = job_of(tmp_path, env, episodes={"resetOptions": [upright, fallen]})
+    rows = played_by(job, [0, 1])
+    assert rows[0].options == upright
+    assert rows[1].length == 1 < rows[0].length
+
+
+def test_an_episode_that_never_ends_is_an_error_with_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_worker.evaluation.player.LONGEST", 50)
+    with pytest.raises(EnvError, match=r"with seed 5 has not ended after 50 steps; set env\.maxEpisodeSteps"):
+        player_of(counting(tmp_path, lengths=1000)).play(range(6))
+    assert {row.length for row in played_by(counting(tmp_path, lengths=1000, max_steps=70), [0]).values()} == {70}
+
+
+def test_an_environment_that_raises_names_the_episodes(tmp_path: Path) -> None:
+    job = counting(tmp_path, lengths=5, failures=[{"step": 2}])
+    with pytest.raises(EnvError, match=r"raised .* \(in one of the episodes with seed 5; seed 6\)"):
+        player_of(job).play([0, 1])
+
+
+def row(seed: int, total: float = 1.0, **metrics: float) -> PlayedEpisode:
+    return PlayedEpisode(task="", seed=seed, options={}, total=total, length=seed + 1, terminated=True, metrics=metrics)
+
+
+def test_wilson_interval_of_known_cases() -> None:
+    assert wilson(0, 10) == (0.0, pytest.approx(0.2775, abs=1e-4))
+    assert wilson(10, 10) == (pytest.approx(0.7225, abs=1e-4), 1.0)
+    assert wilson(81, 263) == (pytest.approx(0.2553, abs=1e-4), pytest.approx(0.3662, abs=1e-4))  # Newcombe 1998
+
+
+def test_summary_of_known_rows() -> None:
+    found = summarize([row(0, 1.0, success=1.0), row(1, 2.0, success=0.0), row(2, 6.0, success=1.0)])
+    assert found["return"] | {"low": 0, "high": 0} == {
+        "mean": 3.0, "low": 0, "high": 0, "std": pytest.approx(7**0.5), "min": 1.0, "median": 2.0, "max": 6.0
+    }  # fmt: skip
+    assert (found["success"]["successes"], found["success"]["episodes"]) == (2, 3)
+    assert summarize([]) == {"episodes": 0}
+
+
+def test_results_survive_and_what_is_missing_is_played(tmp_path: Path) -> None:
+    job = counting(tmp_path, lengths=2)
+    book = EpisodeBook(job)
+    assert book.take(4) == (0, 1, 2, 3)
+    book.give_back((2, 3))
+    assert book.take(3) == (2, 3, 4)
+    player = player_of(job)
+    player.record(player.play([0, 1, 4]))
+    player.record(player.play([0, 1, 4]))  # played again, and recorded once
+    again = EpisodeBook(job)
+    assert again.take(again.num_pending) == (2, 3, 5)
+    with pytest.raises(EvaluationError, match="3 of 6 episodes were played and are not in"):
+        again.finish()
+
+
+def test_a_folder_holds_one_evaluation(tmp_path: Path) -> None:
+    EpisodeBook(counting(tmp_path, lengths=2))
+    with pytest.raises(EvaluationError, match="holds the results of another evaluation: env was"):
+        EpisodeBook(counting(tmp_path, lengths=3))
+
+
+def test_two_results_of_one_episode_are_an_error(tmp_path: Path) -> None:
+    folder = ResultFolder(str(tmp_path))
+    folder.record([row(1, 0.1), row(2, 0.2)])
+    folder.record([row(2, 0.25)])
+    with pytest.raises(EvaluationError, match=r"different results: 0\.2 in 3 steps, then 0\.25 in 3"):
+        folder.played()
+
+
+def test_more_episodes_can_be_played_later(tmp_path: Path) -> None:
+    job = counting(tmp_path, lengths=2)
+    player = player_of(job)
+    player.record(player.play(range(6)))
+    assert EpisodeBook(evaluation_job(job, str(tmp_path), episodes=9)).num_pending == 3
+
+
+def test_parquet_has_the_rows(tmp_path: Path) -> None:
+    import pyarrow.parquet as pq
+
+    table = ResultTable(planned=2, episodes=(row(1, 0.1, success=1.0), row(2, 0.2)))
+    table.write_parquet(tmp_path / "episodes.parquet")
+    assert pq.read_table(tmp_path / "episodes.parquet").to_pydict() == {
+        "task": ["", ""], "seed": [1, 2], "options": ["{}", "{}"], "return": [0.1, 0.2], "length": [2, 3],
+        "terminated": [True, True], "metrics.success": [1.0, None],
+    }  # fmt: skip

@@ -1,0 +1,279 @@
+"""Plays episodes so that each is a pure function of (weights, task, seed, options). Used by workers.
+
+An episode depends on nothing that a fleet decides:
+
+- environments: a new one for each episode, reset once with the episode's seed;
+- inference: one row a call, because a network's rounding depends on how many rows it gets, and on a row's position;
+- noise: torch's generators are swapped for the episode's own around each call;
+- threads: one in torch.
+
+Decision 0039 has the measurements. Environments step in parallel, as many as the manifest's numEnvs.
+"""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+
+from cormorant_contract.episodes import PlannedEpisode
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.collector import Collector, TorchStream
+from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
+from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.gymnasium_env import Env, EnvFactory, EnvSource
+from cormorant_worker.envs.inline import InlineVectorEnv
+from cormorant_worker.envs.made import MadeEnvs
+from cormorant_worker.envs.protocol import VectorEnv
+from cormorant_worker.envs.restarts import RestartLimits
+from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
+from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, planned_episodes
+from cormorant_worker.policy.action_check import ActionCheck
+from cormorant_worker.policy.actor import Actor
+from cormorant_worker.policy.exploration import ExplorationType, exploring
+from cormorant_worker.policy.random_actor import RandomActor
+from cormorant_worker.spaces import Array, Arrays
+
+LONGEST = 100_000
+"""Steps after which an episode without a limit of its own is given up."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Seat:
+    """One episode under way."""
+
+    planned: PlannedEpisode
+    actor: Actor
+    stream: TorchStream
+    inputs: Arrays
+    """[1, ...] each leaf of the observation."""
+    states: Arrays
+    """[1, ...] each recurrent state."""
+    is_init: Array
+    total: float = 0.0
+    length: int = 0
+
+
+class Player:
+    """Plays a job's episodes with one policy. Used by the thread that steps."""
+
+    def __init__(
+        self,
+        job: CollectorJob,
+        collector: Collector,
+        *,
+        overrides: WorkerOverrides = NO_OVERRIDES,
+        max_threads: int = 1,
+    ) -> None:
+        """Take a collector's policy.
+
+        Args:
+            job: the evaluation.
+            collector: has the policy, whose weights do not change any more, the gate that pauses and stops, and the
+                count of steps. Its environments are not used.
+            overrides: what a script made in place of the manifest's.
+            max_threads: EnvPool's, where the manifest does not say.
+        """
+        assert job.spec.collection.episodes is not None
+        assert job.spec.output.dataset is not None
+        self._job, self._actor, self._overrides = job, collector.actor, overrides
+        self._gate, self._frames, self._max_threads = collector.gate, collector.pulse, max_threads
+        self._planned = planned_episodes(job)
+        self._folder = ResultFolder(job.spec.output.dataset.uri)
+        collector.weights.set_evaluating()
+        asked = ExplorationType(job.spec.policy.exploration_type)
+        self._exploration = ExplorationType.RANDOM
+        if job.spec.collection.episodes.deterministic:
+            self._exploration = ExplorationType.DETERMINISTIC if asked is ExplorationType.RANDOM else asked
+        self._limit = job.spec.env.max_episode_steps or LONGEST
+
+    def play(self, positions: Sequence[int]) -> list[PlayedEpisode]:
+        """Play episodes of the plan side by side, each in an environment of its own.
+
+        Raises:
+            EnvError: an environment cannot be built, fails, or an episode does not end.
+            PolicyError: the policy fails.
+            Stopped: the gate was stopped.
+        """
+        planned = [self._planned[position] for position in positions]
+        try:
+            env = build_envs(self._job, planned, self._overrides, max_threads=self._max_threads)
+            try:
+                with torch.inference_mode(), exploring(self._exploration):
+                    return self._play(env, planned)
+            finally:
+                env.close()
+        except EnvRaised as error:
+            raise EnvRaised(f"{error} (in one of the episodes with {_name_all(planned)})") from error
+        except EnvCrashed as error:
+            message = f"{error} (in one of the episodes with {_name_all(planned)})"
+            raise EnvCrashed(message, has_stepped=error.has_stepped) from error
+
+    def record(self, played: Sequence[PlayedEpisode]) -> None:
+        """Make results durable.
+
+        Raises:
+            EvaluationError: the folder does not take them.
+        """
+        self._folder.record(played)
+
+    def _play(self, env: VectorEnv, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
+        check = ActionCheck(env.action_space)
+        seats = {
+            row: self._seat(episode, tuple(leaf[row : row + 1] for leaf in first), env)
+            for first in (env.start(),)
+            for row, episode in enumerate(planned)
+        }
+        played: dict[int, PlayedEpisode] = {}
+        while seats:
+            if self._gate.is_closed:
+                self._gate.wait_while_paused()
+            rows = np.fromiter(seats, dtype=np.int64)
+            chosen = [self._act(seat) for seat in seats.values()]
+            actions = tuple(np.concatenate(parts) for parts in zip(*chosen, strict=True))
+            check.values(actions)
+            env.send(actions, rows)
+            step = env.recv()
+            self._frames += len(rows)
+            if len(step.fresh):
+                row = int(rows[step.fresh[0]])
+                raise EnvCrashed(f"the environment of the episode with {_name(planned[row])} had to be restarted")
+            ended = set(step.ended.tolist())
+            for position, row in enumerate(rows.tolist()):
+                seat = seats[row]
+                seat.total += float(step.reward[position])
+                seat.length += 1
+                if position in ended:
+                    terminated = bool(step.terminated[position])
+                    played[row] = PlayedEpisode.of(seat.planned, seat.total, seat.length, terminated=terminated)
+                    del seats[row]
+                    continue
+                if seat.length >= self._limit:
+                    raise EnvError(
+                        f"the episode with {_name(seat.planned)} has not ended after {seat.length:,} steps; set "
+                        "env.maxEpisodeSteps"
+                    )
+                for kept, leaf in zip(seat.inputs, step.obs, strict=True):
+                    kept[0] = leaf[position]
+        return [played[row] for row in range(len(planned))]
+
+    def _seat(self, planned: PlannedEpisode, first: Arrays, env: VectorEnv) -> _Seat:
+        seeds = np.random.SeedSequence([planned.seed, zlib.crc32(planned.key.encode())])
+        noise = int(seeds.generate_state(1, np.uint64)[0] >> np.uint64(1))
+        actor = self._actor
+        if isinstance(actor, RandomActor):
+            actor = RandomActor(env.action_space, noise)
+        return _Seat(
+            planned=planned,
+            actor=actor,
+            stream=TorchStream(noise, actor.device),
+            inputs=tuple(_aligned(leaf) for leaf in first),
+            states=tuple(_aligned(state) for state in actor.initial_states),
+            is_init=np.ones(1, dtype=np.bool_),
+        )
+
+    def _act(self, seat: _Seat) -> Arrays:
+        """[1, ...] each leaf of the action."""
+        with seat.stream:
+            acted = seat.actor.act(seat.inputs, seat.states, seat.is_init)
+        for kept, state in zip(seat.states, acted.states, strict=True):
+            kept[...] = state
+        seat.is_init[0] = False
+        return tuple(action.copy() for action in acted.actions)
+
+
+def alone(job: CollectorJob) -> CollectorJob:
+    """The job with one environment: its policy acts on one row, in its dry run, too."""
+    env = job.spec.env
+    if env.envpool is not None:
+        env = env.model_copy(update={"envpool": env.envpool.model_copy(update={"num_envs": 1, "batch_size": 0})})
+    elif env.gymnasium is not None:
+        env = env.model_copy(
+            update={"gymnasium": env.gymnasium.model_copy(update={"num_envs": 1, "vectorization": "inline"})}
+        )
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env})})
+
+
+def build_envs(
+    job: CollectorJob, planned: Sequence[PlannedEpisode], overrides: WorkerOverrides, *, max_threads: int = 1
+) -> VectorEnv:
+    """New environments, one an episode, in lockstep.
+
+    Raises:
+        EnvError: as the implementations say.
+    """
+    seeds, env = [episode.seed for episode in planned], job.spec.env
+    if (pool := env.envpool) is not None:
+        task = EnvPoolTask(task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=env.max_episode_steps)
+        task.check()
+        threads = min(len(seeds), pool.num_threads or max_threads)
+        return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds)
+    block = env.gymnasium
+    assert block is not None
+    source: EnvSource
+    if overrides.envs:
+        source = MadeEnvs(overrides.envs[:1] * len(seeds))
+    else:
+        source = EnvFactory(
+            id=block.id or "",
+            entrypoint=block.entrypoint or "",
+            kwargs=dict(block.kwargs),
+            wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
+            max_episode_steps=env.max_episode_steps,
+        )
+    source = _WithOptions(source, tuple(dict(episode.options) for episode in planned))
+    limits = RestartLimits(total=0, raises=True)
+    if block.vectorization == "inline":
+        return InlineVectorEnv(source, num_envs=len(seeds), seeds=seeds, limits=limits)
+    return SubprocessVectorEnv(
+        source,
+        num_envs=len(seeds),
+        seeds=seeds,
+        step_timeout_s=block.step_timeout_seconds,
+        reset_timeout_s=block.reset_timeout_seconds,
+        limits=limits,
+    )
+
+
+class _WithOptions:
+    """An EnvSource whose environments get their episode's options at each reset."""
+
+    def __init__(self, source: EnvSource, options: tuple[dict[str, Any], ...]) -> None:
+        self._source, self._options = source, options
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def build(self, row: int) -> Env:
+        env = self._source.build(row)
+        return _ResetOptions(env, self._options[row]) if self._options[row] else env
+
+
+class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: Env, options: dict[str, Any]) -> None:
+        super().__init__(env)
+        self._given = options
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        return self.env.reset(seed=seed, options={**self._given, **(options or {})})
+
+
+def _aligned(array: Array) -> Array:
+    """A copy that begins where torch's own tensors do: a library may sum in another order elsewhere."""
+    copy: Array = torch.empty(array.shape, dtype=torch.from_numpy(np.ascontiguousarray(array)).dtype).numpy()
+    copy[...] = array
+    return copy
+
+
+def _name(planned: PlannedEpisode) -> str:
+    task = f"task {planned.task}, " if planned.task else ""
+    return f"{task}seed {planned.seed}" + (f" and options {dict(planned.options)}" if planned.options else "")
+
+
+def _name_all(planned: Sequence[PlannedEpisode]) -> str:
+    return "; ".join(_name(episode) for episode in planned)

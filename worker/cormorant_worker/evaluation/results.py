@@ -1,0 +1,305 @@
+"""What an evaluation found: durable results of single episodes, and the table made of them.
+
+    <folder>/evaluation.json           what is evaluated, written first; the table, written last
+    <folder>/played/<chunk>.json       episodes that were played, one file each time that a worker reports
+
+A file is written once it is complete, under a name that its episodes decide: a chunk that is played again, because its
+worker died before it could report, writes the same file again. Episodes without a file are played (again).
+"""
+
+import hashlib
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import fsspec
+import structlog
+
+from cormorant_contract.episodes import PlannedEpisode
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.disk import sync_path
+from cormorant_worker.errors import EvaluationError
+
+log = structlog.get_logger()
+
+_Z = 1.959963984540054
+"""Of a 95 % interval."""
+SUCCESS = ("is_success", "success")
+"""Metrics that say whether an episode was a success, the first that there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlayedEpisode:
+    """One row of the result table."""
+
+    task: str
+    seed: int
+    options: Mapping[str, Any]
+    total: float
+    """The undiscounted return."""
+    length: int
+    terminated: bool
+    """The environment ended it; otherwise it was truncated."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, planned: PlannedEpisode, total: float, length: int, *, terminated: bool) -> Self:
+        return cls(
+            task=planned.task,
+            seed=planned.seed,
+            options=planned.options,
+            total=total,
+            length=length,
+            terminated=terminated,
+        )
+
+    @property
+    def key(self) -> str:
+        return PlannedEpisode(seed=self.seed, options=self.options, task=self.task).key
+
+    def document(self) -> dict[str, Any]:
+        """JSON; floats are written with all their digits."""
+        return {
+            "task": self.task,
+            "seed": self.seed,
+            "options": dict(self.options),
+            "return": self.total,
+            "length": self.length,
+            "terminated": self.terminated,
+            "metrics": dict(self.metrics),
+        }
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any]) -> Self:
+        return cls(total=document["return"], **{name: document[name] for name in _ROW_FIELDS})
+
+
+_ROW_FIELDS = ("task", "seed", "options", "length", "terminated", "metrics")
+
+
+def planned_episodes(job: CollectorJob) -> tuple[PlannedEpisode, ...]:
+    """The episodes of an evaluation, in the order of its table."""
+    collection = job.spec.collection
+    assert collection.episodes is not None
+    return collection.episodes.plan(collection.seed)
+
+
+class ResultFolder:
+    """The folder of one evaluation of one checkpoint, at a path or any fsspec URI. Several processes write to it."""
+
+    def __init__(self, uri: str) -> None:
+        self.uri = uri
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(uri)
+        except (OSError, ValueError, ImportError) as error:
+            raise EvaluationError(f"cannot use {uri} for results: {error}; set output.dataset.uri") from error
+        self._is_local = "file" in (self._fs.protocol if isinstance(self._fs.protocol, tuple) else (self._fs.protocol,))
+
+    def open(self, subject: Mapping[str, Any]) -> None:
+        """Begin, or go on with what an earlier run left.
+
+        Args:
+            subject: what is evaluated; a folder holds the results of one.
+
+        Raises:
+            EvaluationError: the folder cannot be written, or holds results of something else.
+        """
+        found = self._read("evaluation.json")
+        if found is None:
+            self._write("evaluation.json", {"subject": dict(subject)})
+            return
+        before = found.get("subject", {})
+        if differing := [name for name in subject if before.get(name) != subject[name]]:
+            name = differing[0]
+            raise EvaluationError(
+                f"{self.uri} holds the results of another evaluation: {name} was {before.get(name)!r} and is "
+                f"{subject[name]!r}; use another folder, or delete this one"
+            )
+
+    def record(self, played: Sequence[PlayedEpisode]) -> None:
+        """Make episodes durable. The same episodes again change nothing."""
+        name = hashlib.sha256("\n".join(row.key for row in played).encode()).hexdigest()[:24]
+        self._write(f"played/{name}.json", [row.document() for row in played])
+
+    def played(self) -> dict[str, PlayedEpisode]:
+        """Every episode that is recorded, by its key.
+
+        Raises:
+            EvaluationError: an episode was played twice with different results.
+        """
+        rows: dict[str, PlayedEpisode] = {}
+        for path in self._list("played"):
+            for document in self._read(f"played/{path}") or ():
+                row = PlayedEpisode.read(document)
+                before = rows.setdefault(row.key, row)
+                if before != row:
+                    raise EvaluationError(
+                        f"the episode {row.key} was played twice with different results: {before.total!r} in "
+                        f"{before.length} steps, then {row.total!r} in {row.length}; the environment or the policy "
+                        "draws random numbers that no seed decides: seed them in the environment's reset"
+                    )
+        return rows
+
+    def finish(self, subject: Mapping[str, Any], table: "ResultTable") -> None:
+        """Write the table beside what was evaluated."""
+        self._write("evaluation.json", {"subject": dict(subject), **table.document()})
+
+    def _write(self, name: str, document: object) -> None:
+        data = (json.dumps(document, sort_keys=True) + "\n").encode()
+        try:
+            if not self._is_local:
+                self._fs.pipe_file(f"{self._root}/{name}", data)
+                return
+            target = Path(self._root) / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(f".{target.name}.{hashlib.sha256(data).hexdigest()[:12]}")
+            draft.write_bytes(data)
+            sync_path(draft)
+            draft.replace(target)
+            sync_path(target.parent)
+        except OSError as error:
+            raise EvaluationError(
+                f"cannot write results to {self.uri}: {error}; free space or set another folder"
+            ) from error
+
+    def _read(self, name: str) -> Any:
+        try:
+            return json.loads(self._fs.cat_file(f"{self._root}/{name}"))
+        except FileNotFoundError:
+            return None
+        except (OSError, ValueError) as error:
+            raise EvaluationError(
+                f"cannot read {self.uri}/{name}: {error}; delete it, and its episodes are played again"
+            ) from error
+
+    def _list(self, name: str) -> list[str]:
+        try:
+            self._fs.invalidate_cache()
+            paths = self._fs.ls(f"{self._root}/{name}", detail=False)
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise EvaluationError(f"cannot list {self.uri}/{name}: {error}") from error
+        names = (str(path).rstrip("/").rpartition("/")[2] for path in paths)
+        return sorted(name for name in names if name.endswith(".json") and not name.startswith("."))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResultTable:
+    """Episodes in the order of the plan, and what they sum up to. The same episodes give the same bytes."""
+
+    planned: int
+    """Episodes that the evaluation has; those without a row are not played yet."""
+    episodes: tuple[PlayedEpisode, ...]
+
+    @classmethod
+    def of(cls, planned: Sequence[PlannedEpisode], played: Mapping[str, PlayedEpisode]) -> Self:
+        rows = tuple(played[episode.key] for episode in planned if episode.key in played)
+        return cls(planned=len(planned), episodes=rows)
+
+    @property
+    def is_complete(self) -> bool:
+        return len(self.episodes) == self.planned
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """Of all episodes."""
+        return summarize(self.episodes)
+
+    @property
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """The same by task; empty where there is only one."""
+        names = dict.fromkeys(row.task for row in self.episodes)
+        if set(names) <= {""}:
+            return {}
+        return {name: summarize([row for row in self.episodes if row.task == name]) for name in names}
+
+    def document(self) -> dict[str, Any]:
+        """JSON."""
+        return {
+            "planned": self.planned,
+            "summary": self.summary,
+            "tasks": self.tasks,
+            "episodes": [row.document() for row in self.episodes],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.document(), sort_keys=True, indent=1) + "\n"
+
+    def write_parquet(self, path: str | Path) -> None:
+        """One row an episode; options as JSON text, a column a metric."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        rows = self.episodes
+        columns: dict[str, Any] = {
+            "task": [row.task for row in rows],
+            "seed": [row.seed for row in rows],
+            "options": [json.dumps(dict(row.options), sort_keys=True) for row in rows],
+            "return": [row.total for row in rows],
+            "length": [row.length for row in rows],
+            "terminated": [row.terminated for row in rows],
+        }
+        for name in sorted({name for row in rows for name in row.metrics}):
+            columns[f"metrics.{name}"] = [row.metrics.get(name) for row in rows]
+        pq.write_table(pa.table(columns), path)
+
+
+def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:
+    """Count, mean and spread of returns and lengths, means of metrics, success rate with its interval."""
+    found: dict[str, Any] = {"episodes": len(rows)}
+    if not rows:
+        return found
+    found["return"] = _spread([row.total for row in rows])
+    found["length"] = _spread([float(row.length) for row in rows])
+    found["terminated"] = sum(row.terminated for row in rows)
+    names = sorted({name for row in rows for name in row.metrics})
+    if names:
+        found["metrics"] = {name: _spread([row.metrics[name] for row in rows if name in row.metrics]) for name in names}
+    success = next((name for name in SUCCESS if name in names), None)
+    if success is not None:
+        said = [row.metrics[success] for row in rows if success in row.metrics]
+        successes = sum(value > 0 for value in said)
+        low, high = wilson(successes, len(said))
+        found["success"] = {
+            "rate": successes / len(said),
+            "successes": successes,
+            "episodes": len(said),
+            "low": low,
+            "high": high,
+        }
+    return found
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    """Mean with its 95 % interval (normal approximation), standard deviation (n - 1), and range."""
+    mean = math.fsum(values) / len(values)
+    deviation = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / (len(values) - 1)) if len(values) > 1 else 0.0
+    half = _Z * deviation / math.sqrt(len(values))
+    return {
+        "mean": mean,
+        "low": mean - half,
+        "high": mean + half,
+        "std": deviation,
+        "min": min(values),
+        "median": statistics.median(values),
+        "max": max(values),
+    }
+
+
+def wilson(successes: int, trials: int) -> tuple[float, float]:
+    """Wilson's 95 % interval of a rate (Wilson 1927): right for few trials, and for rates near 0 and 1."""
+    rate, z2 = successes / trials, _Z * _Z
+    centre = rate + z2 / (2 * trials)
+    half = _Z * math.sqrt(rate * (1 - rate) / trials + z2 / (4 * trials * trials))
+    low, high = (centre - half) / (1 + z2 / trials), (centre + half) / (1 + z2 / trials)
+    return (0.0 if not successes else low), (1.0 if successes == trials else high)
+
+
+def missing(planned: Iterable[PlannedEpisode], played: Mapping[str, PlayedEpisode]) -> list[int]:
+    """Positions of the episodes that are still to be played."""
+    return [i for i, episode in enumerate(planned) if episode.key not in played]

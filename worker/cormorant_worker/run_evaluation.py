@@ -1,0 +1,187 @@
+"""`evaluate`: an evaluation on this machine or a Ray cluster. Also called by the command line."""
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from cormorant_contract import errors as contract
+from cormorant_contract.job import CollectorJob
+from cormorant_contract.parsing import parse_job
+from cormorant_worker.errors import EvaluationError, ManifestError
+from cormorant_worker.evaluation.results import ResultTable
+from cormorant_worker.launch import Manifest, load_job, refuse_unknown_names
+from cormorant_worker.weights.file import in_models, to_bytes
+
+if TYPE_CHECKING:
+    from cormorant_worker.fleet.stats import FleetStats
+    from cormorant_worker.fleet.transport import Engine
+
+Checkpoint = str | Path | Mapping[str, torch.Tensor]
+"""A safetensors file (a path or any fsspec URI), or a state dict."""
+
+_LOOK_S = 0.2
+_KEPT = frozenset({"seed", "episodes", "episodeMetrics", "normalize"})
+"""Fields of `collection` that an evaluation reads."""
+
+
+def evaluate(
+    manifest: Manifest,
+    weights: Checkpoint | None = None,
+    *,
+    episodes: int | Sequence[int] = 0,
+    seed: int | None = None,
+    deterministic: bool | None = None,
+    workers: int = 0,
+    directory: str | Path = "",
+    name: str = "",
+    device: str = "",
+    engine: "Engine | None" = None,
+    look: "Callable[[FleetStats], None]" = lambda stats: None,
+) -> ResultTable:
+    """Play episodes, each exactly once, and return their table. It is bit for bit the same for any number of workers,
+    and whatever is killed and started again meanwhile.
+
+        table = evaluate("job.yaml", "policy.safetensors", episodes=100)
+        table.summary["return"]["mean"]
+
+    Args:
+        manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed` and `episodes`
+            matter.
+        weights: what the policy plays with; None: the manifest's `initialWeights`, or those that its factory makes.
+        episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.
+        seed: of the first episode; None: the manifest's.
+        deterministic: the policy's best actions instead of drawn ones; None: as in the manifest, where that has no
+            `collection.episodes` True.
+        workers: worker processes; 0: one per CPU, at most one per episode.
+        directory: keeps every episode's result from the moment it ends: a call that was killed goes on where it was.
+            A path or any fsspec URI; empty: a temporary folder.
+        name: metadata.name of the job, for files with several.
+        device: torch device of the policy; empty: as in the worker groups.
+        engine: where workers run; None: this machine. Workers on other machines need a `directory` that all can write.
+        look: called with the fleet's counters about five times a second; its frames are episodes.
+
+    Raises:
+        ManifestError: the manifest is refused.
+        EvaluationError: the folder cannot be used, or an episode was played twice with two results.
+        WeightsMismatch, WorkerFailed, EnvError: the weights do not fit the policy; an environment or the policy fails.
+    """
+    if engine is not None and not directory:
+        raise EvaluationError("workers on other machines need a folder that all can write; pass directory=")
+    with _folder(directory) as folder, _weights_file(weights) as weights_uri:
+        job = evaluation_job(
+            load_job(manifest, name=name), folder, weights=weights_uri, episodes=episodes, seed=seed,
+            deterministic=deterministic,
+        )  # fmt: skip
+        refuse_unknown_names(job, is_this_machine=engine is None)
+        return run_evaluation(job, workers=workers, device=device, engine=engine, look=look)
+
+
+def evaluation_job(
+    job: CollectorJob,
+    folder: str,
+    *,
+    weights: str = "",
+    episodes: int | Sequence[int] = 0,
+    seed: int | None = None,
+    deterministic: bool | None = None,
+) -> CollectorJob:
+    """A manifest with what an evaluation changes of it.
+
+    Args:
+        job: any job.
+        folder: for the results.
+        weights: URI of a weights file; empty: as in the manifest.
+        episodes: as in `evaluate`, as are the other arguments.
+
+    Raises:
+        ManifestError: naming what does not fit together.
+    """
+    document = job.to_document()
+    spec = document["spec"]
+    collection = {name: value for name, value in spec["collection"].items() if name in _KEPT}
+    collection["framesPerBatch"] = job.spec.env.num_envs
+    collection["episodes"] = dict(collection.get("episodes") or {})
+    if episodes:
+        given = {"count": episodes} if isinstance(episodes, int) else {"seeds": list(episodes)}
+        collection["episodes"] = {"deterministic": collection["episodes"].get("deterministic", True), **given}
+    elif not collection["episodes"]:
+        raise ManifestError(
+            f"{job.metadata.name} has no collection.episodes; say how many to play: episodes=100, or --episodes 100"
+        )
+    if seed is not None:
+        collection["seed"] = seed
+    if deterministic is not None:
+        collection["episodes"]["deterministic"] = deterministic
+    if weights:
+        spec["policy"]["initialWeights"] = weights
+    spec["collection"], spec["output"] = collection, {"dataset": {"uri": folder}}
+    try:
+        return parse_job(document)
+    except contract.ManifestError as error:
+        raise ManifestError(str(error)) from error
+
+
+def run_evaluation(
+    job: CollectorJob,
+    *,
+    workers: int = 0,
+    device: str = "",
+    engine: "Engine | None" = None,
+    look: "Callable[[FleetStats], None]" = lambda stats: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> ResultTable:
+    """Play what is missing of an evaluation, and write its table to its folder.
+
+    Args:
+        job: with `collection.episodes`.
+        workers: as in `evaluate`, as are the arguments that follow.
+        should_stop: asked about five times a second.
+
+    Raises:
+        FleetInterrupted: it was told to stop.
+    """
+    from cormorant_worker.envs.cpus import available_cpus
+    from cormorant_worker.errors import FleetInterrupted
+    from cormorant_worker.evaluation.book import EpisodeBook
+    from cormorant_worker.fleet.fleet import Fleet
+    from cormorant_worker.fleet.options import FleetOptions
+
+    book = EpisodeBook(job)
+    if book.num_pending:
+        workers = min(workers or available_cpus(), book.num_pending)
+        options = FleetOptions(workers=workers, device=device, should_stop=should_stop)
+        with Fleet(job, options, engine=engine) as fleet:
+            while not fleet.wait_until_done(_LOOK_S):
+                look(fleet.stats())
+                if should_stop():
+                    raise FleetInterrupted("the evaluation was interrupted; start it again with the same directory")
+            look(fleet.stats())
+    return book.finish()
+
+
+@contextmanager
+def _folder(directory: str | Path) -> Iterator[str]:
+    if directory:
+        yield str(directory)
+        return
+    with tempfile.TemporaryDirectory(prefix="cormorant-evaluation-") as made:
+        yield made
+
+
+@contextmanager
+def _weights_file(weights: Checkpoint | None) -> Iterator[str]:
+    if weights is None:
+        yield ""
+    elif isinstance(weights, str | Path):
+        yield str(Path(weights).resolve()) if isinstance(weights, Path) or "://" not in weights else weights
+    elif isinstance(weights, Mapping):
+        with tempfile.NamedTemporaryFile(suffix=".safetensors") as file:
+            file.write(to_bytes(in_models(weights)))
+            file.flush()
+            yield file.name
+    else:
+        raise EvaluationError(f"weights are a {type(weights).__name__}; pass a safetensors file or a state dict")
