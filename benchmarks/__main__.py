@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from benchmarks import report
-from benchmarks.contenders import BARE, CONTENDERS, PEERS_PYTHON, ROOT, Contender
+from benchmarks.contenders import CONTENDERS, PEERS_PYTHON, ROOT, YARDSTICKS, Contender
 from benchmarks.micro.run import MICRO, run_micro
 from benchmarks.runner import run_workload
 from benchmarks.workloads import WORKLOADS
@@ -24,6 +24,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     args = _parse()
     console = Console()
+    if not console.is_terminal:
+        console = Console(width=120)  # 80 would break the columns
     results: dict = {"machine": report.machine(), "rounds": args.rounds, "workloads": {}, "micro": {}}
     load = results["machine"]["load_average_before"]
     if load > 0.25 * results["machine"]["cores"]:
@@ -77,13 +79,15 @@ def _workloads(args: argparse.Namespace) -> list[str]:
 
 
 def _contenders(args: argparse.Namespace, workload: str) -> list[Contender]:
-    """The bare loop, and who else takes part in this run."""
+    """What everyone is compared with, and who else takes part in this run."""
     family = "random" if WORKLOADS[workload].policy == "random" else "policy"
     wanted = [contender for contender in CONTENDERS if family in contender.families]
     if args.quick and not args.contender:
         wanted = [contender for contender in wanted if contender.in_quick]
     if args.contender:
-        wanted = [c for c in wanted if c is BARE or any(text.lower() in c.name.lower() for text in args.contender)]
+        wanted = [
+            c for c in wanted if c in YARDSTICKS or any(text.lower() in c.name.lower() for text in args.contender)
+        ]
     if not PEERS_PYTHON.exists():
         wanted = [contender for contender in wanted if contender.python != PEERS_PYTHON]
     return wanted

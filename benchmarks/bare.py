@@ -3,7 +3,9 @@
 `--kind field` is the bare loop of every ratio: gymnasium API, as many EnvPool threads as cores, one torch thread,
 `torch.distributions` as people write it. `--kind tuned` is the same loop with the policy that this project ships: the
 same layers, sampled in fewer calls.
-Workloads with the random policy step EnvPool alone with actions that were sampled beforehand.
+Workloads with the random policy step EnvPool alone with actions that were sampled beforehand. `--kind envs` does so for
+every workload, and `--kind policy` calls our policy on the same observations again and again: the two parts of the CPU
+limit (report.py).
 """
 
 import argparse
@@ -38,9 +40,14 @@ def build_pool(workload: Workload, *, num_envs: int = 0, num_threads: int = 0, s
 @contextmanager
 def open_bare(workload: Workload, args: argparse.Namespace) -> Iterator[protocol.Take]:
     env = build_pool(workload, num_threads=args.env_threads)
-    run = _random_loop(env, workload) if workload.policy == "random" else _policy_loop(env, workload, args.kind)
+    if workload.policy == "random" or args.kind == "envs":
+        run = _random_loop(env, workload)
+    elif args.kind == "policy":
+        run = _policy_alone(env, workload)
+    else:
+        run = _policy_loop(env, workload, args.kind)
     with torch.inference_mode():
-        valid = 1.0 - _phantom_share(run, workload)
+        valid = 1.0 if args.kind == "policy" else 1.0 - _phantom_share(run, workload)
         chunk_frames = round(CHUNK_STEPS * workload.num_envs * valid)
 
         def take() -> int:
@@ -69,6 +76,17 @@ def _policy_loop(env: Any, workload: Workload, kind: str) -> Run:
             obs, _reward, terminated, truncated, _info = env.step(action)
             if flags is not None:
                 flags.append(terminated | truncated)
+
+    return run
+
+
+def _policy_alone(env: Any, workload: Workload) -> Run:
+    act = _own_policy(workload, env)
+    obs, _ = env.reset()
+
+    def run(steps: int, flags: list[np.ndarray] | None = None) -> None:
+        for _ in range(steps):
+            act(torch.from_numpy(obs)).numpy()
 
     return run
 
@@ -112,7 +130,7 @@ def _phantom_share(run: Run, workload: Workload) -> float:
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--kind", choices=("field", "tuned"), default="field")
+    parser.add_argument("--kind", choices=("field", "tuned", "envs", "policy"), default="field")
     parser.add_argument("--env-threads", type=int, default=0, help="0 = as many as cores")
 
 

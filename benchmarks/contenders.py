@@ -39,6 +39,10 @@ class Contender:
 
 
 BARE = Contender(name="bare loop", module="benchmarks.bare", families=("policy", "random"))
+ENVS_ALONE = Contender(name="EnvPool alone", module="benchmarks.bare", arguments=("--kind", "envs"))
+POLICY_ALONE = Contender(name="policy alone", module="benchmarks.bare", arguments=("--kind", "policy"))
+YARDSTICKS = (BARE, ENVS_ALONE, POLICY_ALONE)
+"""What the others are compared with; they always run."""
 
 _TORCHRL = "benchmarks.peers.torchrl_collectors"
 _OURS = "benchmarks.ours"
@@ -48,7 +52,7 @@ _QUEUED = ("--settle-takes", "3")
 """Two batches a worker lie in the queue."""
 
 CONTENDERS = (
-    BARE,
+    *YARDSTICKS,
     Contender(name="bare loop, tuned", module="benchmarks.bare", arguments=("--kind", "tuned")),
     Contender(
         name="cormorant, in process",
@@ -64,7 +68,19 @@ CONTENDERS = (
         families=("policy", "random"),
         starts_alone=True,
     ),
+    Contender(
+        name="cormorant, 1 worker, compiled",
+        module=_OURS,
+        arguments=("--workers", "1", "--compile", "auto", *_QUEUED),
+        starts_alone=True,
+    ),
     Contender(name="cormorant, 2 workers", module=_OURS, arguments=("--workers", "2", *_QUEUED), starts_alone=True),
+    Contender(
+        name="cormorant, 2 workers, compiled",
+        module=_OURS,
+        arguments=("--workers", "2", "--compile", "auto", *_QUEUED),
+        starts_alone=True,
+    ),
     Contender(name="TorchRL Collector", module=_TORCHRL, arguments=("--collector", "single"), python=PEERS_PYTHON),
     Contender(
         name="TorchRL MultiSync, 2",

@@ -21,10 +21,12 @@ from cormorant_worker.fleet.options import FleetOptions
 ENTRYPOINTS = {"mlp": "cormorant_worker.policies:mlp", "atari_cnn": "cormorant_worker.policies:atari_cnn"}
 
 
-def make_job(workload: Workload, *, workers: int) -> CollectorJob:
+def make_job(workload: Workload, *, workers: int, compiled: str = "off") -> CollectorJob:
     """The manifest of a workload; `numEnvs` is what one worker has."""
     num_envs = workload.share(workers)
-    policy = {"random": {}} if workload.policy == "random" else {"entrypoint": ENTRYPOINTS[workload.policy]}
+    policy = {"random": {}}
+    if workload.policy != "random":
+        policy = {"entrypoint": ENTRYPOINTS[workload.policy], "compile": compiled}
     spec = {
         "env": {"envpool": {"taskId": workload.task_id, "numEnvs": num_envs}},
         "policy": policy,
@@ -48,18 +50,17 @@ def make_job(workload: Workload, *, workers: int) -> CollectorJob:
 def open_ours(workload: Workload, args: argparse.Namespace) -> Iterator[protocol.Take]:
     """A take is one batch from every worker."""
     if args.workers == 0:
-        with _in_process(workload) as take:
+        with _in_process(make_job(workload, workers=1, compiled=args.compile), workload.steps_per_batch) as take:
             yield take
     else:
-        with _fleet(workload, args.workers) as take:
+        with _fleet(make_job(workload, workers=args.workers, compiled=args.compile), args.workers) as take:
             yield take
 
 
 @contextmanager
-def _in_process(workload: Workload) -> Iterator[protocol.Take]:
-    job = make_job(workload, workers=1)
+def _in_process(job: CollectorJob, num_steps: int) -> Iterator[protocol.Take]:
     collector = build_collector(job, WorkerPlace(seed=job.spec.collection.seed)).collector
-    blocks = [Block(collector.layout(workload.steps_per_batch)) for _ in range(2)]
+    blocks = [Block(collector.layout(num_steps)) for _ in range(2)]
 
     def take() -> int:
         blocks.reverse()
@@ -71,8 +72,8 @@ def _in_process(workload: Workload) -> Iterator[protocol.Take]:
 
 
 @contextmanager
-def _fleet(workload: Workload, workers: int) -> Iterator[protocol.Take]:
-    with open_local_fleet(make_job(workload, workers=workers), workers=workers) as fleet:
+def _fleet(job: CollectorJob, workers: int) -> Iterator[protocol.Take]:
+    with open_local_fleet(job, workers=workers) as fleet:
         batches = fleet.batches()
 
         def take() -> int:
@@ -88,6 +89,7 @@ def open_local_fleet(job: CollectorJob, *, workers: int) -> Fleet:
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--compile", choices=("off", "auto", "on"), default="off", help="policy.compile")
 
 
 if __name__ == "__main__":

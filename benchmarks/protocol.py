@@ -4,7 +4,7 @@
       | starts it                      |
       |            {"ready": true, ...} <- built and warm
       | "2.5\n"                      ->  measure for 2.5 s
-      |   {"frames": n, "seconds": s} <-
+      |   {"frames": n, "seconds": s, "cpu_seconds": c} <-
       | closes stdin                 ->  close, exit
 
 By hand, without `--serve`, a contender measures once and prints the one line with frames and seconds.
@@ -12,10 +12,12 @@ By hand, without `--serve`, a contender measures once and prints the one line wi
 
 import argparse
 import json
+import os
 import sys
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
 
 import torch
 
@@ -40,11 +42,31 @@ def measure(take: Take, seconds: float, *, settle_takes: int = 1) -> dict[str, f
         take()
         takes += 1
     frames = takes = 0
-    start = time.perf_counter()
+    cpu_before, start = _cpu_seconds(), time.perf_counter()
     while (elapsed := time.perf_counter() - start) < seconds or takes < MIN_TAKES:
         frames += take()
         takes += 1
-    return {"frames": frames, "seconds": elapsed}
+    return {"frames": frames, "seconds": elapsed, "cpu_seconds": _cpu_seconds() - cpu_before}
+
+
+def _cpu_seconds() -> float:
+    """User and system time of this process (to the microsecond) and of its descendants (to 10 ms)."""
+    return time.process_time() + sum(_ticks(pid) for pid in _descendants(os.getpid())) / os.sysconf("SC_CLK_TCK")
+
+
+def _descendants(pid: int) -> Iterator[int]:
+    for children in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # it has ended meanwhile
+            for child in map(int, children.read_text().split()):
+                yield child
+                yield from _descendants(child)
+
+
+def _ticks(pid: int) -> int:
+    with suppress(OSError):
+        user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return int(user) + int(system)
+    return 0
 
 
 def main(open_contender: Opener, arguments: Callable[[argparse.ArgumentParser], None] = lambda parser: None) -> None:

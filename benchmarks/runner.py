@@ -37,6 +37,8 @@ class Sample:
 
     frames: int
     seconds: float
+    cpu_seconds: float
+    """User and system time of the contender and its workers."""
 
     @property
     def frames_per_second(self) -> float:
@@ -91,7 +93,7 @@ class Process:
         except BrokenPipeError as error:
             raise ContenderFailed(f"it ended between two measurements: {self._last_words()}") from error
         reply = self.reply("frames", timeout_s=REPLY_S + 10 * seconds)
-        return Sample(frames=int(reply["frames"]), seconds=reply["seconds"])
+        return Sample(frames=int(reply["frames"]), seconds=reply["seconds"], cpu_seconds=reply["cpu_seconds"])
 
     def wait_until_idle(self) -> None:
         """Wait until this contender and all its workers rest: what they collect ahead must not fall into the next
