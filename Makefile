@@ -14,14 +14,20 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # uv installs in a minute what takes pip five; it lives inside the venv and leaves nothing behind.
-# Compiled bytecode halves the start of every process that imports torch. The marker is newer than what it was made from: a second call does nothing.
+# Compiled bytecode halves the start of every process that imports torch. The marker holds a digest of what was installed: files
+# that are newer but the same, as after a checkout, install nothing.
+DIGEST = cat pyproject.toml constraints.txt | cksum
 $(INSTALLED): pyproject.toml constraints.txt
+	@test "$$(cat $@ 2> /dev/null)" = "$$($(DIGEST))" || $(MAKE) --no-print-directory venv
+	@$(DIGEST) > $@
+
+.PHONY: venv
+venv:
 	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed, $(PYTHON) is " + sys.version.split()[0] + "; try make PYTHON=python3.12 ...")'
 	@test -x $(BIN)/python || { echo "making $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt uv
 	@echo "installing PyTorch with CUDA, Ray, EnvPool and others: 7 GB on disk, about a minute on a fast connection"
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip install --quiet --compile-bytecode --constraint constraints.txt --editable '.[dev]'
-	@touch $@
 
 install: $(INSTALLED) ## Make the virtual environment
 

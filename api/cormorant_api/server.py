@@ -28,7 +28,7 @@ from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import FleetStats
-from cormorant_worker.lock import FolderLock, LockHeld
+from cormorant_worker.lock import FolderLock, LockHeld, LocksUnsupported
 from cormorant_worker.logs import LogContext
 
 log = structlog.get_logger()
@@ -203,6 +203,8 @@ def _lock(directory: Path | None) -> FolderLock | None:
         return FolderLock(directory)
     except LockHeld as error:
         raise StoreError(f"the head's directory {error}; stop that head first, or use another --directory") from None
+    except LocksUnsupported as error:
+        raise StoreError(f"the head's directory {error}") from error
     except OSError as error:
         raise StoreError(
             f"cannot write to {directory}: {error.strerror or error}; mount it writable for this user, free space on "

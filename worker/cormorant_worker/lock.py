@@ -76,7 +76,7 @@ class FolderLock:
                 raise
             raise LocksUnsupported(
                 f"{folder} is on a file system without file locks (flock: {error.strerror}), where two writers would "
-                "mix their files; use a local disk, NFSv4 or CephFS, or the s3:// or gs:// URI instead of a mount"
+                "mix their files; use a local disk, NFSv4 or CephFS; a dataset may also have an s3:// or gs:// URI"
             ) from error
 
     def _is_current(self) -> bool:

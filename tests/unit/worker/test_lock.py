@@ -7,6 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from cormorant_api.errors import StoreError
+from cormorant_api.server import HeadServer
+from cormorant_api.settings import HeadSettings
+from cormorant_testing.collecting import make_job
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.lock import FolderLock, LockHeld, LocksUnsupported
@@ -46,12 +50,26 @@ def test_a_dataset_that_another_run_writes_is_refused(tmp_path: Path) -> None:
     DatasetRoot(str(tmp_path / "data")).close()
 
 
-def test_mount_without_file_locks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def no_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`flock` as a mount of an object store answers it."""
+
     def flock(descriptor: int, operation: int) -> None:
         raise OSError(errno.ENOTSUP, os.strerror(errno.ENOTSUP))
 
     monkeypatch.setattr("fcntl.flock", flock)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_mount_without_file_locks_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         LocksUnsupported, match=r"without file locks \(flock: .*\), where two writers .*; use a local disk"
     ):
         FolderLock(tmp_path)
+
+
+@pytest.mark.usefixtures("no_locks")
+def test_directory_without_file_locks_is_refused(tmp_path: Path) -> None:
+    words = r"^the head's directory .* is on a file system without file locks .*; use a local disk"
+    with pytest.raises(StoreError, match=words):
+        HeadServer(make_job(), HeadSettings(port=0, directory=tmp_path))
