@@ -35,6 +35,7 @@ class AsyncEnvGroup:
         self._returns = trajectories.returns[columns.slice]
         self._ids = trajectories.ids[columns.slice]
         self._folds = trajectories.metrics.folds(columns.slice)
+        self._last_leaves = trajectories.metrics.last_leaves
         self.is_init: Array = np.ones(n, dtype=np.bool_)
         self._initial_states: Arrays = ()
         self._landed: Array = np.zeros(n, dtype=np.int64)
@@ -148,7 +149,8 @@ class AsyncEnvGroup:
             kept[columns] = fold(kept[columns], step.info[leaf])
         self._landed[columns] += 1
         if len(step.ended):
-            self._end(columns[step.ended], following[step.ended], step.final)
+            last = tuple([step.info[leaf].take(step.ended) for leaf in self._last_leaves])
+            self._end(columns[step.ended], following[step.ended], step.final, last)
         self._idle = np.concatenate([self._idle, columns])
         return len(columns)
 
@@ -202,12 +204,11 @@ class AsyncEnvGroup:
             self._block.end(row, np.array([column + self._columns.first]), final, final_states)
         self._ends = later
 
-    def _end(self, columns: Array, following: Array, final: Arrays) -> None:
+    def _end(self, columns: Array, following: Array, final: Arrays, last: Arrays) -> None:
         for i, column in enumerate(columns.tolist()):
             states = tuple(a[following[i], column][None].copy() for a in self._states)
             self._ends.append((column, int(self._landed[column]) - 1, tuple(a[i : i + 1] for a in final), states))
         terminated = self._terminated[following - 1, columns]  # row -1 is the ring's last
-        last = tuple(a[following - 1, columns] for a in self._info)
         self._trajectories.close(columns + self._columns.first, terminated=terminated, last=last)
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):

@@ -37,8 +37,17 @@ class EpisodeMetrics:
         """
         self._metrics = tuple(metrics)
         self._leaves = [_find(metric, info) for metric in metrics]
-        self._kept: Array = np.empty((len(metrics), num_envs))
-        """[M, B] float64. Unused where a metric is the last value."""
+        self.last_leaves = tuple(
+            leaf for metric, leaf in zip(metrics, self._leaves, strict=True) if metric.reduce == "last"
+        )
+        """Positions of the leaves whose last values `close` wants."""
+        self._has_folds = len(self.last_leaves) < len(metrics)
+        self._first: Array = np.array([-np.inf if metric.reduce == "max" else 0.0 for metric in metrics])
+        """[M] what an episode begins with."""
+        self._kept: Array = np.zeros((num_envs, len(metrics)))
+        """[B, M] float64. Unused where a metric is the last value."""
+        self._closed: list[tuple[Array, Arrays, Array]] = []
+        """[k, M] kept, [k] each of last_leaves, [k] lengths: of episodes that ended since `take`."""
         self._is_warned: set[str] = set()
         self.open(slice(None))
 
@@ -49,50 +58,69 @@ class EpisodeMetrics:
     def folds(self, columns: slice) -> tuple[Fold, ...]:
         """What the owner of these columns calls at every step: `fold(kept, values, out=kept)`."""
         return tuple(
-            (_FOLDS[metric.reduce], self._kept[i, columns], leaf)
+            (_FOLDS[metric.reduce], self._kept[columns, i], leaf)
             for i, (metric, leaf) in enumerate(zip(self._metrics, self._leaves, strict=True))
             if metric.reduce != "last"
         )
 
     def open(self, columns: slice | Array) -> None:
         """New episodes begin in these columns."""
-        for i, metric in enumerate(self._metrics):
-            self._kept[i, columns] = -np.inf if metric.reduce == "max" else 0.0
+        if self._has_folds:
+            self._kept[columns] = self._first
 
-    def close(self, columns: Array, *, last: Arrays, lengths: Array) -> Mapping[str, list[float]]:
-        """The metrics of k episodes that end, [k] a name.
+    def close(self, columns: Array, *, last: Arrays, lengths: Array) -> None:
+        """The episodes of these columns end. `open` comes next.
 
         Args:
             columns: [k] of B.
-            last: [k, ...] a leaf of info: of their last steps.
+            last: [k] each of `last_leaves`, of their last steps.
             lengths: [k] frames.
         """
-        found: dict[str, list[float]] = {}
-        for i, (metric, leaf) in enumerate(zip(self._metrics, self._leaves, strict=True)):
-            values = last[leaf].astype(np.float64) if metric.reduce == "last" else self._kept[i, columns]
-            if metric.reduce == "mean":
-                values = values / lengths
-            elif metric.reduce == "any":
-                values = np.sign(values)
-            found[metric.name] = values.tolist()
-            if metric.name not in self._is_warned and not np.isfinite(values).all():
-                self._is_warned.add(metric.name)
-                log.warning(
-                    "episode_metric_not_finite",
-                    metric=metric.name,
-                    value=float(values[~np.isfinite(values)][0]),
-                    hint=f"a step had no {metric.key} in its info, or NaN; such episodes are left out of means. "
-                    f"Declare a fill for {metric.key} in env.info to count such steps. Said once.",
-                )
+        if self._metrics:
+            self._closed.append((self._kept.take(columns, axis=0), last, lengths))
+
+    def take(self) -> dict[str, list[float]]:
+        """The metrics of the episodes that ended since the last call, by name, in the order in which they ended."""
+        if not self._closed:
+            return {}
+        closed, self._closed = self._closed, []
+        kept = np.concatenate([each for each, _, _ in closed]).T
+        last = iter([np.concatenate(values) for values in zip(*(each for _, each, _ in closed), strict=True)])
+        lengths = np.concatenate([each for _, _, each in closed])
+        found = {}
+        for metric, values in zip(self._metrics, kept, strict=True):
+            match metric.reduce:
+                case "last":
+                    reduced = next(last).astype(np.float64)
+                case "mean":
+                    reduced = values / lengths
+                case "any":
+                    reduced = np.sign(values)
+                case _:
+                    reduced = values
+            found[metric.name] = reduced.tolist()
+            self._warn(metric, reduced)
         return found
+
+    def _warn(self, metric: EpisodeMetric, values: Array) -> None:
+        if metric.name in self._is_warned or np.isfinite(values).all():
+            return
+        self._is_warned.add(metric.name)
+        log.warning(
+            "episode_metric_not_finite",
+            metric=metric.name,
+            value=float(values[~np.isfinite(values)][0]),
+            hint=f"a step had no {metric.key} in its info, or NaN; such episodes are left out of means. Declare a fill "
+            f"for {metric.key} in env.info to count such steps. Said once.",
+        )
 
     def state(self) -> dict[str, Array]:
         """What the open episodes have gathered, by name."""
-        return {f"metric.{name}": kept.copy() for name, kept in zip(self.names, self._kept, strict=True)}
+        return {f"metric.{name}": kept.copy() for name, kept in zip(self.names, self._kept.T, strict=True)}
 
     def restore(self, state: Mapping[str, Array]) -> None:
         """Go on from `state()`. What it knows nothing of is NaN until the open episodes end."""
-        for name, kept in zip(self.names, self._kept, strict=True):
+        for name, kept in zip(self.names, self._kept.T, strict=True):
             kept[:] = state.get(f"metric.{name}", np.nan)
 
 

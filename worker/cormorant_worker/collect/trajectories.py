@@ -110,14 +110,13 @@ class Trajectories:
         Args:
             columns: [n] numbers of environments.
             terminated: [n] whether the environment ended it.
-            last: [n, ...] a leaf of info, of the last step.
+            last: [n] each of `metrics.last_leaves`, of the last step.
         """
         self.finished.num_terminated += int(np.count_nonzero(terminated))
         self.finished.returns.extend(self.returns[columns].tolist())
         lengths = self.lengths[columns]
         self.finished.lengths.extend(lengths.tolist())
-        for name, values in self.metrics.close(columns, last=last, lengths=lengths).items():
-            self.finished.metrics.setdefault(name, []).extend(values)
+        self.metrics.close(columns, last=last, lengths=lengths)
         self.open(columns)
 
     def lose(self, columns: Array) -> None:
@@ -128,6 +127,7 @@ class Trajectories:
     def take_finished(self) -> Episodes:
         """The episodes that ended since the last call."""
         finished, self.finished = self.finished, Episodes()
+        finished.metrics = self.metrics.take()
         return finished
 
     def state(self) -> dict[str, Array]:
