@@ -7,6 +7,7 @@ from pydantic import Field
 from cormorant_contract.base import COUNT_MAX, INT32_MAX, Contract, Count32, Count64, Flag, Whole
 from cormorant_contract.episodes import EvaluatedEpisodes
 from cormorant_contract.info import EpisodeMetrics, repeated
+from cormorant_contract.normalize import Normalize
 from cormorant_contract.rule import Rule, Value
 
 
@@ -71,6 +72,9 @@ class Collection(Contract):
 
     episode_metrics: EpisodeMetrics | None = None
     """Numbers reported for every episode beside its return and length. Unset means none."""
+
+    normalize: Normalize | None = None
+    """Normalise observations and rewards with running statistics that all workers share. Frames hold raw values."""
 
     seed: Count64 = 0
     """Seed of the job. Every environment of the fleet gets its own, derived from it."""

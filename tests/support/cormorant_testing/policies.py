@@ -40,6 +40,17 @@ def numbered(version: int) -> dict[str, Tensor]:
     return {"number": torch.tensor(float(version)), "bias": torch.full((3,), float(version))}
 
 
+class Seer(Versioned):
+    """As `Versioned`, and writes down what it saw."""
+
+    def forward(self, observation: Tensor) -> Any:
+        return {"action": super().forward(observation), "seen": observation.clone()}
+
+
+def seer(observation_space: Any, action_space: Any) -> nn.Module:
+    return Seer()
+
+
 class Counter(TensorDictModuleBase):
     """Recurrent: `count` is the number of frames since the trajectory began. Draws its actions, and one number more."""
 

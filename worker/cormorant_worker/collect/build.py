@@ -13,6 +13,7 @@ from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
 from cormorant_worker.envs.calibration import calibrate
@@ -30,6 +31,7 @@ from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
+from cormorant_worker.policy.normalizer import Normalizer, NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.file import read as read_weights
@@ -70,15 +72,18 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         warmup = RandomActor(action, seeds.seed("actions"))
         actor: Actor = warmup
         weights = StagedWeights({})
+        normalize = spec.collection.normalize
+        normalizer = None if normalize is None else Normalizer(normalize, observation)
+        seen = observation if normalizer is None else normalizer.space
         # Built under the job's own seed: the policy's first weights are the same in every worker.
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(spec.collection.seed)
-            models = _find_policy(job, overrides, observation, action)
+            models = _find_policy(job, overrides, seen, action)
             if models is not None:
                 num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
                 acting = PolicyActor(
                     in_dtype(models, spec.policy.dtype, device),
-                    observation,
+                    seen,
                     action,
                     device=device,
                     num_rows=num_rows,
@@ -86,12 +91,12 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
                 )
                 if spec.policy.compile != "off" and not overrides.shares_policy:
                     exploration = ExplorationType(spec.policy.exploration_type)
-                    compile_actor(
-                        acting, observation, mode=spec.policy.compile, num_rows=num_rows, exploration=exploration
-                    )
+                    compile_actor(acting, seen, mode=spec.policy.compile, num_rows=num_rows, exploration=exploration)
                 actor = acting
         if models is not None:
-            weights = StagedWeights(models.modules)
+            if normalizer is not None:
+                actor = NormalizingActor(actor, normalizer)
+            weights = StagedWeights(models.modules, normalizer)
             if spec.policy.initial_weights:
                 weights.load(read_weights(spec.policy.initial_weights))
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
@@ -107,6 +112,8 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         )
         config = replace(config, **overrides.settings)
         collector = Collector(envs, actor, config=config, warmup=warmup, weights=weights)
+        if normalizer is not None:
+            collector.moments = BatchMoments(normalizer, collector.num_envs)
     except BaseException:
         for env in envs:
             env.close()

@@ -20,6 +20,7 @@ from cormorant_worker.collect.async_env_group import AsyncEnvGroup
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.env_group import Columns, EnvGroup, LockstepEnvGroup
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
+from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.collect.state import load_state, save_state
@@ -27,6 +28,7 @@ from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import Episodes, Trajectories, trajectory_base
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
@@ -68,6 +70,8 @@ class Filled:
     """The version that acted, or RANDOM_VERSION when the policy is random."""
     episodes: Episodes
     """Episodes that ended in this batch."""
+    moments: Statistics | None = None
+    """What the batch adds to the job's statistics; None where the manifest normalises nothing."""
 
 
 class Collector:
@@ -101,6 +105,8 @@ class Collector:
         """Counts frames as they land, for a watcher in another process: [1] int64, replaced by shared memory."""
         self.timing = Timing()
         """Where this thread's time goes; replaced, as `pulse` is."""
+        self.moments: BatchMoments | None = None
+        """Set where the manifest normalises."""
         self._actor = actor
         self.warmup = warmup
         self._random: Actor = first_actor or WarmupActor(warmup, actor)
@@ -269,7 +275,9 @@ class Collector:
         block.num_rows = int(block.lengths.max())
         num_frames = block.num_frames
         self.frames += num_frames
-        return Filled(num_frames=num_frames, version=version, episodes=self.trajectories.take_finished())
+        episodes = self.trajectories.take_finished()
+        moments = None if self.moments is None else self.moments.of(block)
+        return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
     def restart(self) -> None:
         """Begin new episodes everywhere; open trajectories end where their last batch did.

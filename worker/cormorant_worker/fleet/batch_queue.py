@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import reduce
 from heapq import heappop, heappush
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.scheduler import Mode, Round, Scheduler, Slot
 from cormorant_worker.fleet.transport import BlockPool
+from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.normalize.moments import Document, Statistics
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import RANDOM_VERSION
 from cormorant_worker.worker.messages import Sealed
@@ -32,6 +35,8 @@ class Batch:
     num_frames: int
     min_version: int
     """The oldest policy version that acted in it; -1 where only random actions did."""
+    statistics: Mapping[int, Document] = field(default_factory=dict)
+    """What each version in it acted with, for `cormorant_postproc.normalized`; empty without `normalize`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +71,8 @@ class Loan:
         on_release: Callable[[], None],
         post_processing: Mapping[str, Any] = MappingProxyType({}),
         accepted_at: float = 0.0,
+        moments: Statistics | None = None,
+        book: StatisticsBook | None = None,
     ) -> None:
         self.parts = parts
         """In the order of the workers' slots; exactly one in async mode."""
@@ -82,6 +89,7 @@ class Loan:
         self._on_copied = on_copied
         self._on_release = on_release
         self._has_memory = True
+        self._moments, self._book = moments, book
 
     def tensordict(self, *, copy: bool = False) -> "TensorDict":
         """The batch, `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`. With `multiStep` and
@@ -107,6 +115,29 @@ class Loan:
         from cormorant_postproc.pipeline import of_collection
 
         return of_collection(self.post_processing)(placed)
+
+    def batch(self, *, copy: bool = False) -> Batch:
+        """As `Fleet.take` gives it; with `copy` the memory goes back at once."""
+        tensordict = self.tensordict(copy=copy)
+        if copy:
+            self.copied()
+        return Batch(
+            tensordict=tensordict,
+            num_frames=self.num_frames,
+            min_version=self.min_version,
+            statistics=self.statistics,
+        )
+
+    @property
+    def statistics(self) -> dict[int, Document]:
+        """What each policy version in it acted with, as far as the fleet still knows; empty without `normalize`."""
+        return {} if self._book is None else self._book.between(self.min_version, self.max_version)
+
+    def acknowledge(self) -> None:
+        """The batch counts for the job's statistics. May be called twice; one thread at a time."""
+        moments, self._moments = self._moments, None
+        if self._book is not None and moments is not None:
+            self._book.merge(moments)
 
     def copied(self) -> None:
         """Give the memory back early. Until `release` the fleet takes it that weights may still be made of this batch,
@@ -160,6 +191,12 @@ class Delivery:
         self.accepted_at = 0.0
         """When it entered the queue, in monotonic seconds."""
 
+    @property
+    def moments(self) -> Statistics | None:
+        """What it adds to the job's statistics."""
+        found = [part.message.moments for _, part in self.parts if part.message.moments is not None]
+        return reduce(Statistics.merged, found) if found else None
+
 
 Locked = Callable[[Callable[[], None]], None]
 """Calls a function with the fleet's condition held, and has the fleet look."""
@@ -176,6 +213,7 @@ class BatchQueue:
         drops_oldest: bool,
         has_dataset: bool = False,
         events: Events | None = None,
+        statistics: StatisticsBook | None = None,
     ) -> None:
         """Args:
         scheduler: whose rounds these are.
@@ -183,6 +221,7 @@ class BatchQueue:
         drops_oldest: a full queue drops its oldest round instead of making workers wait.
         has_dataset: frames are durable, and count, whatever becomes of them in the queue.
         events: hears of rounds that were accepted and of frames that were dropped.
+        statistics: gets the moments of batches that were acknowledged; without a queue, of those that were accepted.
         """
         self.blocks: BlockPool | None = None
         """The memory of batches, once the first worker has told their layout."""
@@ -203,6 +242,7 @@ class BatchQueue:
         self._at_work: dict[int, int] = {}
         """Frames of the rounds that consumers are not done with, by number: they may still publish for them."""
         self._events = events or Events()
+        self._statistics = statistics
 
     def use(self, blocks: BlockPool) -> None:
         """Batches lie in these blocks. Called once, before the first ticket."""
@@ -242,6 +282,8 @@ class BatchQueue:
             if self._capacity:
                 self._queue.append(delivery)
             else:
+                if self._statistics is not None and delivery.moments is not None:
+                    self._statistics.merge(delivery.moments)
                 self._give_back(delivery)
 
     # -- out ---------------------------------------------------------------------------------------------------
@@ -302,6 +344,8 @@ class BatchQueue:
             storing_device=storing_device,
             post_processing=post_processing,
             accepted_at=delivery.accepted_at,
+            moments=delivery.moments,
+            book=self._statistics,
             on_copied=lambda: locked(lambda: self.copied(number)),
             on_release=lambda: locked(lambda: self.release(number)),
         )

@@ -81,6 +81,8 @@ class Bootstrap:
             core.lifecycle.fail(blocks, what="lay out memory for batches")
             return
         self.ready = ready
+        if core.statistics is not None and ready.statistics is not None:
+            core.statistics.begin(ready.statistics)
         core.queue.use(blocks)
         self.size_blocks()
         core.scheduler.count_from(core.found_frames)

@@ -30,6 +30,7 @@ from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.fleet.transport import Engine
 from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.fleet.worker_pool import WorkerPool
+from cormorant_worker.normalize.book import StatisticsBook
 
 if TYPE_CHECKING:
     from cormorant_worker.evaluation.book import EpisodeBook
@@ -61,6 +62,8 @@ class FleetCore:
     dataset: "DatasetRoot | None"
     episodes: "EpisodeBook | None"
     """Of an evaluation, whose frames are episodes."""
+    statistics: StatisticsBook | None
+    """None where the manifest normalises nothing."""
     found_frames: int
     """Frames that counted before this fleet collected any: those of the dataset, or the options' floor."""
 
@@ -143,6 +146,7 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
     found_frames = options.floor_frames if dataset is None else dataset.frames
     if episodes is not None:
         found_frames = episodes.found
+    statistics = None if collection.normalize is None else StatisticsBook(options.statistics)
     return FleetCore(
         job=job,
         options=options,
@@ -157,11 +161,12 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
             drops_oldest=queue is not None and queue.on_full == "drop_oldest",
             has_dataset=dataset is not None,
             events=events,
+            statistics=statistics,
         ),
         background=BackgroundTasks(waker.wake),
         pool=pool,
         requests=requests,
-        offers=Offers(pool.workers, events, next_number=requests.next_number),
+        offers=Offers(pool.workers, events, next_number=requests.next_number, statistics=statistics),
         counters=counters,
         hang_detector=HangDetector(job, options, pool.workers, counters),
         replacements=Replacements(job, options),
@@ -172,5 +177,6 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
         ),
         dataset=dataset,
         episodes=episodes,
+        statistics=statistics,
         found_frames=found_frames,
     )

@@ -40,6 +40,7 @@ from cormorant_worker.fleet.stats import FleetStats, Receipt
 from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.waker import Waker
+from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import in_models
@@ -187,25 +188,17 @@ class Fleet:
             yield batch.tensordict
 
     def take(self, *, copy: bool = False, timeout_s: float | None = None) -> Batch | None:
-        """Take the next batch, giving the last one's memory back.
+        """Take the next batch, giving the last one's memory back; None when `totalFrames` have been delivered.
 
         Args:
             copy: make the tensors yours instead of views that the next `take` invalidates.
             timeout_s: how long to wait; None waits as long as workers make progress (each of their waits is limited).
 
-        Returns:
-            The batch, or None when `totalFrames` have been delivered.
-
         Raises:
             ControlTimeout, WorkerFailed, FleetClosed: as `borrow`.
         """
         loan = self._take_next(timeout_s)
-        if loan is None:
-            return None
-        tensordict = loan.tensordict(copy=copy)
-        if copy:
-            loan.copied()
-        return Batch(tensordict=tensordict, num_frames=loan.num_frames, min_version=loan.min_version)
+        return None if loan is None else loan.batch(copy=copy)
 
     def skip(self, *, timeout_s: float | None = None) -> int:
         """`take` without looking at the batch: its number of frames, or 0 when all have been delivered."""
@@ -216,6 +209,8 @@ class Fleet:
         if self._taken is not None:
             self._taken.release()
         self._taken = self.borrow(timeout_s=timeout_s)
+        if self._taken is not None:
+            self._taken.acknowledge()
         return self._taken
 
     def borrow(self, *, timeout_s: float | None = None) -> Loan | None:
@@ -508,6 +503,11 @@ class Fleet:
     def version(self) -> PolicyVersion:
         """The newest published version. Costs nothing, and never waits."""
         return self._core.offers.published.version
+
+    @property
+    def statistics(self) -> StatisticsBook | None:
+        """What each version acts with, for `cormorant_postproc.normalized`; None without `normalize`."""
+        return self._core.statistics
 
     @property
     def silent_s(self) -> float:

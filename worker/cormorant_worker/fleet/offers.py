@@ -14,6 +14,7 @@ from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.fleet.transport import Payload
 from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.staged import PolicyVersion
 from cormorant_worker.worker.messages import Reply, Request
@@ -22,17 +23,26 @@ from cormorant_worker.worker.messages import Reply, Request
 class Offers:
     """Who has which version, and who is to get one. Guarded by the fleet's condition."""
 
-    def __init__(self, workers: Mapping[Slot, WorkerHandle], events: Events, *, next_number: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        workers: Mapping[Slot, WorkerHandle],
+        events: Events,
+        *,
+        next_number: Callable[[], int],
+        statistics: StatisticsBook | None = None,
+    ) -> None:
         """Offer nothing yet.
 
         Args:
             workers: those that live.
             events: hears of versions that were published, applied and refused.
             next_number: numbers requests.
+            statistics: of which each version that is published gets the present ones, or its own.
         """
         self.published = PublishedWeights()
         self._workers, self._events = workers, events
         self._next_number = next_number
+        self._statistics = statistics
         self._due: dict[Slot, None] = {}
         self._awaited: dict[PolicyVersion, set[Slot]] = {}
         """Workers that have not decided on versions that are waited for."""
@@ -43,7 +53,11 @@ class Offers:
         return bool(self._due)
 
     def publish(
-        self, blob: WeightsBlob, version: PolicyVersion, payload: Payload, slots: Collection[Slot] | None = None
+        self,
+        blob: WeightsBlob,
+        version: PolicyVersion,
+        payload: Payload,
+        slots: Collection[Slot] | None = None,
     ) -> None:
         """Offer new weights to all workers, or to those of some slots: one copy in memory for all. Workers that come
         later get them, too.
@@ -54,7 +68,8 @@ class Offers:
             payload: the same bytes as the engine shares them.
             slots: None: all.
         """
-        self.published.put(blob, version, slots, payload)
+        statistics = None if self._statistics is None else self._statistics.stamp(version, blob.statistics)
+        self.published.put(blob, version, slots, payload, statistics)
         self._events.note("published", version=version)
         self._due.update(dict.fromkeys(self._workers if slots is None else slots))
 
@@ -88,6 +103,7 @@ class Offers:
             size_bytes=blob.size_bytes,
             default_model=blob.default_model,
             models=models,
+            statistics=published.statistics,
         )
         handle.request(request, published.payload)
         return True

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.envs.cpus import available_cpus
+from cormorant_worker.normalize.moments import Statistics
 
 _HANG_FLOOR_S = 120.0
 _HANG_MARGIN_S = 30.0
@@ -27,6 +28,8 @@ class FleetOptions:
     """Torch device on which batches are handed out."""
     floor_frames: int = 0
     """Frames that were accepted before this fleet: where nothing durable says so, `totalFrames` counts from here."""
+    statistics: Statistics | None = None
+    """Those of the frames that were acknowledged before this fleet; None: not known."""
     starts_paused: bool = False
     """Workers start and step nothing until `resume`: there are weights to publish first."""
     waits_for_places: bool = False

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.transport import Payload
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.file import to_bytes
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
@@ -19,6 +20,8 @@ class PublishedVersion:
     blob: WeightsBlob
     payload: Payload
     """The same bytes as the engine shares them."""
+    statistics: Statistics | None = None
+    """What it acts with; None where the manifest normalises nothing."""
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -37,11 +40,16 @@ class PublishedWeights:
         self._own: dict[Slot, dict[str, PublishedVersion]] = {}
 
     def put(
-        self, blob: WeightsBlob, version: PolicyVersion, slots: Collection[Slot] | None, payload: Payload
+        self,
+        blob: WeightsBlob,
+        version: PolicyVersion,
+        slots: Collection[Slot] | None,
+        payload: Payload,
+        statistics: Statistics | None = None,
     ) -> PublishedVersion:
         """Keep new weights, for all slots or for some, and let go of those that are the newest of nothing any more."""
         before = self._kept()
-        found = PublishedVersion(version, blob, payload)
+        found = PublishedVersion(version, blob, payload, statistics)
         self.version = version
         if slots is None:
             self.common_version = version

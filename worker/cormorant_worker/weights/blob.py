@@ -23,6 +23,7 @@ from cormorant_contract.tensor_file import (
     parse_header,
 )
 from cormorant_worker.errors import MalformedWeights, WeightsError
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.loading import MAIN_MODEL
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import TensorSpec, Weights
@@ -45,6 +46,8 @@ class WeightsBlob:
         """Empty until `check`."""
         self.digest = ""
         """Set by the receiver of the bytes, if it computed one."""
+        self.statistics: Statistics | None = None
+        """What these weights acted with before; None: they are new, and act with what the fleet has merged by now."""
         self._data_start = 0
         weakref.finalize(self, self.memory.close)
 

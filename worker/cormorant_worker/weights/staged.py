@@ -9,11 +9,15 @@ One thread offers, the collector's thread applies; the lock guards the offer tha
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NewType
+from typing import TYPE_CHECKING, NewType
 
 import torch
 
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
+
+if TYPE_CHECKING:
+    from cormorant_worker.normalize.moments import Statistics
+    from cormorant_worker.policy.normalizer import Normalizer
 
 PolicyVersion = NewType("PolicyVersion", int)
 """Grows with every publish. 0: the weights that the policy was built with."""
@@ -108,8 +112,12 @@ def _dtype(tensor: torch.Tensor) -> str:
 class StagedWeights:
     """Holds the newest offer until the collector reaches a batch boundary."""
 
-    def __init__(self, modules: Mapping[str, torch.nn.Module]) -> None:
+    def __init__(self, modules: Mapping[str, torch.nn.Module], normalizer: "Normalizer | None" = None) -> None:
+        """Hold the weights of a policy, and the statistics that it acts with, if it acts on normalised observations."""
         self._modules = dict(modules)
+        self._normalizer = normalizer
+        self.stamp: Callable[[PolicyVersion], Statistics] | None = None
+        """Gives the statistics of versions that are offered without any, where no fleet does."""
         self.specs = specs_of(modules)
         self.version = INITIAL_VERSION
         self.on_applied: Callable[[PolicyVersion], None] = _nobody_listens
@@ -117,12 +125,15 @@ class StagedWeights:
         self._lock = threading.Condition()
         """Guards `_offered` and the versions; notified of every offer."""
         self._offered: Weights | None = None
+        self._statistics: Statistics | None = None
+        """Of the offer that waits."""
         self._offered_version = INITIAL_VERSION
         self._seen_version = INITIAL_VERSION
         """The newest version seen, staged or refused: `wait_until_offered` returns for it."""
 
-    def offer(self, weights: Weights, *, version: PolicyVersion) -> None:
-        """Stage weights for the next batch boundary. An older offer that still waits is superseded.
+    def offer(self, weights: Weights, *, version: PolicyVersion, statistics: "Statistics | None" = None) -> None:
+        """Stage weights for the next batch boundary, with the statistics that they act with. An older offer that still
+        waits is superseded.
 
         Raises:
             WeightsMismatch: they do not fit; nothing is staged.
@@ -130,11 +141,11 @@ class StagedWeights:
         """
         try:
             verify(specs_of_tensors(weights), self.specs)
-            self._stage(weights, version)
+            self._stage(weights, version, statistics)
         finally:
             self.note_seen(version)
 
-    def _stage(self, weights: Weights, version: PolicyVersion) -> None:
+    def _stage(self, weights: Weights, version: PolicyVersion, statistics: "Statistics | None") -> None:
         with self._lock:
             newest = max(self.version, self._offered_version)
             if version <= newest:
@@ -143,6 +154,7 @@ class StagedWeights:
             # An atomic publish may name some models only: what an unapplied older offer holds of others still counts.
             merged.update(weights)
             self._offered, self._offered_version = merged, version
+            self._statistics = statistics or (self.stamp(version) if self.stamp is not None else None)
 
     def note_seen(self, version: PolicyVersion) -> None:
         """Weights of this version arrived, and were staged or refused: waiters for them return."""
@@ -160,9 +172,11 @@ class StagedWeights:
         if self._offered is None:
             return self.version
         with self._lock:
-            weights, version = self._offered, self._offered_version
-            self._offered = None
+            weights, version, statistics = self._offered, self._offered_version, self._statistics
+            self._offered = self._statistics = None
         self._copy(weights or {})
+        if self._normalizer is not None and statistics is not None:
+            self._normalizer.use(statistics)
         self.version = version
         self.on_applied(version)
         return version

@@ -14,6 +14,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import WeightSpecs
 
@@ -40,6 +41,8 @@ class Ready:
     num_threads: int
     kept_version: int = 0
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
+    statistics: Statistics | None = None
+    """What its initial weights act with; None where the manifest normalises nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +96,8 @@ class Sealed:
     """Higher than any trajectory id in this batch and in earlier ones."""
     num_steps: int = 0
     """Of an evaluation, which counts episodes: environment steps in them."""
+    moments: Statistics | None = None
+    """What the batch adds to the job's statistics, once it is acknowledged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,6 +172,8 @@ class Request:
     """Of a seal: this ticket's batch, and those of earlier ones, end at the next vector step."""
     models: tuple[str, ...] = ()
     """Of an offer: the payload's other models are out of date."""
+    statistics: Statistics | None = None
+    """Of an offer: what the version acts with."""
     column: int = 0
     """Of a look: the environment, of B."""
     leaf: int = 0

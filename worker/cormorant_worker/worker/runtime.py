@@ -154,6 +154,7 @@ class WorkerRuntime:
             specs=self.collector.weights.specs,
             num_threads=built.num_threads,
             kept_version=self._kept.version,
+            statistics=None if self.collector.moments is None else self.collector.moments.initial,
         )
 
     def _serve(self) -> None:
@@ -222,6 +223,7 @@ class WorkerRuntime:
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
                 env_restarts=self.collector.env_restarts,
                 next_trajectory=self.collector.trajectories.next_id,
+                moments=filled.moments,
             )
         )
 
@@ -361,7 +363,7 @@ class WorkerRuntime:
         slot, version = self.collector.weights, PolicyVersion(request.version)
         try:
             offered = read_weights(payload, default_model=request.default_model, models=request.models)
-            slot.offer(offered, version=version)
+            slot.offer(offered, version=version, statistics=request.statistics)
         finally:
             slot.note_seen(version)  # refused or not: a ticket that came with it goes on
         # A worker that is waiting for a ticket need not wait for it to let new weights act. Within a batch the stepping

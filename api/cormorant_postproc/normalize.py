@@ -1,0 +1,135 @@
+"""What the policy saw, from the raw frames of a batch and the statistics of the versions that acted.
+
+The same arithmetic as in the workers, in float64: equal bit for bit.
+
+# B envs, T steps, V versions in the batch
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict, TensorDictBase
+
+from cormorant_postproc.protocol import PostprocError
+
+EPSILON = 1e-8
+_REWARD = "next/reward"
+_VERSIONS = ("collector", "policy_version")
+_MASK = ("collector", "mask")
+
+Document = Mapping[str, Mapping[str, Any]]
+
+
+def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Document) -> TensorDict:
+    """Normalise a batch as `spec.collection.normalize` of its job says.
+
+        batch = client.next_batch()
+        seen = normalized(batch.tensordict(), batch.statistics)
+
+    Args:
+        batch: `[B, T]` raw frames with `("collector", "policy_version")`; padded frames become zero.
+        statistics: by policy version: each frame is normalised with those of the version that acted in it, random
+            frames with the newest. Or those of one version, for all frames.
+
+    Returns:
+        A shallow copy in which the normalised observations, at the root and in `next`, are float32: what the policy
+        saw, and what the same version would have seen next. `("next", "reward")` is divided by the standard deviation
+        of the discounted return, and clipped.
+
+    Raises:
+        PostprocError: there are no statistics of a version in the batch, or they are those of other observations.
+    """
+    given: dict[Any, Any] = dict(statistics)
+    is_single = any(isinstance(name, str) for name in given)
+    by_version: dict[int, Any] = {0: statistics} if is_single else given
+    if not by_version:
+        raise PostprocError("no statistics were given; pass batch.statistics of a job with collection.normalize")
+    result: TensorDict = batch.copy()
+    index_BT, documents = _find_versions(batch, by_version, is_single=is_single)
+    mask_BT = batch.get(_MASK, None)
+    for name in documents[0]:
+        scale = _Scale(name, [document[name] for document in documents], index_BT, mask_BT)
+        key = tuple(name.split("/"))
+        if name == _REWARD:
+            result[key] = scale(batch.get(key, None), is_centered=False)
+            continue
+        result[key] = scale(batch.get(key, None))
+        if (following := batch.get(("next", *key), None)) is not None:
+            result["next", *key] = scale(following)
+    return result
+
+
+def _find_versions(
+    batch: TensorDictBase, by_version: Mapping[int, Any], *, is_single: bool
+) -> tuple[torch.Tensor | None, list[Document]]:
+    """The statistics that are needed, and for each frame which of them; None: all frames have the only ones."""
+    if is_single:
+        return None, list(by_version.values())
+    versions_BT = batch.get(_VERSIONS, None)
+    if versions_BT is None:
+        raise PostprocError(
+            "the batch has no collector.policy_version, so the statistics of its frames are not known; pass those of "
+            "one version"
+        )
+    newest = max(by_version)
+    acted_BT = torch.where(versions_BT < 0, newest, versions_BT)
+    if (mask_BT := batch.get(_MASK, None)) is not None:
+        acted_BT = torch.where(mask_BT, acted_BT, acted_BT[mask_BT].max() if mask_BT.any() else newest)
+    found, index_BT = acted_BT.unique(return_inverse=True)
+    needed: list[int] = found.tolist()
+    if missing := [version for version in needed if version not in by_version]:
+        raise PostprocError(
+            f"the statistics of version {missing[0]} are not among those given ({min(by_version)} to {newest}); keep "
+            "the statistics of a batch with the batch, or pass those of one version"
+        )
+    return (index_BT if len(needed) > 1 else None), [by_version[version] for version in needed]
+
+
+class _Scale:
+    """Of one key: the statistics of each version, and which of them each frame has."""
+
+    def __init__(
+        self, name: str, entries: list[Mapping[str, Any]], index_BT: torch.Tensor | None, mask_BT: torch.Tensor | None
+    ) -> None:
+        self._name, self._index, self._mask = name, index_BT, mask_BT
+        self._clips = [float(entry["clip"]) for entry in entries]
+        centers, stds = zip(*(_center_and_std(entry) for entry in entries), strict=True)
+        self._center, self._std = torch.stack(centers), torch.stack(stds)
+
+    def __call__(self, raw: torch.Tensor | None, *, is_centered: bool = True) -> torch.Tensor:
+        name = self._name.replace("/", ".")
+        if raw is None:
+            raise PostprocError(f"the batch has no {name}, which the statistics are of; pass a batch of the same job")
+        shape = self._center.shape[1:]
+        if shape and raw.shape[-len(shape) :] != shape:
+            raise PostprocError(
+                f"{name} has shape {list(raw.shape)}, its statistics {list(shape)}; normalise before stacking frames"
+            )
+        parts = (self._center, self._std, self._bounds())
+        center, std, clip = (self._of_frames(part.to(raw.device), raw) for part in parts)
+        values = raw.to(torch.float64)
+        values = (values - center if is_centered else values) / std
+        values = values.clamp(-clip, clip).to(torch.float32)
+        if self._mask is not None:
+            mask = self._mask.to(raw.device)
+            values = torch.where(mask.reshape(*mask.shape, *[1] * (values.ndim - mask.ndim)), values, 0.0)
+        return values
+
+    def _bounds(self) -> torch.Tensor:
+        shape = [len(self._clips)] + [1] * (self._center.ndim - 1)
+        return torch.tensor([clip or torch.inf for clip in self._clips], dtype=torch.float64).reshape(shape)
+
+    def _of_frames(self, values: torch.Tensor, raw: torch.Tensor) -> torch.Tensor:
+        if self._index is None:
+            return values[0]
+        chosen = values[self._index.to(raw.device)]
+        return chosen.reshape(*chosen.shape, *[1] * (raw.ndim - chosen.ndim))
+
+
+def _center_and_std(entry: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    mean = torch.tensor(entry["mean"], dtype=torch.float64)
+    m2 = torch.tensor(entry["m2"], dtype=torch.float64)
+    if entry["count"] < 2:  # nothing is known yet: values pass
+        return torch.zeros_like(mean), torch.ones_like(m2)
+    return mean, torch.sqrt(m2 / entry["count"] + EPSILON)

@@ -1,0 +1,100 @@
+"""`collection.normalize` with real workers: the fleet's statistics, what policies saw, kills, states."""
+
+import os
+import signal
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cormorant_postproc import normalized
+from cormorant_testing.collecting import make_job
+from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.policies import numbered
+from cormorant_worker.normalize.moments import Statistics
+
+NORMALIZE = {"observation": {"clip": 3}, "reward": {"gamma": 0.9}}
+
+
+def job_of(total: int, **options: Any) -> Any:
+    collection = {"totalFrames": total, "normalize": NORMALIZE, **options.pop("collection", {})}
+    return make_job(policy="seer", action="box", lengths=(3, 7), collection=collection, **options)
+
+
+class Expected:
+    """numpy's opinion of the frames that were taken."""
+
+    def __init__(self) -> None:
+        self.seen: list[np.ndarray] = []
+        self.returns: list[float] = []
+        self._running: dict[int, float] = {}
+
+    def take(self, batch: Any) -> None:
+        mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+        for column in range(batch.shape[0]):
+            for row in range(int(mask[column].sum())):
+                self.seen.append(batch["observation"][column, row].double().numpy())
+                name = int(batch["collector", "traj_ids"][column, row])
+                reward = float(batch["next", "reward"][column, row])
+                self._running[name] = self._running.get(name, 0.0) * 0.9 + reward
+                self.returns.append(self._running[name])
+
+    def check(self, statistics: Statistics) -> None:
+        found, whole = statistics.moments["observation"], np.array(self.seen)
+        assert found.count == statistics.moments["next/reward"].count == len(whole)
+        scale = np.abs(whole).max()
+        assert np.abs(found.mean - whole.mean(axis=0)).max() <= 1e-9 * scale
+        assert np.abs(found.m2 / found.count - whole.var(axis=0)).max() <= 1e-9 * scale**2
+        returns = statistics.moments["next/reward"]
+        assert abs(returns.mean - np.mean(self.returns)) <= 1e-9 * np.max(self.returns)
+        assert abs(returns.m2 / returns.count - np.var(self.returns)) <= 1e-9 * np.max(self.returns) ** 2
+
+
+def check_seen(batch: Any, statistics: Any) -> None:
+    mask = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+    again = normalized(batch, statistics)
+    assert torch.equal(again["observation"][mask], batch["seen"][mask])
+
+
+@on_both_engines_slowly
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) -> None:
+    expected, versions = Expected(), set()
+    with make_fleet(job_of(600, collection={"mode": mode}), workers=2) as fleet:
+        while (batch := fleet.take(copy=True)) is not None:
+            check_seen(batch.tensordict, batch.statistics)
+            check_seen(batch.tensordict, fleet.statistics)
+            expected.take(batch.tensordict)
+            expected.check(fleet.statistics.current)
+            versions |= set(batch.tensordict["collector", "policy_version"].unique().tolist())
+            number = fleet.version + 1
+            fleet.publish(numbered(number))
+            assert fleet.statistics[number] == fleet.statistics.current.document()
+    assert len(versions) > 2
+
+
+def test_killed_workers_neither_lose_nor_double_frames_in_the_statistics() -> None:
+    expected = Expected()
+    with make_fleet(job_of(800, step_s=0.0005), workers=2) as fleet:
+        while (batch := fleet.take(copy=True)) is not None:
+            expected.take(batch.tensordict)
+            check_seen(batch.tensordict, batch.statistics)
+            if len(expected.seen) in (200, 400):
+                os.kill(next(worker.pid for worker in fleet.stats().workers if worker.pid), signal.SIGKILL)
+                fleet.publish(numbered(fleet.version + 1))
+        assert len(expected.seen) == 800
+        assert fleet.stats().restarts >= 1
+        expected.check(fleet.statistics.current)
+
+
+def test_a_loan_counts_when_it_is_acknowledged_and_once() -> None:
+    with make_fleet(job_of(80), workers=1) as fleet:
+        first, second = fleet.borrow(), fleet.borrow()
+        assert fleet.statistics.current.count == 0
+        second.acknowledge()
+        second.acknowledge()
+        assert fleet.statistics.current.count == second.num_frames == 20
+        first.release()
+        second.release()
+        assert fleet.statistics.current.count == 20

@@ -1,0 +1,1 @@
+"""Running statistics of observations and returns: merged from batches, published with weights."""

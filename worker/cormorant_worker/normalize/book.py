@@ -1,0 +1,103 @@
+"""The statistics of one job: merged from batches that were acknowledged, and what each version was published with.
+
+    a batch is acknowledged --merge--> current --stamp--> a version's, which never change
+
+Guarded by a lock of its own: merging takes microseconds, and no caller holds another one's business up.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+
+from cormorant_worker.normalize.moments import Document, Statistics
+
+KEPT_VERSIONS = 256
+"""Versions whose statistics are kept, the newest."""
+
+
+class StatisticsBook(Mapping[int, Document]):
+    """Statistics by policy version, as plain data, which must not be changed. Owned by a fleet, or by a collector that
+    stands alone. Methods may be called from any thread.
+    """
+
+    def __init__(self, found: Statistics | None = None) -> None:
+        """Begin with what earlier fleets of the job merged; None: nothing, or what `begin` gives."""
+        self._lock = threading.Lock()
+        """Guards everything below."""
+        self._current = found or Statistics()
+        self._is_first = found is None
+        self._versions: OrderedDict[int, Statistics] = OrderedDict()
+        self._documents: dict[int, Document] = {}
+        """Of versions that were asked for."""
+
+    @property
+    def current(self) -> Statistics:
+        """Of all batches that were acknowledged."""
+        return self._current
+
+    def begin(self, initial: Statistics) -> None:
+        """What version 0 acts with: nothing, or what came with the initial weights, which is then gone on from. All
+        workers say the same; the first one counts.
+        """
+        with self._lock:
+            self._versions.setdefault(0, initial)
+            self._base(initial)
+
+    def inherit(self, statistics: Statistics) -> None:
+        """Go on from what an earlier fleet had merged when it published, unless this one knows more already."""
+        with self._lock:
+            self._base(statistics)
+
+    def _base(self, statistics: Statistics) -> None:
+        if self._is_first and statistics.count:
+            self._current, self._is_first = statistics.merged(self._current), False
+
+    def merge(self, statistics: Statistics) -> None:
+        """A batch counts. Called once a batch."""
+        with self._lock:
+            self._current = self._current.merged(statistics)
+
+    def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
+        """A version is published: with the current statistics, or with those that it had before."""
+        with self._lock:
+            found = self._versions[version] = statistics or self._current
+            self._documents.pop(version, None)
+            while len(self._versions) > KEPT_VERSIONS:
+                self._documents.pop(self._versions.popitem(last=False)[0], None)
+            return found
+
+    def reset(self, current: Statistics, versions: Mapping[int, Statistics]) -> None:
+        """Go on from a saved state. What this fleet published stays known."""
+        with self._lock:
+            self._current, self._is_first = current, False
+            self._versions = OrderedDict(sorted({**versions, **self._versions}.items())[-KEPT_VERSIONS:])
+            self._documents.clear()
+
+    def versions(self) -> dict[int, Statistics]:
+        """Of the published versions, as far as they are kept."""
+        with self._lock:
+            return dict(self._versions)
+
+    def between(self, oldest: int, newest: int) -> dict[int, Document]:
+        """The published versions from `oldest` to `newest`; the newest of all where none of these is known, because
+        random actions have no version.
+        """
+        with self._lock:
+            known = list(self._versions)
+            wanted = [version for version in known if oldest <= version <= newest] or known[-1:]
+            return {version: self._document(version) for version in wanted}
+
+    def _document(self, version: int) -> Document:
+        if version not in self._documents:
+            self._documents[version] = self._versions[version].document()
+        return self._documents[version]
+
+    def __getitem__(self, version: int) -> Document:
+        with self._lock:
+            return self._document(version)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.versions())
+
+    def __len__(self) -> int:
+        return len(self._versions)

@@ -1,0 +1,137 @@
+"""Observations as a policy sees them where the manifest normalises: around any Actor, with the version's statistics.
+
+    raw [n, ...] -> (raw - mean) / std in float64 -> clipped -> float32 -> the actor
+
+Frames keep the raw values. Statistics change where weights do: between batches, by `Normalizer.use`.
+"""
+
+import gymnasium
+import numpy as np
+
+from cormorant_contract.normalize import Normalize
+from cormorant_worker.errors import ManifestError
+from cormorant_worker.normalize.moments import REWARD, Moments, Statistics
+from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
+
+_MOST_VALUES = 4096
+
+
+class Normalizer:
+    """Which leaves are normalised, and with what now. Used by the thread that acts."""
+
+    def __init__(self, settings: Normalize, observation: Space) -> None:
+        """Choose the leaves.
+
+        Raises:
+            ManifestError: a key is unknown, or what it names cannot be normalised.
+        """
+        self.settings = settings
+        self._leaves = leaves(observation, ("observation",))
+        chosen = _chosen(settings, self._leaves)
+        self.names = tuple("/".join(leaf.key) if leaf in chosen else "" for leaf in self._leaves)
+        """By leaf; empty: it stays as it is."""
+        clip = settings.observation.clip if settings.observation is not None else 0.0
+        self.space = _seen(observation, ("observation",), {leaf.key for leaf in chosen}, clip or np.inf)
+        """One environment's observation as the policy sees it: float32 where it is normalised."""
+        moments = {"/".join(leaf.key): Moments.none(leaf.shape, clip=clip) for leaf in chosen}
+        if settings.reward is not None:
+            moments[REWARD] = Moments.none((), clip=settings.reward.clip)
+        self.empty = Statistics(moments)
+        """Before there are any: values pass, clipped."""
+        self.statistics = self.empty
+        self._scales: list[tuple[Array, Array, float] | None] = []
+        self.use(self.empty)
+
+    def use(self, statistics: Statistics) -> None:
+        """Act with these from now on.
+
+        Raises:
+            ManifestError: they are those of other observations.
+        """
+        scales: list[tuple[Array, Array, float] | None] = []
+        for name, leaf in zip(self.names, self._leaves, strict=True):
+            moments = statistics.moments.get(name) if name else None
+            if name and (moments is None or moments.mean.shape != leaf.shape):
+                found = "none" if moments is None else f"of shape {list(moments.mean.shape)}"
+                raise ManifestError(
+                    f"the statistics for {name} are {found}, the environment's observation has shape "
+                    f"{list(leaf.shape)}; use statistics of the same environment and the same normalize block"
+                )
+            scales.append(None if moments is None else (moments.center, moments.std, moments.clip))
+        self._scales, self.statistics = scales, statistics
+
+    def __call__(self, obs: Arrays) -> Arrays:
+        """Observations [n, ...] a leaf, as the policy sees them."""
+        return tuple([a if scale is None else _scaled(a, *scale) for a, scale in zip(obs, self._scales, strict=True)])
+
+
+def _scaled(raw: Array, center: Array, std: Array, clip: float) -> Array:
+    values = np.subtract(raw, center, dtype=np.float64)
+    np.divide(values, std, out=values)
+    if clip:
+        np.minimum(values, clip, out=values)
+        np.maximum(values, -clip, out=values)
+    return values.astype(np.float32)
+
+
+class NormalizingActor:
+    """Normalises what another actor acts on."""
+
+    def __init__(self, actor: Actor, normalizer: Normalizer) -> None:
+        self.outputs = actor.outputs
+        self.states = actor.states
+        self.initial_states = actor.initial_states
+        self.device = actor.device
+        self._actor, self._normalizer = actor, normalizer
+
+    def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
+        return self._actor.act(self._normalizer(obs), states, is_init)
+
+
+def _chosen(settings: Normalize, found: tuple[Leaf, ...]) -> tuple[Leaf, ...]:
+    if settings.observation is None:
+        return ()
+    field = "spec.collection.normalize.observation"
+    by_key = {".".join(leaf.key[1:] if leaf.key[0] == "observation" else leaf.key): leaf for leaf in found}
+    keys = settings.observation.keys
+    if unknown := [key for key in keys if key not in by_key]:
+        known = ", ".join(name for name in by_key if name) or "none, because the observation is a single array"
+        raise ManifestError(f"{field}.keys names {', '.join(unknown)}, and the observation has: {known}")
+    if whole := [key for key in keys if by_key[key].dtype.kind != "f"]:
+        raise ManifestError(
+            f"{field}.keys names {whole[0]}, which is {by_key[whole[0]].dtype.name}: only floating-point values are "
+            "normalised; remove the key, and scale it in the policy"
+        )
+    chosen = tuple(by_key[key] for key in keys) or tuple(leaf for leaf in found if leaf.dtype.kind == "f")
+    if not chosen:
+        dtypes = ", ".join(sorted({leaf.dtype.name for leaf in found}))
+        raise ManifestError(
+            f"{field} has nothing to normalise: the observation is {dtypes} (images and class indices are scaled by "
+            "the policy); remove it"
+        )
+    if large := [leaf for leaf in chosen if np.prod(leaf.shape, dtype=np.int64) > _MOST_VALUES]:
+        raise ManifestError(
+            f"{field} would keep statistics of {np.prod(large[0].shape)} values of {'.'.join(large[0].key)} "
+            f"{list(large[0].shape)}, more than {_MOST_VALUES}; name the other leaves in keys, and scale images in the "
+            "policy"
+        )
+    return chosen
+
+
+def _seen(space: Space, key: tuple[str, ...], chosen: set[tuple[str, ...]], bound: float) -> Space:
+    """The space with the chosen leaves in float32 within a bound."""
+    match space:
+        case Rooted():
+            return Rooted({name: _seen(part, (*key[:-1], name), chosen, bound) for name, part in space.spaces.items()})
+        case gymnasium.spaces.Dict():
+            parts = {name: _seen(part, (*key, str(name)), chosen, bound) for name, part in space.spaces.items()}
+            return gymnasium.spaces.Dict(parts)
+        case gymnasium.spaces.Tuple():
+            return gymnasium.spaces.Tuple(
+                [_seen(part, (*key, str(i)), chosen, bound) for i, part in enumerate(space.spaces)]
+            )
+    if key in chosen:
+        assert space.shape is not None
+        return gymnasium.spaces.Box(-bound, bound, space.shape, np.float32)
+    return space
