@@ -19,7 +19,7 @@ from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.errors import EnvError, ManifestError, StateError
 from cormorant_worker.normalize.book import KEPT_VERSIONS, StatisticsBook
-from cormorant_worker.normalize.moments import Moments, Statistics
+from cormorant_worker.normalize.moments import RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
 
 BOTH = Normalize.model_validate({"observation": {}, "reward": {"gamma": 0.9}})
@@ -31,7 +31,7 @@ def close(found: Any, wanted: Any, scale: float = 1.0) -> None:
 
 
 def one(values: np.ndarray) -> Statistics:
-    return Statistics({"observation": Moments.of(values, clip=10.0)})
+    return Statistics({"observation": RunningMoments.of(values, clip=10.0)})
 
 
 @given(
@@ -44,7 +44,7 @@ def test_moments_merge_to_numpys_in_any_partition_and_order(
     values: list[float], offset: float, cuts: list[int], order: Any
 ) -> None:
     whole = np.array(values).reshape(-1, 1) + offset
-    parts = [Moments.of(part) for part in np.split(whole, sorted(min(cut, len(whole)) for cut in cuts))]
+    parts = [RunningMoments.of(part) for part in np.split(whole, sorted(min(cut, len(whole)) for cut in cuts))]
     order.shuffle(parts)
     while len(parts) > 1:  # as a tree, and not only one after the other
         first, second = parts.pop(order.randrange(len(parts))), parts.pop(0)
@@ -57,7 +57,7 @@ def test_moments_merge_to_numpys_in_any_partition_and_order(
 
 def test_moments_of_large_offsets_keep_their_variance() -> None:
     values = np.random.default_rng(0).normal(1e7, 1.0, (5000, 2)).astype(np.float64)
-    close(Moments.of(values).m2 / 5000, values.var(axis=0))
+    close(RunningMoments.of(values).m2 / 5000, values.var(axis=0))
 
 
 def fill(collector: Collector, num_frames: int) -> tuple[Block, Any]:
@@ -116,7 +116,7 @@ def test_policies_see_float32_normalised_and_clipped() -> None:
     same, raw = normalizer((cam, pos))  # nothing is known yet: raw values, clipped
     assert same is cam
     assert raw.tolist() == [[1.0, 2.0, -2.0], [2.0, 2.0, 1.0]]
-    moments = Moments(4, np.array([1.0, 2.0, 3.0]), np.array([16.0, 0.0, 4.0]), 2.0)
+    moments = RunningMoments(4, np.array([1.0, 2.0, 3.0]), np.array([16.0, 0.0, 4.0]), 2.0)
     normalizer.use(Statistics({"observation/pos": moments}))
     _, seen = normalizer((cam, pos))
     assert seen.dtype == np.float32

@@ -10,7 +10,7 @@ import numpy as np
 
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import EnvError
-from cormorant_worker.normalize.moments import REWARD, Moments, Statistics
+from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Array
 
@@ -35,7 +35,7 @@ class BatchMoments:
         """
         rows = block.num_rows
         kept = None if block.is_full else np.arange(rows)[:, None] < block.lengths[None, :]
-        found: dict[str, Moments] = {}
+        found: dict[str, RunningMoments] = {}
         if self._settings.observation is not None:
             for name, stored in zip(self._names, block.observation, strict=True):
                 if name:
@@ -70,9 +70,9 @@ class BatchMoments:
         return returns
 
     @staticmethod
-    def _moments(name: str, values: Array, kept: Array | None, block: Block, clip: float) -> Moments:
+    def _moments(name: str, values: Array, kept: Array | None, block: Block, clip: float) -> RunningMoments:
         frames = values.reshape(-1, *values.shape[2:]) if kept is None else values[kept]
-        found = Moments.of(frames, clip=clip)
+        found = RunningMoments.of(frames, clip=clip)
         if not (np.isfinite(found.mean).all() and np.isfinite(found.m2).all()):
             inside = np.ones(values.shape[:2], dtype=np.bool_) if kept is None else kept
             bad = ~np.isfinite(values.reshape(*values.shape[:2], -1)).all(axis=2) & inside

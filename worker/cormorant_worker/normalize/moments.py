@@ -29,7 +29,7 @@ Document = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Moments:
+class RunningMoments:
     """Of N arrays of one shape."""
 
     count: int
@@ -41,11 +41,11 @@ class Moments:
     """Bound of what is normalised with them; 0: none."""
 
     @classmethod
-    def none(cls, shape: tuple[int, ...], *, clip: float = 0.0) -> "Moments":
+    def none(cls, shape: tuple[int, ...], *, clip: float = 0.0) -> "RunningMoments":
         return cls(0, np.zeros(shape), np.zeros(shape), clip)
 
     @classmethod
-    def of(cls, values: Array, *, clip: float = 0.0) -> "Moments":
+    def of(cls, values: Array, *, clip: float = 0.0) -> "RunningMoments":
         """Of `values` [N, ...], in two passes."""
         count = len(values)
         if not count:
@@ -57,16 +57,16 @@ class Moments:
         m2 = np.einsum("n...,n...->...", deviations, deviations) - count * rest * rest
         return cls(count, np.asarray(mean + rest), np.maximum(m2, 0.0), clip)
 
-    def merged(self, other: "Moments") -> "Moments":
+    def merged(self, other: "RunningMoments") -> "RunningMoments":
         """Of both."""
         if not self.count or not other.count:
             one = self if self.count else other
-            return Moments(one.count, one.mean, one.m2, self.clip)
+            return RunningMoments(one.count, one.mean, one.m2, self.clip)
         count = self.count + other.count
         apart = other.mean - self.mean
         mean = self.mean + apart * (other.count / count)
         m2 = self.m2 + other.m2 + apart * apart * (self.count * other.count / count)
-        return Moments(count, mean, m2, self.clip)
+        return RunningMoments(count, mean, m2, self.clip)
 
     @property
     def std(self) -> Array:
@@ -83,7 +83,7 @@ class Moments:
 class Statistics:
     """Moments by the name of the batch key that they normalise."""
 
-    moments: Mapping[str, Moments] = field(default_factory=dict)
+    moments: Mapping[str, RunningMoments] = field(default_factory=dict)
 
     @property
     def count(self) -> int:
@@ -119,8 +119,8 @@ class Statistics:
             ) from error
 
 
-def _moments(found: Mapping[str, Any]) -> Moments:
+def _moments(found: Mapping[str, Any]) -> RunningMoments:
     mean, m2 = np.asarray(found["mean"], dtype=np.float64), np.asarray(found["m2"], dtype=np.float64)
     if mean.shape != m2.shape or not (np.isfinite(mean).all() and np.isfinite(m2).all() and (m2 >= 0).all()):
         raise ValueError(f"mean {list(mean.shape)} and m2 {list(m2.shape)} do not fit, or are no numbers")
-    return Moments(int(found["count"]), mean, m2, float(found["clip"]))
+    return RunningMoments(int(found["count"]), mean, m2, float(found["clip"]))

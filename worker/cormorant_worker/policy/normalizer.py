@@ -10,7 +10,7 @@ import numpy as np
 
 from cormorant_contract.normalize import Normalize
 from cormorant_worker.errors import ManifestError
-from cormorant_worker.normalize.moments import REWARD, Moments, Statistics
+from cormorant_worker.normalize.moments import REWARD, RunningMoments, Statistics
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.spaces import Array, Arrays, Leaf, Rooted, Space, leaves
 
@@ -34,9 +34,9 @@ class Normalizer:
         clip = settings.observation.clip if settings.observation is not None else 0.0
         self.space = _seen(observation, ("observation",), {leaf.key for leaf in chosen}, clip or np.inf)
         """One environment's observation as the policy sees it: float32 where it is normalised."""
-        moments = {"/".join(leaf.key): Moments.none(leaf.shape, clip=clip) for leaf in chosen}
+        moments = {"/".join(leaf.key): RunningMoments.none(leaf.shape, clip=clip) for leaf in chosen}
         if settings.reward is not None:
-            moments[REWARD] = Moments.none((), clip=settings.reward.clip)
+            moments[REWARD] = RunningMoments.none((), clip=settings.reward.clip)
         self.empty = Statistics(moments)
         """Before there are any: values pass, clipped."""
         self.statistics = self.empty
