@@ -12,7 +12,7 @@ from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule, Value
 from cormorant_contract.run_policy import RunPolicy
-from cormorant_contract.workers import Head, Replicas, WorkerGroup
+from cormorant_contract.workers import Head, Inference, Replicas, WorkerGroup
 
 MAX_WORKER_GROUPS = 8
 WorkerGroups = Annotated[
@@ -47,6 +47,9 @@ class CollectorJobSpec(Contract):
     worker_groups: WorkerGroups = (WorkerGroup(name="cpu"),)
     """Groups of worker pods, by name."""
 
+    inference: Inference = Inference()
+    """How the servers of groups with role inference gather rows."""
+
     elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
     """Worker group scaled by spec.replicas. Empty means the first group."""
 
@@ -71,10 +74,15 @@ class CollectorJobSpec(Contract):
         """Workers that a group of this spec should have."""
         return group.replicas if group.replicas is not None else self.replicas
 
+    @property
+    def is_served(self) -> bool:
+        """Whether inference servers act for the environments."""
+        return any(group.role == "inference" for group in self.worker_groups)
+
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
         """What must hold between env, collection and worker groups."""
-        return (*_BATCH_RULES, *_METRIC_RULES, *_EVALUATION_RULES, *_LEARNER_RULES, *_GROUP_RULES)
+        return (*_BATCH_RULES, *_METRIC_RULES, *_EVALUATION_RULES, *_LEARNER_RULES, *_GROUP_RULES, *_ROLE_RULES)
 
 
 _NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"
@@ -304,5 +312,40 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
             "name": _ELASTIC_NAME,
         },
         path=("replicas",),
+    ),
+)
+
+_SERVES = "self.workerGroups.exists(g, g.role == 'inference')"
+
+_ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    Rule(
+        cel="self.workerGroups.exists(g, g.role == 'collect')",
+        holds=lambda spec: any(group.role == "collect" for group in spec.worker_groups),
+        sentence="all groups {names} have role inference and no group collects; add a group with role collect",
+        values={"names": _GROUP_NAMES},
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel=f"!{_SERVES} || !has(self.policy.random)",
+        holds=lambda spec: not spec.is_served or spec.policy.random is None,
+        sentence="random actions need no inference servers; remove the groups with role inference, or name a policy in "
+        "policy.entrypoint",
+        path=("workerGroups",),
+    ),
+    Rule(
+        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || g.role == 'collect')",
+        holds=lambda spec: (elastic := _elastic(spec)) is None or elastic.role == "collect",
+        sentence="spec.replicas sizes group {name}, which has role inference; name a group that collects in "
+        "elasticGroup, and set replicas in group {name}",
+        values={"name": _ELASTIC_NAME},
+        path=("elasticGroup",),
+    ),
+    Rule(
+        # The API server alone has this rule: on one machine, `cormorant run` starts the servers as processes.
+        cel=f"!{_SERVES}",
+        holds=lambda spec: True,
+        sentence="role inference on a cluster is not available yet; remove the groups with role inference, or "
+        "run the job on one machine with cormorant run",
+        path=("workerGroups",),
     ),
 )

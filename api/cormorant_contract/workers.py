@@ -12,6 +12,7 @@ MAX_REPLICAS = 9999
 
 Replicas = Annotated[Whole, Field(ge=0, le=MAX_REPLICAS)]
 GroupName = Annotated[str, Field(strict=True, max_length=10, pattern=LABEL_PATTERN)]
+BatchShape = Annotated[Whole, Field(ge=1, le=65536)]
 ObjectName = Annotated[str, Field(strict=True, min_length=1, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 ClaimName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 
@@ -87,11 +88,40 @@ class Head(Contract):
     """HTTPS on both ports of the head. Unset means HTTP."""
 
 
+class Inference(Contract):
+    """How inference servers gather rows; the defaults follow what an act of the policy takes."""
+
+    max_batch: Annotated[Whole, Field(ge=0, le=65536)] = 0
+    """Maximum number of environments in one act. 0 means all that wait."""
+
+    max_wait_ms: Annotated[float, Field(strict=True, ge=0, le=60_000, allow_inf_nan=False)] | None = None
+    """Longest time that a row waits for others, in milliseconds. Unset means a quarter of an act, at most 20."""
+
+    batch_shapes: Annotated[tuple[BatchShape, ...], Field(max_length=32)] = ()
+    """Numbers of environments that acts are padded to, ascending. Empty means powers of two on a gpu, and no padding on
+    a cpu."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Inference], ...]":
+        """Shapes in order."""
+        return (
+            Rule(
+                cel="self.batchShapes.isSorted()",
+                holds=lambda inference: list(inference.batch_shapes) == sorted(inference.batch_shapes),
+                sentence="batchShapes are not ascending; write the smallest first",
+                path=("batchShapes",),
+            ),
+        )
+
+
 class WorkerGroup(Contract):
     """Worker pods made from one template."""
 
     name: GroupName
     """Name of the group, unique in the job. Part of pod names, so at most 10 characters."""
+
+    role: Literal["collect", "inference"] = "collect"
+    """collect: workers step environments. inference: servers act for the environments of all other groups."""
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Device of the policy. A gpu worker that finds no device exits with an error."""

@@ -11,7 +11,8 @@
     │   └── InvalidAction        NaN, wrong shape, wrong dtype, out of the space
     ├── PolicyError
     │   ├── PolicyLoadError      the factory is missing, raised, or returned the wrong type
-    │   └── PolicyMismatch       the policy's outputs do not fit the action space
+    │   ├── PolicyMismatch       the policy's outputs do not fit the action space
+    │   └── InferenceUnavailable no inference server answered
     ├── WeightsError
     │   ├── MalformedWeights     the bytes are not safetensors
     │   ├── WeightsMismatch      missing, extra or misshapen tensors; nothing was applied
@@ -101,6 +102,10 @@ class PolicyLoadError(PolicyError):
 
 class PolicyMismatch(PolicyError, ValueError):
     """What the policy computes does not fit the environment's action space."""
+
+
+class InferenceUnavailable(PolicyError):
+    """No inference server answered this worker in time."""
 
 
 class WeightsError(CormorantError):

@@ -27,6 +27,9 @@ from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
+from cormorant_worker.inference.handshake import Hello
+from cormorant_worker.inference.remote_actor import RemoteActor
+from cormorant_worker.inference.server import ServedPolicy
 from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
@@ -50,6 +53,8 @@ class BuiltCollector:
     collector: Collector
     num_threads: int
     """EnvPool threads of each EnvGroup; 0 without EnvPool."""
+    remote: RemoteActor | None = None
+    """The actor, where inference servers act."""
 
 
 def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES) -> BuiltCollector:
@@ -74,31 +79,22 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         weights = StagedWeights({})
         normalize = spec.collection.normalize
         normalizer = None if normalize is None else Normalizer(normalize, observation)
-        seen = observation if normalizer is None else normalizer.space
-        # Built under the job's own seed: the policy's first weights are the same in every worker.
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(spec.collection.seed)
-            models = _find_policy(job, overrides, seen, action)
-            if models is not None:
-                num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
-                acting = PolicyActor(
-                    in_dtype(models, spec.policy.dtype, device),
-                    seen,
-                    action,
-                    device=device,
-                    num_rows=num_rows,
-                    is_shared=overrides.shares_policy,
-                )
-                if spec.policy.compile != "off" and not overrides.shares_policy:
-                    exploration = ExplorationType(spec.policy.exploration_type)
-                    compile_actor(acting, seen, mode=spec.policy.compile, num_rows=num_rows, exploration=exploration)
-                actor = acting
-        if models is not None:
-            if normalizer is not None:
-                actor = NormalizingActor(actor, normalizer)
-            weights = StagedWeights(models.modules, normalizer)
-            if spec.policy.initial_weights:
-                weights.load(read_weights(spec.policy.initial_weights))
+        num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
+        remote: RemoteActor | None = None
+        if place.servers:
+            hello = Hello(
+                name=place.attempt_name,
+                observation_space=observation,
+                action_space=action,
+                rows=max(env.num_envs for env in envs),
+                num_slots=len(envs),
+            )
+            actor = remote = RemoteActor(place.servers, hello)
+            weights = remote.weights
+        elif (
+            served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
+        ) is not None:
+            actor, weights = served.actor, served.weights
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
             seeds=seeds,
@@ -118,7 +114,47 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         for env in envs:
             env.close()
         raise
-    return BuiltCollector(collector=collector, num_threads=num_threads)
+    return BuiltCollector(collector=collector, num_threads=num_threads, remote=remote)
+
+
+def build_policy(
+    job: CollectorJob,
+    overrides: WorkerOverrides,
+    observation: Space,
+    action: Space,
+    normalizer: Normalizer | None,
+    *,
+    device: torch.device,
+    num_rows: int,
+) -> ServedPolicy | None:
+    """Build what acts, and its weights as the manifest says; None: actions are random.
+
+    Raises:
+        PolicyError, WeightsError: what the parts say.
+    """
+    seen = observation if normalizer is None else normalizer.space
+    # Built under the job's own seed: the policy's first weights are the same in every worker.
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(job.spec.collection.seed)
+        models = _find_policy(job, overrides, seen, action)
+        if models is None:
+            return None
+        acting = PolicyActor(
+            in_dtype(models, job.spec.policy.dtype, device),
+            seen,
+            action,
+            device=device,
+            num_rows=num_rows,
+            is_shared=overrides.shares_policy,
+        )
+        if job.spec.policy.compile != "off" and not overrides.shares_policy:
+            exploration = ExplorationType(job.spec.policy.exploration_type)
+            compile_actor(acting, seen, mode=job.spec.policy.compile, num_rows=num_rows, exploration=exploration)
+    actor: Actor = acting if normalizer is None else NormalizingActor(acting, normalizer)
+    weights = StagedWeights(models.modules, normalizer)
+    if job.spec.policy.initial_weights:
+        weights.load(read_weights(job.spec.policy.initial_weights))
+    return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action)
 
 
 def _find_policy(
@@ -166,7 +202,8 @@ def build_envs(
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
     if env.gymnasium is not None:
-        return (_build_gymnasium(job, env.gymnasium, seeds),), 0
+        shares = np.array_split(np.asarray(seeds), _num_served_groups(place, len(seeds)))
+        return tuple(_build_gymnasium(job, env.gymnasium, share.tolist()) for share in shares), 0
     raise ManifestError("spec.env has neither envpool nor gymnasium; write one of them")
 
 
@@ -189,6 +226,8 @@ def _build_envpool(
     info = _info_fields(job)
     max_threads = place.max_threads or available_cpus()
     env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
+    if place.servers and not is_async:
+        env_groups = _num_served_groups(place, block.num_envs)
     threads = block.num_threads or place.num_threads or _calibrated(task, block, place, env_groups)
     if is_async:
         pool = AsyncEnvPoolVectorEnv(task, batch_size=block.batch_size, num_threads=threads, seeds=seeds, info=info)
@@ -236,6 +275,11 @@ def _num_env_groups(observation: Space, num_envs: int, max_threads: int) -> int:
         return 1
     is_image = len(observation.shape or ()) == _PIXEL_RANK and observation.dtype == np.uint8
     return 2 if is_image and num_envs >= _MIN_ENVS_OF_TWO_GROUPS else 1
+
+
+def _num_served_groups(place: WorkerPlace, num_envs: int) -> int:
+    """Two where inference servers act: the rows of one are at the server while the other steps."""
+    return 2 if place.servers and num_envs > 1 else 1
 
 
 def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int]) -> VectorEnv:

@@ -23,11 +23,13 @@ from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.pause_gate import PauseGate
 from cormorant_worker.collect.seeding import SeedPath
+from cormorant_worker.collect.served_env_group import ServedAsyncEnvGroup, ServedLockstepEnvGroup
 from cormorant_worker.collect.state import load_state, save_state
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import Episodes, Trajectories, trajectory_base
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
+from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
@@ -121,6 +123,8 @@ class Collector:
         first = trajectory_base(config.seeds, after=config.first_trajectory)
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
         self.trajectories = Trajectories(self.num_envs, first, metrics)
+        if isinstance(actor, RemoteActor):
+            actor.while_waiting = self._look_at_gate
         self.env_groups: list[EnvGroup] = []
         self.is_first_batch = True
         """The environments stand where `start` left them: there is nothing to reset yet."""
@@ -128,15 +132,19 @@ class Collector:
 
     def _start_env_groups(self) -> None:
         check = ActionCheck(self._action)
+        is_served = isinstance(self._actor, RemoteActor)
+        lockstep, asynchronous = LockstepEnvGroup, AsyncEnvGroup
+        if is_served:
+            lockstep, asynchronous = ServedLockstepEnvGroup, ServedAsyncEnvGroup
         self.env_groups = []
         first = 0
         for env in self._envs:
             columns = Columns(first=first, stop=first + env.num_envs)
             if env.lockstep:
                 limit = self._config.max_frames_per_trajectory
-                self.env_groups.append(LockstepEnvGroup(env, columns, self.trajectories, check, max_frames=limit))
+                self.env_groups.append(lockstep(env, columns, self.trajectories, check, max_frames=limit))
             else:
-                self.env_groups.append(AsyncEnvGroup(env, columns, self.trajectories, check))
+                self.env_groups.append(asynchronous(env, columns, self.trajectories, check))
             first = columns.stop
         for env_group in self.env_groups:
             env_group.start(self._actor.initial_states, self.layout(1))
@@ -331,6 +339,15 @@ class Collector:
         self.timing.rest(PAUSED)
         self.gate.wait_while_paused()
         self.timing.begin()
+
+    def _look_at_gate(self) -> None:
+        """An inference server keeps this thread waiting.
+
+        Raises:
+            Stopped: the batch is given up.
+        """
+        if self.gate.is_closed:
+            self._hold()
 
     def _act(self, env_group: EnvGroup, version: PolicyVersion) -> None:
         if self.warmup_left > 0:

@@ -28,6 +28,10 @@ class WorkerPlace:
     """EnvPool threads that a predecessor's calibration found; 0 = calibrate."""
     device: str = "cpu"
     """Torch device of the policy."""
+    servers: tuple[bytes | str, ...] = ()
+    """Addresses of the inference servers that act for this worker, the one to use first; empty: it acts itself."""
+    is_server: bool = False
+    """It is an inference server."""
     seed: int = 0
     """What the streams of all workers are derived from: the manifest's seed, or the one that took its place."""
 

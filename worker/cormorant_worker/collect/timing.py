@@ -70,6 +70,11 @@ class Timing:
         self._activity = activity
         self._note()
 
+    @property
+    def now_s(self) -> float:
+        """When the activity that goes on began, by `time.monotonic`."""
+        return self._since / 1e9
+
     def begin(self) -> None:
         """From now on the worker steps."""
         self.rest(STEPPING)

@@ -8,6 +8,7 @@ from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.spaces import Space
 from cormorant_worker.worker.messages import Begin, Ready
 
 log = structlog.get_logger()
@@ -25,6 +26,11 @@ class Bootstrap:
         self._is_under_way = False
 
     @property
+    def spaces(self) -> tuple[Space, Space] | None:
+        """Observation and action space, as the first worker told; None: not known."""
+        return (self.ready.observation_space, self.ready.action_space) if self.ready is not None else None
+
+    @property
     def num_threads(self) -> int:
         """Threads of each worker's environments, as the first one found best; 0: not known."""
         return self.ready.num_threads if self.ready is not None else 0
@@ -34,6 +40,15 @@ class Bootstrap:
         """Trajectory ids that one batch can use: one a frame, and new ones for all environments twice."""
         num_envs = self.ready.layout.num_envs if self.ready is not None else 0
         return self._core.scheduler.frames_per_batch + 2 * num_envs
+
+    def meet_server(self, handle: WorkerHandle) -> None:
+        """An inference server can be offered weights."""
+        core = self._core
+        handle.serves(now=core.hang_detector.lived_s)
+        core.offers.joined(handle)
+        if not core.offers.offer_next(handle):
+            handle.sync_request = core.requests.ask(handle, "resume")
+        log.info("inference_server_ready", worker=handle.name, seconds=round(time.monotonic() - handle.started, 2))
 
     def meet(self, handle: WorkerHandle, ready: Ready) -> None:
         """A worker stands at its first observation."""
@@ -105,6 +120,7 @@ class Bootstrap:
             return  # the dataset had all frames already: the reaper sends it home
         handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         core.offers.joined(handle)
+        core.servers.joined(handle)
         # The reply comes when the worker has opened its dataset and has the weights.
         if not core.offers.offer_next(handle):
             handle.sync_request = core.requests.ask(handle, "resume")

@@ -18,6 +18,7 @@ from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.desired_slots import DesiredSlots
 from cormorant_worker.fleet.events import Events
 from cormorant_worker.fleet.hang_detector import HangDetector
+from cormorant_worker.fleet.inference_servers import InferenceServers
 from cormorant_worker.fleet.job_facts import dataset_of, episodes_of
 from cormorant_worker.fleet.lifecycle import Lifecycle
 from cormorant_worker.fleet.lineage import Lineage
@@ -54,6 +55,7 @@ class FleetCore:
     background: BackgroundTasks
     pool: WorkerPool
     requests: Requests
+    servers: InferenceServers
     offers: Offers
     counters: FleetCounters
     hang_detector: HangDetector
@@ -74,7 +76,8 @@ class FleetCore:
 
     @property
     def num_slots(self) -> int:
-        return len(self.pool.slots)
+        """Of workers that collect."""
+        return len(self.pool.slots.collecting)
 
     def refuse_weights_of_evaluation(self) -> None:
         """Raises:
@@ -166,6 +169,7 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
         background=BackgroundTasks(waker.wake),
         pool=pool,
         requests=requests,
+        servers=InferenceServers(pool.slots, pool.workers, requests),
         offers=Offers(pool.workers, events, next_number=requests.next_number, statistics=statistics),
         counters=counters,
         hang_detector=HangDetector(job, options, pool.workers, counters),

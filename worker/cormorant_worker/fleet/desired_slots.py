@@ -16,6 +16,11 @@ class DesiredSlots:
         self._job = job
         self._wanted: tuple[Slot, ...] = ()
         self._known: frozenset[Slot] = frozenset()
+        self._serving_groups = frozenset(g.name for g in job.spec.worker_groups if g.role == "inference")
+        self.collecting: tuple[Slot, ...] = ()
+        """Those whose workers step environments: all, without inference servers."""
+        self.serving: tuple[Slot, ...] = ()
+        """Those of inference servers."""
         self.sizes: Mapping[str, int] = {}
         """By group."""
 
@@ -37,7 +42,8 @@ class DesiredSlots:
         filled first, the highest is given up first.
 
         Args:
-            workers: in all, or by group; a group's indices instead of its size fill exactly these.
+            workers: in all, not counting inference servers, or by group; a group's indices instead of its size fill
+                exactly these.
             check: raises where there cannot be so many.
 
         Returns:
@@ -49,7 +55,10 @@ class DesiredSlots:
         names = [group.name for group in self._job.spec.worker_groups]
         if isinstance(workers, int):
             counted = Counter(self._slot_of(number)[0] for number in range(workers))
-            sizes: dict[str, int | Collection[int]] = {name: counted[name] for name in names}
+            sizes: dict[str, int | Collection[int]] = {
+                group.name: self._job.spec.size_of(group) if group.name in self._serving_groups else counted[group.name]
+                for group in self._job.spec.worker_groups
+            }
         else:
             sizes = dict(workers)
         if unknown := sorted(set(sizes) - set(names)):
@@ -92,8 +101,13 @@ class DesiredSlots:
         return frozenset(known[name] for name in names)
 
     def _want(self, wanted: list[Slot]) -> frozenset[Slot]:
-        if not wanted:
+        collecting = tuple(slot for slot in wanted if slot[0] not in self._serving_groups)
+        if not collecting:
             raise LastWorker("0 workers: a fleet needs at least 1; pause it instead")
+        serving = tuple(slot for slot in wanted if slot[0] in self._serving_groups)
+        if self._serving_groups and not serving:
+            raise LastWorker("0 inference servers: no worker of this job can act by itself; keep 1")
+        self.collecting, self.serving = collecting, serving
         known = frozenset(wanted)
         given_up = self._known - known
         self._wanted, self._known = tuple(wanted), known
@@ -104,7 +118,7 @@ class DesiredSlots:
         """The slot of the n-th worker: the manifest's fixed groups first, then the elastic one."""
         elastic = self._job.spec.elastic
         for group in self._job.spec.worker_groups:
-            if group.name == elastic.name:
+            if group.name == elastic.name or group.name in self._serving_groups:
                 continue
             size = self._job.spec.size_of(group)
             if number < size:

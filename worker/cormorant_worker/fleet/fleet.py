@@ -156,6 +156,7 @@ class Fleet:
         if core.dataset is not None:
             core.dataset.close()
         core.queue.close()
+        core.servers.close()
         self._engine.close()
 
     def kill(self) -> None:
@@ -343,7 +344,13 @@ class Fleet:
             raise WeightsError(
                 f"version {number} is past {_HIGHEST_CHOSEN}, the highest that may be chosen; choose less"
             )
-        offers.publish(blob, number, payload, core.pool.slots.of(workers) if workers else None)
+        slots = core.pool.slots.of(workers) if workers else None
+        if core.pool.slots.serving and (idle := (slots or frozenset()) - set(core.pool.slots.serving)):
+            names = ", ".join("{}-{}".format(*slot) for slot in sorted(idle))
+            raise FleetError(
+                f"no policy acts in worker {names}: inference servers act for it; name servers, or no worker"
+            )
+        offers.publish(blob, number, payload, slots)
         core.waker.wake()
         if wait_s > 0:
             behind = offers.await_version(number)

@@ -11,7 +11,18 @@ from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Source
 from cormorant_worker.fleet.worker_handle import WorkerHandle
 from cormorant_worker.weights.staged import PolicyVersion
-from cormorant_worker.worker.messages import Applied, Failed, Finished, Leaving, Logged, Ready, Reply, Sealed
+from cormorant_worker.worker.messages import (
+    Applied,
+    Failed,
+    Finished,
+    Leaving,
+    Logged,
+    Ready,
+    Reply,
+    Sealed,
+    Served,
+    ServerReady,
+)
 
 log = structlog.get_logger()
 
@@ -39,6 +50,10 @@ class Inbox:
                 self._seal(handle, message)
             case Ready():
                 self._bootstrap.meet(handle, message)
+            case ServerReady():
+                self._bootstrap.meet_server(handle)
+            case Served():
+                self._core.servers.note(handle, message)
             case Reply():
                 self._note_reply(handle, message)
             case Applied():
@@ -89,7 +104,7 @@ class Inbox:
         core = self._core
         core.pool.synced(handle)
         core.counters.synced(handle.group, handle.version)
-        if not handle.is_leaving:
+        if not (handle.is_leaving or handle.is_server):
             core.scheduler.may_collect(handle.slot, holds=len(handle.tickets))
         core.events.note("worker_ready", worker=handle.name, version=handle.version)
         if reply.error:

@@ -45,6 +45,11 @@ def device_of(job: CollectorJob, group: str) -> str:
     return "cuda" if any(g.name == group and g.device == "gpu" for g in job.spec.worker_groups) else "cpu"
 
 
+def serves(job: CollectorJob, group: str) -> bool:
+    """Whether a group's members are inference servers."""
+    return any(g.name == group and g.role == "inference" for g in job.spec.worker_groups)
+
+
 def describe_env(job: CollectorJob) -> str:
     """The environment and its arguments."""
     env = job.spec.env

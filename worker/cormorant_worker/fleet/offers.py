@@ -88,6 +88,8 @@ class Offers:
         """Offer a worker the oldest of what it should have and was not offered, of each model the newest. Does nothing
         while it has not answered the last one. Returns whether it has something to answer.
         """
+        if not handle.takes_weights:
+            return False
         if handle.offer:
             return True
         newer = (found for found in self.published.of(handle.slot) if found[0].version > handle.offered)
@@ -154,12 +156,12 @@ class Offers:
 
     def _is_behind(self, handle: WorkerHandle, version: PolicyVersion) -> bool:
         is_given = self.published.version_of(handle.slot) >= version
-        is_serving = handle.is_ready and not handle.is_leaving
+        is_serving = handle.is_ready and not handle.is_leaving and handle.takes_weights
         return is_serving and is_given and handle.version < version and handle.refusal[0] != version
 
     def receipt(self, version: PolicyVersion) -> Receipt:
         """What became of a published version."""
-        serving = (h for h in self._workers.values() if h.is_ready and not h.is_leaving)
+        serving = (h for h in self._workers.values() if h.is_ready and not h.is_leaving and h.takes_weights)
         given = sorted((h for h in serving if self.published.version_of(h.slot) >= version), key=lambda h: h.name)
         behind = [h for h in given if h.version < version]
         return Receipt(

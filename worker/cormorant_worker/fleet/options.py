@@ -16,7 +16,7 @@ class FleetOptions:
     """Every wait of a fleet has its limit here."""
 
     workers: int = 0
-    """Worker processes; 0 = as many as the manifest's groups say, at most one a processor."""
+    """Worker processes that step environments; 0 = as many as the manifest's groups say, at most one a processor."""
     device: str = ""
     """Torch device of the policies; empty: "cuda" in the manifest's gpu groups, "cpu" in the others."""
     overrides: Sequence[bytes] = ()
@@ -76,5 +76,5 @@ def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:
     """As many workers as the manifest says, at least one; where all of them share this machine, at most one a
     processor.
     """
-    wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups)
+    wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups if group.role == "collect")
     return max(1, min(wanted, available_cpus()) if is_this_machine else wanted)

@@ -121,7 +121,7 @@ class Quiesce:
         core, timeout_s = self._core, self._core.options.control_timeout_s
         if not self.wait_until(lambda: core.pool.is_empty or not core.scheduler.is_done, time.monotonic() + timeout_s):
             raise ControlTimeout(f"workers did not end within {timeout_s:.0f} s; {core.pool.describe()}")
-        states = {slot: self._reaper.final_states.get(slot, b"") for slot in core.pool.slots}
+        states = {slot: self._reaper.final_states.get(slot, b"") for slot in core.pool.slots.collecting}
         if not core.scheduler.is_done:
             raise StateError("a worker was lost, and its frames are collected again; call again")
         if missing := ["{}-{}".format(*slot) for slot, state in states.items() if not state]:
@@ -146,7 +146,7 @@ class Quiesce:
             WorkerFailed, ControlTimeout: environments could not be built again, or not in time.
         """
         core = self._core
-        names = {f"{group}-{index}": (group, index) for group, index in core.pool.slots}
+        names = {f"{group}-{index}": (group, index) for group, index in core.pool.slots.collecting}
         if set(saved.workers) != set(names):
             raise StateError(
                 f"the state holds workers {sorted(saved.workers)}, this fleet has {sorted(names)}; "
@@ -162,7 +162,7 @@ class Quiesce:
         self._spawner.use_seed(saved.seed)
         if publish is not None and saved.version > core.offers.published.version:
             publish()
-        handles = dict(core.pool.workers)
+        handles = {slot: handle for slot, handle in core.pool.workers.items() if not handle.is_server}
         rewinds = {
             slot: told[name]["envs_saved"] and (not core.dataset_uri or is_last[slot]) for name, slot in names.items()
         }
@@ -210,7 +210,7 @@ class Quiesce:
         core.events.note("seeded", reason=f"seed {seed}")
         asked = {}
         for handle in core.pool.workers.values():
-            if handle.is_ready:
+            if handle.is_ready and not handle.is_server:
                 stream = replace(handle.stream, seed=seed, warmup_frames=warmup.get(handle.slot, -1))
                 asked[core.requests.reseed(handle, stream)] = handle
         replies = self.replies(asked, "reseed", timeout_s=core.options.startup_timeout_s)
@@ -295,6 +295,8 @@ class Quiesce:
     def peek(self, worker: str, *, column: int, leaf: int) -> bytes:
         """One leaf of what an environment shows now: see `Fleet.peek`."""
         handle = self._core.pool.find(worker)
+        if handle is not None and handle.is_server:
+            raise FleetError(f"{worker} is an inference server and has no environments; look at a worker that collects")
         if handle is None or not handle.is_ready:
             raise FleetError(f"worker {worker} has not started; look again when GET /v1/workers says it is ready")
         asked = {self._core.requests.ask(handle, "look", column=column, leaf=leaf): handle}

@@ -44,6 +44,7 @@ class Reaper:
             if (handle := core.pool.workers.get(slot)) is not None:
                 self.let_go(handle)
             core.replacements.forget(slot)
+            core.servers.retire((slot,))
             core.queue.complete(core.scheduler.forget_member(slot))
         self._bootstrap.size_blocks()
 
@@ -59,7 +60,13 @@ class Reaper:
         core = self._core
         is_done, lifecycle = core.scheduler.is_done, core.lifecycle
         is_over = is_done or lifecycle.is_closing or lifecycle.error is not None
-        idle = tuple(islice(core.pool.untold(only_leaving=not is_over), _MOST_FINISHES))
+        # Servers end after the workers that need them.
+        untold = (
+            handle
+            for handle in core.pool.untold(only_leaving=not is_over)
+            if handle.is_leaving or not (handle.is_server and core.pool.has_collectors)
+        )
+        idle = tuple(islice(untold, _MOST_FINISHES))
         for handle in idle:
             core.pool.told_to_finish(handle)
             handle.send(Finish(saves=is_done and not lifecycle.is_closing))

@@ -33,7 +33,7 @@ class Replacements:
         """
         self.count += 1
         slot = handle.slot
-        was_healthy = handle.landed_frames > 0 and now - handle.started >= self._options.healthy_s
+        was_healthy = (handle.landed_frames > 0 or handle.is_server) and now - handle.started >= self._options.healthy_s
         failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
         if failures > self._limit:
             # A script has no manifest whose field it could change.

@@ -50,12 +50,13 @@ class Requests:
         return number
 
     def ask_all(self, action: str) -> dict[int, WorkerHandle]:
-        """Ask every worker that is ready. Returns who was asked."""
-        return {self.ask(handle, action): handle for handle in self._workers.values() if handle.is_ready}
+        """Ask every worker that is ready and collects. Returns who was asked."""
+        asked = (handle for handle in self._workers.values() if handle.is_ready and not handle.is_server)
+        return {self.ask(handle, action): handle for handle in asked}
 
-    def tell(self, handle: WorkerHandle, action: str) -> None:
+    def tell(self, handle: WorkerHandle, action: str, **details: Any) -> None:
         """Ask a worker, and wait for no reply."""
-        del self._replies[self.ask(handle, action)]
+        del self._replies[self.ask(handle, action, **details)]
 
     def tell_all(self, action: str, *, only_ready: bool = True) -> None:
         """Tell every worker "pause" (stop at the next vector step), "resume" or "stop" (give the batch up)."""

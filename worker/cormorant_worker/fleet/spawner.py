@@ -6,7 +6,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.bootstrap import Bootstrap
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.job_facts import device_of
+from cormorant_worker.fleet.job_facts import device_of, serves
 from cormorant_worker.fleet.reaper import Reaper
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.transport import WorkerConnection
@@ -35,6 +35,7 @@ class Spawner:
             FleetError: no such group, a negative size, or no worker would be left.
         """
         self._reaper.give_up(self._core.pool.resize(workers, check=self._core.engine.make_room_for))
+        self._core.servers.reassign()
 
     def retire(self, name: str) -> None:
         """Give a worker's slot up until its group's size is raised. It finishes what it holds.
@@ -43,6 +44,7 @@ class Spawner:
             FleetError: no such worker, or no worker would be left.
         """
         self._reaper.give_up(self._core.pool.give_up(name))
+        self._core.servers.reassign()
 
     def start_missing(self, now: float) -> None:
         """Start workers in vacant slots that need not wait."""
@@ -62,13 +64,19 @@ class Spawner:
     def _start(self, slot: Slot) -> None:
         core = self._core
         group, index = slot
-        names = [known.name for known in core.job.spec.worker_groups]
+        is_server = serves(core.job, group)
+        # Groups of servers do not count: with them and without, environments have the same seeds.
+        collecting = [known.name for known in core.job.spec.worker_groups if known.role == "collect"]
+        names = [known.name for known in core.job.spec.worker_groups if known.role == "inference"]
+        names = [*collecting, *names]
         place = WorkerPlace(
             group=group,
             index=index,
             group_number=names.index(group),
-            num_groups=len(names),
-            warmup_frames=core.lineage.warmup_of(slot, core.pool.slots),
+            num_groups=len(collecting),
+            warmup_frames=0 if is_server else core.lineage.warmup_of(slot, core.pool.slots.collecting),
+            is_server=is_server,
+            servers=() if is_server else core.servers.of(slot),
             max_threads=core.engine.cpus_for(core.num_slots),
             num_threads=self._bootstrap.num_threads,
             device=core.options.device or device_of(core.job, group),
@@ -81,8 +89,10 @@ class Spawner:
             place=place,
             frames_per_batch=core.scheduler.frames_per_batch,
             overrides=core.options.overrides_of(index),
+            spaces=self._bootstrap.spaces if is_server else None,
         )
-        core.background.submit(lambda: core.engine.start(start), lambda found: self._started(slot, found))
+        listener = core.servers.listener(slot) if is_server else None
+        core.background.submit(lambda: core.engine.start(start, listener), lambda found: self._started(slot, found))
 
     def _started(self, slot: Slot, connection: WorkerConnection | Exception) -> None:
         core = self._core

@@ -4,6 +4,7 @@ The fleet knows these protocols only. `local/` implements them with processes an
 with actors and objects of a Ray cluster.
 """
 
+import socket
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -217,9 +218,13 @@ class Engine(Protocol):
         """
         ...
 
-    def start(self, start: Start) -> WorkerConnection:
+    def start(self, start: Start, listener: socket.socket | None = None) -> WorkerConnection:
         """Start a worker, which will say `Ready` or `Failed`; it is not waited for. May take long, is called without
         the fleet's condition, and by several threads at once.
+
+        Args:
+            start: who it is.
+            listener: of an inference server: what it accepts workers from.
         """
         ...
 

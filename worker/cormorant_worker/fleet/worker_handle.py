@@ -85,6 +85,16 @@ class WorkerHandle:
         return self.connection.place.group, self.connection.place.index
 
     @property
+    def is_server(self) -> bool:
+        """It acts for the others' environments, and holds no tickets."""
+        return self.connection.place.is_server
+
+    @property
+    def takes_weights(self) -> bool:
+        """A policy acts in it."""
+        return self.is_server or not self.connection.place.servers
+
+    @property
     def group(self) -> str:
         return self.connection.place.group
 
@@ -96,7 +106,7 @@ class WorkerHandle:
     @property
     def stepped_frames(self) -> int:
         """Frames that this attempt has stepped."""
-        return self.connection.frames
+        return 0 if self.is_server else self.connection.frames
 
     # -- talking -----------------------------------------------------------------------------------------------
 
@@ -132,6 +142,11 @@ class WorkerHandle:
         self.cached_version = PolicyVersion(ready.kept_version)
         self.last_progress = now
 
+    def serves(self, *, now: float) -> None:
+        """An inference server has built its policy."""
+        self.is_ready = True
+        self.last_progress = now
+
     def landed(self, sealed: Sealed) -> None:
         self.landed_frames += sealed.num_steps or sealed.num_frames
         self.durable_frames = sealed.durable_frames
@@ -147,7 +162,7 @@ class WorkerHandle:
 
     def take_progress(self) -> tuple[int, tuple[int, ...]]:
         """Frames, and nanoseconds by activity (empty: none), since the last call."""
-        frames, spent = self.connection.frames, self.connection.spent_ns
+        frames, spent = self.stepped_frames, self.connection.spent_ns
         new_ns: tuple[int, ...] = ()
         if spent != self._counted_ns:
             before = self._counted_ns or (0,) * len(spent)
@@ -164,8 +179,10 @@ class WorkerHandle:
         """Seconds without a sign of life, while there should be one: it has a ticket and is not paused, or was asked
         for something.
         """
-        heartbeat = self.stepped_frames, self.connection.phase
-        rests = is_paused or (heartbeat[1] is Phase.WAITING and not self.tickets)
+        # A server counts its turns in place of frames, and turns though it has nothing to do.
+        heartbeat = self.connection.frames, self.connection.phase
+        rests = is_paused or (heartbeat[1] is Phase.WAITING and not self.tickets) or heartbeat[1] is Phase.ASKING
+        rests = rests and not self.is_server
         if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
             self._last_heartbeat, self.last_progress = heartbeat, now
         return now - self.last_progress

@@ -65,6 +65,14 @@ class WorkerPool:
         """True while a worker that has ended is not accounted for."""
         return bool(self._gone)
 
+    @property
+    def has_collectors(self) -> bool:
+        """True while a worker that collects lives, or is being started."""
+        serving = self.slots.serving
+        return any(not handle.is_server for handle in self._workers.values()) or any(
+            slot not in serving for slot in self._starting
+        )
+
     def is_serving(self, slot: Slot) -> bool:
         """True when a slot's worker may hold tickets."""
         handle = self._workers.get(slot)

@@ -15,6 +15,7 @@ class Phase(IntEnum):
     """What the main thread of a worker is doing.
 
     IMPORTING -> BUILDING -> WAITING <-> STEPPING -> STORING -> WAITING
+                                STEPPING <-> ASKING
     """
 
     IMPORTING = 0
@@ -23,6 +24,8 @@ class Phase(IntEnum):
     """For a ticket: nothing to do."""
     STEPPING = 3
     STORING = 4
+    ASKING = 5
+    """For an inference server that is gone, or does not answer."""
 
 
 class Heartbeat:

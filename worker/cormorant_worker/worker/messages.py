@@ -28,6 +28,9 @@ class Start:
     frames_per_batch: int
     overrides: bytes = b""
     """What the script made for this worker: see `parts.py`."""
+    spaces: tuple[Space, Space] | None = None
+    """To an inference server: observation and action space, where a worker has told them. The descriptor of its
+    listening socket follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +46,24 @@ class Ready:
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
     statistics: Statistics | None = None
     """What its initial weights act with; None where the manifest normalises nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerReady:
+    """Inference server -> fleet: the policy is built, weights can be offered."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Served:
+    """Inference server -> fleet: what it did since the last of these. Seconds, and counts."""
+
+    rows: int
+    padded_rows: int
+    acts: int
+    requests: int
+    wait_s: float
+    """Summed over requests: from arrival until their act began."""
+    act_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +183,7 @@ class Request:
 
     number: int
     action: str
-    """offer | pause | resume | seal | stop | save | restore | look | kept."""
+    """offer | pause | resume | seal | stop | save | restore | look | kept | servers."""
     version: int = 0
     size_bytes: int = 0
     """Bytes of the payload (weights, state) that follows; 0: none."""
@@ -180,6 +201,8 @@ class Request:
     """Of a look: which leaf of its observation."""
     first_trajectory: int = 0
     """Of a restore: open trajectories go on under new ids from this one; 0: under those that they had."""
+    servers: tuple[bytes | str, ...] = ()
+    """Of servers: see `WorkerPlace.servers`."""
     rewinds: bool = True
     """Of a restore: environments go back to where they were, and not the counts alone."""
 

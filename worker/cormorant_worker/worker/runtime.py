@@ -119,6 +119,9 @@ class WorkerRuntime:
         built = build_collector(job, start.place, self._overrides)
         self.collector: Collector = built.collector
         self._is_built = True
+        self._remote = built.remote
+        if built.remote is not None:
+            built.remote.on_waiting = self._note_asking
         self.collector.pulse = self._heartbeat.frames
         self.collector.timing = timing
         # Reported wherever weights begin to act: here between batches, or in the collector as it begins one.
@@ -293,6 +296,9 @@ class WorkerRuntime:
             if 0 < self._ticket <= ticket:
                 self.collector.gate.seal()
 
+    def _note_asking(self, is_asking: bool) -> None:
+        self._heartbeat.enter(Phase.ASKING if is_asking else Phase.STEPPING)
+
     def _apply_weights(self) -> None:
         """Let the newest staged weights act. The caller holds `_boundary`."""
         self.collector.weights.apply()
@@ -349,6 +355,9 @@ class WorkerRuntime:
                 if not self._is_built:
                     os._exit(0)
                 self.collector.gate.stop()
+            case "servers":
+                if self._remote is not None:
+                    self._remote.servers = request.servers
             case "look":
                 return self.collector.look(request.column, request.leaf).tobytes()
             case "kept":

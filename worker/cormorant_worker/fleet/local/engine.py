@@ -1,5 +1,6 @@
 """The engine of one machine: worker processes, batches in shared memory."""
 
+import socket
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -55,10 +56,10 @@ class LocalEngine:
         """
         raise_file_limit(num_workers, each=_DESCRIPTORS)
 
-    def start(self, start: Start) -> WorkerProcess:
+    def start(self, start: Start, listener: socket.socket | None = None) -> WorkerProcess:
         process = WorkerProcess(start.place, self._fork_server(), _imports_of(start))
         try:
-            process.send(start)
+            process.send_start(start, listener)
         except ConnectionClosed:
             return process  # it died already: the end of its socket tells the fleet
         return process

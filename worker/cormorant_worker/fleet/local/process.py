@@ -3,6 +3,7 @@
 import os
 import select
 import signal
+import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from cormorant_worker.fleet.local.fork_server import ForkServer, Imports
 from cormorant_worker.fleet.transport import ConnectionClosed, Payload
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Request, Ticket
+from cormorant_worker.worker.messages import Request, Start, Ticket
 
 _ASKED_EVERY_S = 0.005
 _OBEYED_S = 5.0
@@ -105,13 +106,21 @@ class WorkerProcess:
         with suppress(OSError):  # that the worker is gone shows at its data socket
             source.flush()
 
+    def send_start(self, start: Start, listener: socket.socket | None) -> None:
+        """Send on the data socket, and a server's listening socket after it.
+
+        Raises:
+            ConnectionClosed: the process is gone.
+        """
+        self._send(self.data, start, listener.fileno() if listener is not None else -1)
+
     def send(self, message: object) -> None:
         """Send on the data socket.
 
         Raises:
             ConnectionClosed: the process is gone.
         """
-        self._send(self.data, message, None)
+        self._send(self.data, message, -1)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
         """Send on the data socket, and a descriptor after it.
@@ -119,7 +128,7 @@ class WorkerProcess:
         Raises:
             ConnectionClosed: the process is gone.
         """
-        self._send(self.data, ticket, memory)
+        self._send(self.data, ticket, memory.descriptor if memory is not None else -1)
 
     def request(self, request: Request, payload: Payload | None) -> None:
         """Send on the control socket, and a descriptor after it.
@@ -128,11 +137,11 @@ class WorkerProcess:
             ConnectionClosed: the process is gone.
         """
         assert payload is None or isinstance(payload, SharedPayload), payload
-        self._send(self.control, request, payload.memory if payload is not None else None)
+        self._send(self.control, request, payload.memory.descriptor if payload is not None else -1)
 
-    def _send(self, channel: Channel, message: object, memory: SharedMemory | None) -> None:
+    def _send(self, channel: Channel, message: object, descriptor: int) -> None:
         try:
-            channel.send(message, memory.descriptor if memory is not None else -1)
+            channel.send(message, descriptor)
         except OSError as error:
             raise ConnectionClosed(f"worker process {self.pid} is gone: {error}") from error
 

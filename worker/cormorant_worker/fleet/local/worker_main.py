@@ -6,6 +6,7 @@ control socket closes and this process ends too.
 
 import os
 import signal
+import socket
 import threading
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle
@@ -19,6 +20,7 @@ from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat
 from cormorant_worker.worker.messages import Applied, Reply, Request, Start, Ticket
 from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
+from cormorant_worker.worker.serving import ServerRuntime
 
 
 class SocketUplink:
@@ -45,6 +47,10 @@ class SocketUplink:
         """Wait for the fleet's next message on the data socket: for as long as the fleet lives."""
         return self._data.recv()
 
+    def fileno(self) -> int:
+        """Readable when the fleet has sent a message on the data socket."""
+        return self._data.fileno()
+
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the fleet's next message on the data socket, at most `timeout_s`."""
         return self._data.poll(timeout_s)
@@ -61,7 +67,7 @@ class SocketUplink:
 class Control(threading.Thread):
     """Answers the fleet's requests while the main thread steps."""
 
-    def __init__(self, connection: Connection, uplink: SocketUplink, runtime: WorkerRuntime) -> None:
+    def __init__(self, connection: Connection, uplink: SocketUplink, runtime: WorkerRuntime | ServerRuntime) -> None:
         super().__init__(name="control", daemon=True)
         self._connection = connection
         self._uplink = uplink
@@ -99,12 +105,14 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
     torch.set_num_threads(1)
     uplink = SocketUplink(data, control)
     forward_logs(uplink)
-    runtime = WorkerRuntime(uplink, heartbeat)
-    # From the first moment on: it ends this process when the fleet is gone, even in an environment's constructor.
-    Control(control, uplink, runtime).start()
+    runtime: WorkerRuntime | ServerRuntime = WorkerRuntime(uplink, heartbeat)
     try:
         start = uplink.recv()
         assert isinstance(start, Start), start
+        if start.place.is_server:
+            runtime = ServerRuntime(uplink, heartbeat, socket.socket(fileno=recv_handle(data)))
+        # From here on: it ends this process when the fleet is gone, even in an environment's constructor.
+        Control(control, uplink, runtime).start()
         runtime.run(start)
     except Stopped:
         return 0

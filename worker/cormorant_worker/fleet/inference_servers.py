@@ -1,0 +1,71 @@
+"""The inference servers of a fleet: where they listen, and which worker uses which.
+
+The fleet holds the listening socket of each server's slot: it outlives the processes that fill the slot.
+"""
+
+import socket
+from collections.abc import Iterable, Mapping
+
+from cormorant_worker.fleet.desired_slots import DesiredSlots
+from cormorant_worker.fleet.requests import Requests
+from cormorant_worker.fleet.scheduler import Slot
+from cormorant_worker.fleet.worker_handle import WorkerHandle
+from cormorant_worker.inference.handshake import listen
+from cormorant_worker.worker.messages import Served
+
+Address = bytes | str
+
+
+class InferenceServers:
+    """Guarded by the fleet's condition."""
+
+    def __init__(self, slots: DesiredSlots, workers: Mapping[Slot, WorkerHandle], requests: Requests) -> None:
+        self._slots, self._workers, self._requests = slots, workers, requests
+        self._listeners: dict[Slot, socket.socket] = {}
+        self._assigned: dict[Slot, tuple[Address, ...]] = {}
+        """What each worker was told last."""
+        self.served: dict[str, dict[str, float]] = {}
+        """By group, summed over servers that are gone, too: the fields of `Served`."""
+
+    def listener(self, slot: Slot) -> socket.socket:
+        """The socket that a server of this slot accepts workers from."""
+        if slot not in self._listeners:
+            self._listeners[slot] = listen()
+        return self._listeners[slot]
+
+    def of(self, slot: Slot) -> tuple[Address, ...]:
+        """Addresses for a worker's slot, the one to use first; empty: it acts itself. Neighbours use different ones."""
+        serving = self._slots.serving
+        if not serving:
+            return ()
+        first = self._slots.collecting.index(slot) % len(serving)
+        addresses = [self.listener(known).getsockname() for known in serving]
+        self._assigned[slot] = (*addresses[first:], *addresses[:first])
+        return self._assigned[slot]
+
+    def reassign(self) -> None:
+        """Slots have changed: tell workers whose server changes."""
+        for slot in self._slots.collecting:
+            handle, before = self._workers.get(slot), self._assigned.get(slot, ())
+            if (now := self.of(slot)) != before and handle is not None and handle.is_ready:
+                self._requests.tell(handle, "servers", servers=now)
+
+    def joined(self, handle: WorkerHandle) -> None:
+        """A worker is ready: servers may have changed since it was started."""
+        if self._slots.serving and handle.connection.place.servers != (now := self.of(handle.slot)):
+            self._requests.tell(handle, "servers", servers=now)
+
+    def retire(self, slots: Iterable[Slot]) -> None:
+        """No server will listen there any more."""
+        for slot in slots:
+            if (listener := self._listeners.pop(slot, None)) is not None:
+                listener.close()
+
+    def note(self, handle: WorkerHandle, served: Served) -> None:
+        """A server told what it did."""
+        books = self.served.setdefault(handle.group, dict.fromkeys(served.__slots__, 0.0))
+        for name in books:
+            books[name] += getattr(served, name)
+
+    def close(self) -> None:
+        self.retire(tuple(self._listeners))

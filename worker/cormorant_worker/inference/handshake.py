@@ -1,0 +1,123 @@
+"""How a worker and an inference server meet: one pickled Hello, one pickled Welcome with the mailbox's descriptor.
+
+The fleet holds the listening socket of each server's slot for as long as the slot exists. A worker that connects while
+no server runs waits in the queue of that socket, and the next server accepts it.
+"""
+
+import array
+import os
+import pickle
+import socket
+import struct
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from cormorant_worker.inference.mailbox import MailboxLayout
+from cormorant_worker.spaces import Arrays, Leaf, Space
+from cormorant_worker.weights.staged import WeightSpecs
+
+_QUEUE = 1024
+"""Workers that wait to be accepted."""
+_SIZE = struct.Struct("=I")
+_PEER = struct.Struct("=iII")
+_CHUNK_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hello:
+    """Worker -> server: what its rows look like."""
+
+    name: str
+    observation_space: Space
+    action_space: Space
+    rows: int
+    """In one request, at most."""
+    num_slots: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Welcome:
+    """Server -> worker: what the policy gives. The descriptor of the mailbox comes with it, unless it is refused."""
+
+    layout: MailboxLayout | None = None
+    initial_states: Arrays = ()
+    specs: WeightSpecs | None = None
+    version: int = 0
+    refusal: str = ""
+    """Why this worker's rows do not fit; empty: they do."""
+
+    @property
+    def outputs(self) -> tuple[Leaf, ...]:
+        return self.layout.outputs if self.layout is not None else ()
+
+
+def listen() -> socket.socket:
+    """A listening socket of this machine that no crash can leak: on Linux its address is no file."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    if sys.platform == "linux":
+        listener.bind("")  # the kernel chooses a free abstract address
+    else:
+        listener.bind(str(Path(tempfile.mkdtemp(prefix="cormorant-")) / "server"))
+    listener.listen(_QUEUE)
+    return listener
+
+
+def is_of_this_user(peer: socket.socket) -> bool:
+    """Whether a process of this user is at the other end: abstract addresses have no permissions."""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return True  # the address is a file in a folder of this user's
+    data = peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
+    return bool(_PEER.unpack(data)[1] == os.getuid())
+
+
+def frame(message: object) -> bytes:
+    """A message as bytes with their length before them."""
+    data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
+    return _SIZE.pack(len(data)) + data
+
+
+def unframe(data: bytearray) -> object | None:
+    """Take a whole message out of what has come; None: it is not whole yet."""
+    if len(data) < _SIZE.size:
+        return None
+    (size,) = _SIZE.unpack_from(data)
+    if len(data) < _SIZE.size + size:
+        return None
+    message: object = pickle.loads(bytes(data[_SIZE.size : _SIZE.size + size]))  # noqa: S301  # from a process of ours
+    del data[: _SIZE.size + size]
+    return message
+
+
+def send_welcome(client: socket.socket, welcome: Welcome, descriptor: int) -> None:
+    """Send a Welcome and the mailbox's descriptor (-1: none).
+
+    Raises:
+        OSError: the worker is gone, or does not read.
+    """
+    data = frame(welcome)
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [descriptor]))] if descriptor >= 0 else []
+    sent = client.sendmsg([data], rights)
+    client.sendall(data[sent:])
+
+
+def receive_welcome(server: socket.socket) -> tuple[Welcome, int]:
+    """Wait for a Welcome, as long as the socket's timeout says. Returns it and the descriptor; -1: none came.
+
+    Raises:
+        OSError: the server is gone (EOFError is one for this purpose), or did not answer in time.
+    """
+    data, descriptor = bytearray(), -1
+    while (message := unframe(data)) is None:
+        chunk, rights, _, _ = server.recvmsg(_CHUNK_BYTES, socket.CMSG_SPACE(struct.calcsize("i")))
+        if not chunk:
+            if descriptor >= 0:
+                os.close(descriptor)
+            raise ConnectionResetError("the inference server closed the connection")
+        data += chunk
+        for level, kind, value in rights:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                descriptor = array.array("i", value)[0]
+    assert isinstance(message, Welcome), message
+    return message, descriptor

@@ -1,0 +1,124 @@
+"""The shared memory between one worker and its inference server: rows in, actions out, never pickled.
+
+A mailbox has one slot for each EnvGroup, so that the rows of one wait while another one steps. The bytes of a slot
+belong to the worker until it has sent a request, then to the server until it has sent the answer: the socket orders
+them.
+
+    slot:  observation leaves | states | is_init | words  ->  actions | outputs | next states        [rows, ...] each
+
+# n rows of a request, at most `rows`
+"""
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from cormorant_worker.shared_memory import SharedMemory
+from cormorant_worker.spaces import Array, Arrays, Leaf
+
+_ALIGNMENT = 64
+
+REQUEST = struct.Struct("=qqII")
+"""number, lowest version that may act, slot, n"""
+ANSWER = struct.Struct("=qqII")
+"""number, version that acted, slot, n"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MailboxLayout:
+    """What both ends must agree on."""
+
+    rows: int
+    num_slots: int
+    observation: tuple[Leaf, ...]
+    action: tuple[Leaf, ...]
+    outputs: tuple[Leaf, ...]
+    states: tuple[Leaf, ...]
+
+    @property
+    def arrays(self) -> tuple[tuple[tuple[int, ...], np.dtype[np.generic]], ...]:
+        """(shape, dtype) of the arrays of a slot, in their order in memory."""
+        asked = [*self.observation, *self.states]
+        answered = [*self.action, *self.outputs, *self.states]
+        flags: list[tuple[tuple[int, ...], np.dtype[np.generic]]] = [
+            ((), np.dtype(np.bool_)),
+            ((), np.dtype(np.uint64)),
+        ]
+        of_leaf = [[(leaf.shape, np.dtype(leaf.dtype)) for leaf in part] for part in (asked, answered)]
+        return tuple(((self.rows, *shape), dtype) for shape, dtype in (*of_leaf[0], *flags, *of_leaf[1]))
+
+    @property
+    def slot_bytes(self) -> int:
+        return sum(_aligned(int(np.prod(shape)) * dtype.itemsize) for shape, dtype in self.arrays)
+
+    @property
+    def size_bytes(self) -> int:
+        return max(1, self.slot_bytes * self.num_slots)
+
+
+class MailboxSlot(NamedTuple):
+    """Views of one slot, `[rows, ...]` each."""
+
+    observation: Arrays
+    states: Arrays
+    is_init: Array
+    words: Array
+    """uint64: what each row's random numbers are derived from."""
+    action: Arrays
+    outputs: Arrays
+    next_states: Arrays
+
+    @property
+    def request(self) -> Arrays:
+        """What the worker writes."""
+        return (*self.observation, *self.states, self.is_init, self.words)
+
+    @property
+    def answer(self) -> Arrays:
+        """What the server writes."""
+        return (*self.action, *self.outputs, *self.next_states)
+
+
+class Mailbox:
+    """One end of a worker's shared memory with its server."""
+
+    def __init__(self, layout: MailboxLayout, memory: SharedMemory) -> None:
+        self.layout = layout
+        self.memory = memory
+        self.slots = tuple(self._slot(number) for number in range(layout.num_slots))
+
+    @classmethod
+    def create(cls, layout: MailboxLayout) -> "Mailbox":
+        return cls(layout, SharedMemory.create(layout.size_bytes))
+
+    def _slot(self, number: int) -> MailboxSlot:
+        layout, offset = self.layout, number * self.layout.slot_bytes
+        arrays: list[Array] = []
+        for shape, dtype in layout.arrays:
+            count = int(np.prod(shape))
+            arrays.append(np.frombuffer(self.memory.buffer, dtype, count, offset).reshape(shape))
+            offset += _aligned(count * dtype.itemsize)
+        parts = iter(arrays)
+
+        def take(leaves: tuple[Leaf, ...]) -> Arrays:
+            return tuple(next(parts) for _ in leaves)
+
+        return MailboxSlot(
+            observation=take(layout.observation),
+            states=take(layout.states),
+            is_init=next(parts),
+            words=next(parts),
+            action=take(layout.action),
+            outputs=take(layout.outputs),
+            next_states=take(layout.states),
+        )
+
+    def close(self) -> None:
+        """Let go of the descriptor; the mapping lives as long as its views."""
+        self.memory.close()
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,368 @@
+"""An inference server: gathers rows that are ready, acts once, scatters the actions. One thread, one policy.
+
+    select ──> accept, Hello -> Welcome
+           ──> requests of workers ──> waiting ──(enough, or long enough)──> act ──> answers
+
+A batch is acted on when nothing more can come (every slot of every worker waits), when it has `max_rows`, or when its
+oldest row has waited long enough. Weights begin to act between two batches.
+
+# N rows of a batch
+"""
+
+import selectors
+import socket
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import numpy as np
+import structlog
+
+from cormorant_worker.inference.handshake import Hello, Welcome, is_of_this_user, send_welcome, unframe
+from cormorant_worker.inference.mailbox import ANSWER, REQUEST, Mailbox, MailboxLayout, MailboxSlot
+from cormorant_worker.inference.row_noise import RowNoise
+from cormorant_worker.policy.actor import Acted, Actor
+from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
+from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
+
+log = structlog.get_logger()
+
+_READ = selectors.EVENT_READ
+_TURN_S = 0.25
+"""At least so often a server without rows shows that it lives."""
+_WELCOME_S = 5.0
+"""For a worker to read what it is told."""
+_SHARE_OF_ACT = 0.25
+"""Of an act's duration that the oldest row may wait for others, unless told: what it costs and what it can win."""
+_LONGEST_S = 0.02
+_NEWEST = 0.1
+"""Weight of the newest act in the mean duration."""
+_WEIGHTS_S = 30.0
+"""For weights that were published before a row's ticket was handed out: they come on another channel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathering:
+    """When a batch is complete, and how large it is made."""
+
+    max_rows: int = 0
+    """0: no limit."""
+    max_wait_s: float = -1.0
+    """Negative: a quarter of an act."""
+    shapes: tuple[int, ...] = ()
+    """Numbers of rows that batches are padded to, ascending; empty: as they come."""
+
+    def padded(self, rows: int) -> int:
+        """The number of rows to act on, of which the first `rows` count."""
+        return next((shape for shape in self.shapes if shape >= rows), rows)
+
+
+@dataclass(slots=True, kw_only=True)
+class Served:
+    """What a server did since it was asked last."""
+
+    rows: int = 0
+    padded_rows: int = 0
+    acts: int = 0
+    wait_ns: int = 0
+    """Summed over messages: from a request's arrival until its act began."""
+    requests: int = 0
+    act_ns: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Client:
+    socket: socket.socket
+    name: str = ""
+    mailbox: Mailbox | None = None
+    incoming: bytearray = field(default_factory=bytearray)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    client: _Client
+    slot: MailboxSlot
+    index: int
+    number: int
+    version: int
+    """No older one may act."""
+    n: int
+    since_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedPolicy:
+    """What a server acts with."""
+
+    actor: Actor
+    weights: StagedWeights
+    observation_space: Space
+    action_space: Space
+
+
+class InferenceServer:
+    """Owned by the thread that calls `turn`."""
+
+    def __init__(
+        self, listener: socket.socket, build: Callable[[Space, Space, int], ServedPolicy], how: Gathering
+    ) -> None:
+        """Begin to listen.
+
+        Args:
+            listener: workers connect to it. Others hold it, too, and keep it open when this server ends.
+            build: makes the policy, from the spaces of the first worker and its number of rows.
+            how: how to gather.
+        """
+        self.policy: ServedPolicy | None = None
+        self.served = Served()
+        self._build, self._how = build, how
+        self._selector = selectors.DefaultSelector()
+        listener.setblocking(False)
+        self._listener = listener
+        self._selector.register(listener, _READ)
+        self._clients: set[_Client] = set()
+        self._waiting: deque[_Waiting] = deque()
+        self._num_slots = 0
+        """Requests that can wait at once."""
+        self._noise = RowNoise()
+        self._act_s = 0.0
+        """Mean duration of an act."""
+        self._buffers: list[Array] = []
+
+    def watch(self, source: object) -> None:
+        """End a turn when this can be read."""
+        self._selector.register(source, _READ, source)  # type: ignore[arg-type]  # has a fileno
+
+    def use(self, policy: ServedPolicy) -> None:
+        """A policy that was built before the first worker came."""
+        self.policy = policy
+
+    def turn(self, begin: Callable[[], None], end: Callable[[], None]) -> bool:
+        """Wait a moment for rows, and act if it is time.
+
+        Args:
+            begin: called before an act, and
+            end: after it.
+
+        Returns:
+            Whether a watched source can be read.
+        """
+        is_told = False
+        for key, _ in self._selector.select(self._patience_s()):
+            if isinstance(key.data, _Client):
+                self._hear(key.data)
+            elif key.data is None:
+                self._accept()
+            else:
+                is_told = True
+        if self._waiting and self._is_time():
+            begin()
+            try:
+                self._act()
+            finally:
+                end()
+        return is_told
+
+    def close(self) -> None:
+        for client in tuple(self._clients):
+            self._drop(client)
+        self._selector.close()
+        self._listener.close()
+
+    # -- workers -------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        try:
+            peer, _ = self._listener.accept()
+        except BlockingIOError:
+            return  # the worker has gone again
+        if not is_of_this_user(peer):
+            log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
+            peer.close()
+            return
+        peer.setblocking(False)
+        client = _Client(peer)
+        self._clients.add(client)
+        self._selector.register(peer, _READ, client)
+
+    def _hear(self, client: _Client) -> None:
+        try:
+            data = client.socket.recv(4096)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(client)
+            return
+        client.incoming += data
+        if client.mailbox is None:
+            hello = unframe(client.incoming)
+            if hello is not None:
+                assert isinstance(hello, Hello), hello
+                self._meet(client, hello)
+            return
+        now_ns = time.monotonic_ns()
+        while len(client.incoming) >= REQUEST.size:
+            number, version, index, n = REQUEST.unpack_from(client.incoming)
+            del client.incoming[: REQUEST.size]
+            slot = client.mailbox.slots[index]
+            self._waiting.append(_Waiting(client, slot, index, number, version, n, now_ns))
+
+    def _meet(self, client: _Client, hello: Hello) -> None:
+        if self.policy is None:
+            self.policy = self._build(hello.observation_space, hello.action_space, hello.rows)
+        policy = self.policy
+        client.name = hello.name
+        for ours, theirs in (
+            (policy.observation_space, hello.observation_space),
+            (policy.action_space, hello.action_space),
+        ):
+            if describe(ours) != describe(theirs):
+                refusal = (
+                    f"the inference server's policy acts on {describe(ours)}, {hello.name} has {describe(theirs)}; "
+                    "environments must not differ between workers"
+                )
+                self._welcome(client, Welcome(refusal=refusal), -1)
+                self._drop(client)
+                return
+        actor = policy.actor
+        layout = MailboxLayout(
+            rows=hello.rows,
+            num_slots=hello.num_slots,
+            observation=leaves(policy.observation_space, ("observation",)),
+            action=leaves(policy.action_space, ("action",)),
+            outputs=actor.outputs,
+            states=actor.states,
+        )
+        client.mailbox = Mailbox.create(layout)
+        self._num_slots += hello.num_slots
+        welcome = Welcome(
+            layout=layout,
+            initial_states=actor.initial_states,
+            specs=policy.weights.specs,
+            version=policy.weights.version,
+        )
+        self._welcome(client, welcome, client.mailbox.memory.descriptor)
+        client.mailbox.close()
+
+    def _welcome(self, client: _Client, welcome: Welcome, descriptor: int) -> None:
+        client.socket.settimeout(_WELCOME_S)
+        try:
+            send_welcome(client.socket, welcome, descriptor)
+        except OSError:
+            return  # its end shows at the next turn
+        finally:
+            client.socket.setblocking(False)
+
+    def _drop(self, client: _Client) -> None:
+        """A worker is gone: nobody waits for its rows."""
+        if client not in self._clients:
+            return
+        self._clients.discard(client)
+        self._selector.unregister(client.socket)
+        client.socket.close()
+        if client.mailbox is not None:
+            self._num_slots -= client.mailbox.layout.num_slots
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.client is not client)
+
+    # -- acting --------------------------------------------------------------------------------------------------
+
+    @property
+    def _wait_s(self) -> float:
+        how = self._how.max_wait_s
+        return how if how >= 0 else min(_LONGEST_S, self._act_s * _SHARE_OF_ACT)
+
+    def _patience_s(self) -> float:
+        if not self._waiting:
+            return _TURN_S
+        if self._lacks_weights():
+            return 0.001
+        waited_s = (time.monotonic_ns() - self._waiting[0].since_ns) / 1e9
+        return 0.0 if self._is_complete() else min(_TURN_S, max(0.0, self._wait_s - waited_s))
+
+    def _is_complete(self) -> bool:
+        """Nothing more can come, or nothing more has room."""
+        if len(self._waiting) >= self._num_slots:
+            return True
+        return bool(self._how.max_rows) and sum(waiting.n for waiting in self._waiting) >= self._how.max_rows
+
+    def _is_time(self) -> bool:
+        waited_s = (time.monotonic_ns() - self._waiting[0].since_ns) / 1e9
+        if self._lacks_weights() and waited_s < _WEIGHTS_S:
+            return False
+        return self._is_complete() or waited_s >= self._wait_s
+
+    def _lacks_weights(self) -> bool:
+        assert self.policy is not None
+        weights, needed = self.policy.weights, max(waiting.version for waiting in self._waiting)
+        return weights.version < needed and not weights.wait_until_offered(PolicyVersion(needed), 0.0)
+
+    def _take(self) -> list[_Waiting]:
+        """The oldest requests that fit into one act, and at least one."""
+        taken, rows = [self._waiting.popleft()], 0
+        rows += taken[0].n
+        while self._waiting and not (self._how.max_rows and rows + self._waiting[0].n > self._how.max_rows):
+            rows += self._waiting[0].n
+            taken.append(self._waiting.popleft())
+        return taken
+
+    def _act(self) -> None:
+        assert self.policy is not None
+        actor, weights = self.policy.actor, self.policy.weights
+        taken = self._take()
+        began_ns = time.monotonic_ns()
+        version = weights.apply()
+        rows = sum(waiting.n for waiting in taken)
+        padded = self._how.padded(rows)
+        obs, states, is_init, words = self._gather(taken, padded, len(taken[0].slot.observation))
+        self._noise.begin(words)
+        with self._noise:
+            acted = actor.act(obs, states, is_init)
+        self._scatter(taken, acted, version)
+        ended_ns = time.monotonic_ns()
+        self._act_s += (
+            _NEWEST * ((ended_ns - began_ns) / 1e9 - self._act_s) if self._act_s else (ended_ns - began_ns) / 1e9
+        )
+        served = self.served
+        served.rows += rows
+        served.padded_rows += padded - rows
+        served.acts += 1
+        served.requests += len(taken)
+        served.wait_ns += sum(began_ns - waiting.since_ns for waiting in taken)
+        served.act_ns += ended_ns - began_ns
+
+    def _gather(self, taken: Sequence[_Waiting], padded: int, num_obs: int) -> tuple[Arrays, Arrays, Array, Array]:
+        if len(taken) == 1 and taken[0].n == padded:
+            slot, n = taken[0].slot, padded  # acted on where it lies
+            arrays = [a[:n] for a in slot.request]
+        else:
+            if not self._buffers or len(self._buffers[0]) < padded:
+                self._buffers = [np.zeros((padded, *a.shape[1:]), a.dtype) for a in taken[0].slot.request]
+            arrays = [a[:padded] for a in self._buffers]
+            at = 0
+            for waiting in taken:
+                for buffer, rows in zip(arrays, waiting.slot.request, strict=True):
+                    buffer[at : at + waiting.n] = rows[: waiting.n]
+                at += waiting.n
+            for buffer in arrays:
+                buffer[at:] = buffer[:1]  # rows that the policy can act on; nobody reads what it does
+        return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-2]), arrays[-2], arrays[-1]
+
+    def _scatter(self, taken: Sequence[_Waiting], acted: Acted, version: int) -> None:
+        values = (*acted.actions, *acted.outputs, *acted.states)
+        at = 0
+        for waiting in taken:
+            n = waiting.n
+            for stored, value in zip(waiting.slot.answer, values, strict=True):
+                stored[:n] = value[at : at + n]
+            at += n
+            with suppress(OSError):  # that the worker is gone shows at the next turn
+                waiting.client.socket.send(ANSWER.pack(waiting.number, version, waiting.index, n))
+
+
+def make_shapes(max_rows: int) -> tuple[int, ...]:
+    """Powers of two up to a number of rows: what batches on a device are padded to unless told."""
+    return tuple(1 << power for power in range(max(1, max_rows - 1).bit_length() + 1))

@@ -1,0 +1,180 @@
+"""An inference server's runtime: one policy, the rows of many workers, and the answers to its fleet.
+
+One thread acts; another one answers the fleet's requests beside it, as in `runtime.py`.
+"""
+
+import os
+import socket
+import threading
+from dataclasses import asdict
+from typing import Protocol
+
+import structlog
+import torch
+
+from cormorant_contract.workers import Inference
+from cormorant_worker.collect.build import build_policy
+from cormorant_worker.collect.collector import TorchStream
+from cormorant_worker.collect.overrides import read_overrides
+from cormorant_worker.collect.place import find_device
+from cormorant_worker.collect.seeding import seed_globals
+from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
+from cormorant_worker.errors import CormorantError, PolicyLoadError
+from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
+from cormorant_worker.inference.server import Served as Counts
+from cormorant_worker.policy.exploration import ExplorationType, exploring
+from cormorant_worker.policy.normalizer import Normalizer
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights.blob import read_weights
+from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.worker.heartbeat import Heartbeat, Phase
+from cormorant_worker.worker.messages import Applied, Finish, Finished, Reply, Request, Served, ServerReady, Start
+from cormorant_worker.worker.runtime import Uplink
+
+log = structlog.get_logger()
+
+_MOMENT_S = 0.01
+_TELL_S = 1.0
+"""Between two reports of what was served."""
+_MOST_ROWS = 1024
+"""Largest batch shape on a device where no limit is set."""
+
+
+class ServerUplink(Uplink, Protocol):
+    def fileno(self) -> int:
+        """Readable when the fleet has sent a message."""
+        ...
+
+
+class ServerRuntime:
+    """The thread that calls `run` acts; `answer` is called by others."""
+
+    def __init__(self, uplink: ServerUplink, heartbeat: Heartbeat, listener: socket.socket) -> None:
+        self._uplink = uplink
+        self._listener = listener
+        self._heartbeat = heartbeat
+        self._policy: ServedPolicy | None = None
+        self._is_ready = threading.Event()
+        self._boundary = threading.Lock()
+        """Held during an act: who has it sees the policy between two acts."""
+
+    @property
+    def acts_as_published(self) -> bool:
+        """Whether published weights act, and not those that the policy was built with."""
+        return self._policy is not None and self._policy.weights.version > INITIAL_VERSION
+
+    def run(self, start: Start) -> None:
+        """Act for workers until told to finish.
+
+        Raises:
+            CormorantError: the policy cannot be built, or cannot act.
+        """
+        self._heartbeat.enter(Phase.BUILDING)
+        timing = self._timing = Timing(self._heartbeat.timing)
+        seed_globals(start.place.seeds)
+        self._start = start
+        device = self._device = find_device(start.place.device)
+        spec = start.job.spec
+        server = InferenceServer(self._listener, self._build, gathering(spec.inference, device))
+        server.watch(self._uplink)
+        if start.spaces is not None:
+            server.use(self._build(*start.spaces, 2))
+        # The rows bring their own random words; what a policy draws beside them comes from this stream.
+        stream = TorchStream(start.place.seeds.seed("server"), device)
+        told_s = 0.0
+        with stream, torch.inference_mode(), exploring(ExplorationType(spec.policy.exploration_type)):
+            while not self._is_told_to_finish(server):
+                timing.rest(IDLE if self._is_ready.is_set() else BUILD)
+                now_s = timing.now_s
+                if now_s > told_s + _TELL_S and server.served.acts:
+                    self._tell(server)
+                    told_s = now_s
+        server.close()
+        self._uplink.send(Finished(durable_frames=0))
+
+    def _is_told_to_finish(self, server: InferenceServer) -> bool:
+        self._heartbeat.frames[0] += 1  # each turn is a sign of life
+        if not server.turn(self._begin_act, self._end_act):
+            if self._policy is not None and self._boundary.acquire(blocking=False):
+                try:
+                    self._policy.weights.apply()
+                finally:
+                    self._boundary.release()
+            return False
+        return isinstance(self._uplink.recv(), Finish)  # a server gets no other message here
+
+    def _begin_act(self) -> None:
+        self._heartbeat.enter(Phase.STEPPING)
+        self._timing.rest(INFERENCE)
+        self._boundary.acquire()
+
+    def _end_act(self) -> None:
+        self._boundary.release()
+        self._heartbeat.enter(Phase.WAITING)
+
+    def _build(self, observation: Space, action: Space, num_rows: int) -> ServedPolicy:
+        self._heartbeat.enter(Phase.BUILDING)
+        overrides = read_overrides(self._start.overrides)
+        normalize = self._start.job.spec.collection.normalize
+        normalizer = None if normalize is None else Normalizer(normalize, observation)
+        policy = build_policy(
+            self._start.job, overrides, observation, action, normalizer, device=self._device, num_rows=num_rows
+        )
+        if policy is None:
+            raise PolicyLoadError(
+                "the policy is random: there is nothing to serve; remove the groups of role inference"
+            )
+        policy.weights.on_applied = lambda version: self._uplink.send(Applied(version=version))
+        self._policy = policy
+        self._is_ready.set()
+        self._heartbeat.enter(Phase.WAITING)
+        self._uplink.send(ServerReady())
+        return policy
+
+    def _tell(self, server: InferenceServer) -> None:
+        counts, server.served = asdict(server.served), Counts()
+        wait_s, act_s = counts.pop("wait_ns") / 1e9, counts.pop("act_ns") / 1e9
+        self._uplink.send(Served(**counts, wait_s=wait_s, act_s=act_s))
+
+    # -- other threads -------------------------------------------------------------------------------------------
+
+    def answer(self, request: Request, payload: memoryview) -> Reply:
+        """Answer one request of the fleet: weights, or nothing to do."""
+        try:
+            if request.action == "stop":
+                os._exit(0)  # it has nothing to lose
+            if request.action == "offer":
+                self._is_ready.wait()  # bounded by the fleet's limit on starting
+                self._offer(request, payload)
+        except CormorantError as error:
+            return Reply(number=request.number, error=str(error))
+        return Reply(number=request.number)
+
+    def _offer(self, request: Request, payload: memoryview) -> None:
+        assert self._policy is not None
+        weights, version = self._policy.weights, PolicyVersion(request.version)
+        try:
+            weights.offer(
+                read_weights(payload, default_model=request.default_model, models=request.models),
+                version=version,
+                statistics=request.statistics,
+            )
+        finally:
+            weights.note_seen(version)
+        if self._boundary.acquire(timeout=_MOMENT_S):
+            try:
+                weights.apply()
+            finally:
+                self._boundary.release()
+
+
+def gathering(inference: Inference, device: torch.device) -> Gathering:
+    """How a manifest's server gathers rows: its own words, or what suits the device."""
+    shapes = inference.batch_shapes
+    if not shapes and device.type == "cuda":
+        shapes = make_shapes(inference.max_batch or _MOST_ROWS)
+    return Gathering(
+        max_rows=inference.max_batch,
+        max_wait_s=-1.0 if inference.max_wait_ms is None else inference.max_wait_ms / 1000,
+        shapes=shapes,
+    )
