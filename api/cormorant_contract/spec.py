@@ -47,8 +47,8 @@ class CollectorJobSpec(Contract):
     worker_groups: WorkerGroups = (WorkerGroup(name="cpu"),)
     """Groups of worker pods, by name."""
 
-    inference: Inference = Inference()
-    """How the servers of groups with role inference gather rows."""
+    inference: Inference | None = None
+    """How the servers of groups with role inference gather rows. Unset means the defaults."""
 
     elastic_group: Annotated[str, Field(strict=True, max_length=10, pattern=OPTIONAL_LABEL_PATTERN)] = ""
     """Worker group scaled by spec.replicas. Empty means the first group."""
@@ -77,7 +77,7 @@ class CollectorJobSpec(Contract):
     @property
     def is_served(self) -> bool:
         """Whether inference servers act for the environments."""
-        return any(group.role == "inference" for group in self.worker_groups)
+        return any(group.serves for group in self.worker_groups)
 
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
@@ -315,34 +315,33 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     ),
 )
 
-_SERVES = "self.workerGroups.exists(g, g.role == 'inference')"
-
 _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
+    # The first three have no CEL: the API server refuses role inference altogether.
     Rule(
-        cel="self.workerGroups.exists(g, g.role == 'collect')",
-        holds=lambda spec: any(group.role == "collect" for group in spec.worker_groups),
+        cel="",
+        holds=lambda spec: not all(group.serves for group in spec.worker_groups),
         sentence="all groups {names} have role inference and no group collects; add a group with role collect",
         values={"names": _GROUP_NAMES},
         path=("workerGroups",),
     ),
     Rule(
-        cel=f"!{_SERVES} || !has(self.policy.random)",
+        cel="",
         holds=lambda spec: not spec.is_served or spec.policy.random is None,
         sentence="random actions need no inference servers; remove the groups with role inference, or name a policy in "
         "policy.entrypoint",
         path=("workerGroups",),
     ),
     Rule(
-        cel=f"self.workerGroups.all(g, g.name != {_ELASTIC} || g.role == 'collect')",
-        holds=lambda spec: (elastic := _elastic(spec)) is None or elastic.role == "collect",
+        cel="",
+        holds=lambda spec: (elastic := _elastic(spec)) is None or not elastic.serves,
         sentence="spec.replicas sizes group {name}, which has role inference; name a group that collects in "
         "elasticGroup, and set replicas in group {name}",
         values={"name": _ELASTIC_NAME},
         path=("elasticGroup",),
     ),
     Rule(
-        # The API server alone has this rule: on one machine, `cormorant run` starts the servers as processes.
-        cel=f"!{_SERVES}",
+        # On one machine, `cormorant run` starts the servers as processes.
+        cel="!self.workerGroups.exists(g, has(g.role) && g.role == 'inference')",
         holds=lambda spec: True,
         sentence="role inference on a cluster is not available yet; remove the groups with role inference, or "
         "run the job on one machine with cormorant run",

@@ -12,7 +12,7 @@ MAX_REPLICAS = 9999
 
 Replicas = Annotated[Whole, Field(ge=0, le=MAX_REPLICAS)]
 GroupName = Annotated[str, Field(strict=True, max_length=10, pattern=LABEL_PATTERN)]
-BatchShape = Annotated[Whole, Field(ge=1, le=65536)]
+BatchShape = Annotated[Whole, Field(ge=1, le=65536, description="A number of environments.")]
 ObjectName = Annotated[str, Field(strict=True, min_length=1, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 ClaimName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 
@@ -98,20 +98,8 @@ class Inference(Contract):
     """Longest time that a row waits for others, in milliseconds. Unset means a quarter of an act, at most 20."""
 
     batch_shapes: Annotated[tuple[BatchShape, ...], Field(max_length=32)] = ()
-    """Numbers of environments that acts are padded to, ascending. Empty means powers of two on a gpu, and no padding on
+    """Numbers of environments that acts are padded to. Empty means powers of two on a gpu, and no padding on
     a cpu."""
-
-    @classmethod
-    def rules(cls) -> "tuple[Rule[Inference], ...]":
-        """Shapes in order."""
-        return (
-            Rule(
-                cel="self.batchShapes.isSorted()",
-                holds=lambda inference: list(inference.batch_shapes) == sorted(inference.batch_shapes),
-                sentence="batchShapes are not ascending; write the smallest first",
-                path=("batchShapes",),
-            ),
-        )
 
 
 class WorkerGroup(Contract):
@@ -120,8 +108,9 @@ class WorkerGroup(Contract):
     name: GroupName
     """Name of the group, unique in the job. Part of pod names, so at most 10 characters."""
 
-    role: Literal["collect", "inference"] = "collect"
-    """collect: workers step environments. inference: servers act for the environments of all other groups."""
+    role: Literal["collect", "inference"] | None = None
+    """collect: workers step environments. inference: servers act for the environments of all other groups. Unset means
+    collect."""
 
     device: Literal["cpu", "gpu"] = "cpu"
     """Device of the policy. A gpu worker that finds no device exits with an error."""
@@ -140,6 +129,11 @@ class WorkerGroup(Contract):
 
     template: JsonObject = Field(default={})
     """Pod template merged over the generated one, lists by name. The API server checks the result with a dry run."""
+
+    @property
+    def serves(self) -> bool:
+        """Whether its members are inference servers."""
+        return self.role == "inference"
 
     @classmethod
     def rules(cls) -> "tuple[Rule[WorkerGroup], ...]":

@@ -16,7 +16,7 @@ class DesiredSlots:
         self._job = job
         self._wanted: tuple[Slot, ...] = ()
         self._known: frozenset[Slot] = frozenset()
-        self._serving_groups = frozenset(g.name for g in job.spec.worker_groups if g.role == "inference")
+        self._serving_groups = frozenset(g.name for g in job.spec.worker_groups if g.serves)
         self.collecting: tuple[Slot, ...] = ()
         """Those whose workers step environments: all, without inference servers."""
         self.serving: tuple[Slot, ...] = ()

@@ -47,7 +47,7 @@ def device_of(job: CollectorJob, group: str) -> str:
 
 def serves(job: CollectorJob, group: str) -> bool:
     """Whether a group's members are inference servers."""
-    return any(g.name == group and g.role == "inference" for g in job.spec.worker_groups)
+    return any(g.name == group and g.serves for g in job.spec.worker_groups)
 
 
 def describe_env(job: CollectorJob) -> str:

@@ -76,5 +76,5 @@ def default_workers(job: CollectorJob, *, is_this_machine: bool = True) -> int:
     """As many workers as the manifest says, at least one; where all of them share this machine, at most one a
     processor.
     """
-    wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups if group.role == "collect")
+    wanted = sum(job.spec.size_of(group) for group in job.spec.worker_groups if not group.serves)
     return max(1, min(wanted, available_cpus()) if is_this_machine else wanted)

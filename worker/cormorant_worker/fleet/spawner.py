@@ -66,8 +66,8 @@ class Spawner:
         group, index = slot
         is_server = serves(core.job, group)
         # Groups of servers do not count: with them and without, environments have the same seeds.
-        collecting = [known.name for known in core.job.spec.worker_groups if known.role == "collect"]
-        names = [known.name for known in core.job.spec.worker_groups if known.role == "inference"]
+        collecting = [known.name for known in core.job.spec.worker_groups if not known.serves]
+        names = [known.name for known in core.job.spec.worker_groups if known.serves]
         names = [*collecting, *names]
         place = WorkerPlace(
             group=group,

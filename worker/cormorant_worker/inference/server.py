@@ -14,7 +14,7 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -139,12 +139,11 @@ class InferenceServer:
         """A policy that was built before the first worker came."""
         self.policy = policy
 
-    def turn(self, begin: Callable[[], None], end: Callable[[], None]) -> bool:
+    def turn(self, acting: Callable[[], AbstractContextManager[None]]) -> bool:
         """Wait a moment for rows, and act if it is time.
 
         Args:
-            begin: called before an act, and
-            end: after it.
+            acting: entered around an act.
 
         Returns:
             Whether a watched source can be read.
@@ -158,11 +157,8 @@ class InferenceServer:
             else:
                 is_told = True
         if self._waiting and self._is_time():
-            begin()
-            try:
+            with acting():
                 self._act()
-            finally:
-                end()
         return is_told
 
     def close(self) -> None:

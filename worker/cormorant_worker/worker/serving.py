@@ -6,6 +6,8 @@ One thread acts; another one answers the fleet's requests beside it, as in `runt
 import os
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Protocol
 
@@ -75,14 +77,15 @@ class ServerRuntime:
         self._start = start
         device = self._device = find_device(start.place.device)
         spec = start.job.spec
-        server = InferenceServer(self._listener, self._build, gathering(spec.inference, device))
+        self._exploration = ExplorationType(spec.policy.exploration_type)
+        server = InferenceServer(self._listener, self._build, gathering(spec.inference or Inference(), device))
         server.watch(self._uplink)
         if start.spaces is not None:
             server.use(self._build(*start.spaces, 2))
         # The rows bring their own random words; what a policy draws beside them comes from this stream.
         stream = TorchStream(start.place.seeds.seed("server"), device)
         told_s = 0.0
-        with stream, torch.inference_mode(), exploring(ExplorationType(spec.policy.exploration_type)):
+        with stream:
             while not self._is_told_to_finish(server):
                 timing.rest(IDLE if self._is_ready.is_set() else BUILD)
                 now_s = timing.now_s
@@ -94,7 +97,7 @@ class ServerRuntime:
 
     def _is_told_to_finish(self, server: InferenceServer) -> bool:
         self._heartbeat.frames[0] += 1  # each turn is a sign of life
-        if not server.turn(self._begin_act, self._end_act):
+        if not server.turn(self._acting):
             if self._policy is not None and self._boundary.acquire(blocking=False):
                 try:
                     self._policy.weights.apply()
@@ -103,13 +106,12 @@ class ServerRuntime:
             return False
         return isinstance(self._uplink.recv(), Finish)  # a server gets no other message here
 
-    def _begin_act(self) -> None:
+    @contextmanager
+    def _acting(self) -> Iterator[None]:
         self._heartbeat.enter(Phase.STEPPING)
         self._timing.rest(INFERENCE)
-        self._boundary.acquire()
-
-    def _end_act(self) -> None:
-        self._boundary.release()
+        with self._boundary, torch.inference_mode(), exploring(self._exploration):
+            yield
         self._heartbeat.enter(Phase.WAITING)
 
     def _build(self, observation: Space, action: Space, num_rows: int) -> ServedPolicy:
@@ -148,6 +150,8 @@ class ServerRuntime:
                 self._offer(request, payload)
         except CormorantError as error:
             return Reply(number=request.number, error=str(error))
+        except Exception as error:  # noqa: BLE001  # a policy's own copy_ may raise anything
+            return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
         return Reply(number=request.number)
 
     def _offer(self, request: Request, payload: memoryview) -> None:
@@ -170,7 +174,7 @@ class ServerRuntime:
 
 def gathering(inference: Inference, device: torch.device) -> Gathering:
     """How a manifest's server gathers rows: its own words, or what suits the device."""
-    shapes = inference.batch_shapes
+    shapes = tuple(sorted(inference.batch_shapes))
     if not shapes and device.type == "cuda":
         shapes = make_shapes(inference.max_batch or _MOST_ROWS)
     return Gathering(

@@ -1,0 +1,244 @@
+"""Fleets whose policy acts in inference servers: exact frames, versions and streams, whatever dies."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.fleets import balance
+from cormorant_testing.policies import numbered
+from cormorant_worker.errors import FleetError, LastWorker, ManifestError, WorkerFailed
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.launch import load_job
+
+OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
+
+
+def served(job: Any, *, servers: int = 1, **inference: Any) -> Any:
+    """The same job with inference servers."""
+    document = job.to_document()
+    document["spec"]["workerGroups"] = [
+        {"name": "cpu"},
+        {"name": "act", "role": "inference", "replicas": servers},
+    ]
+    if inference:
+        document["spec"]["inference"] = inference
+    return load_job(document)
+
+
+def fleet_of(job: Any, **options: Any) -> Fleet:
+    return Fleet(job, FleetOptions(**options))
+
+
+def kill_server(fleet: Fleet, index: int = 0, *, sent: signal.Signals = signal.SIGKILL) -> int:
+    pid = next(worker.pid for worker in fleet.stats().workers if worker.name == f"act-{index}")
+    os.kill(pid, sent)
+    return pid
+
+
+def frames_of(job: Any, **options: Any) -> Iterator[Any]:
+    with fleet_of(job, **options) as fleet:
+        yield from fleet.batches(copy=True)
+
+
+@pytest.mark.parametrize(
+    ("mode", "workers", "total", "servers"), [("async", 1, 107, 1), ("sync", 2, 131, 1), ("async", 2, 400, 2)]
+)
+def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, total: int, servers: int) -> None:
+    job = make_job(
+        num_envs=2, policy="counter", collection={"mode": mode, "totalFrames": total, "initRandomFrames": 8}, **OPTIONS
+    )
+    checker = make_checker(2, **OPTIONS)
+    with fleet_of(served(job, servers=servers), workers=workers) as fleet:
+        assert sum(checker.take(batch) for batch in fleet.batches()) == total
+        assert fleet.stats().frames == total
+        assert fleet.is_done
+        assert balance(fleet) == 0
+    assert checker.attempts == {(0, index, 0) for index in range(workers)}
+
+
+def test_weights_go_to_servers_alone_and_every_row_names_its_version() -> None:
+    job = make_job(
+        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.0005
+    )
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    with fleet_of(served(job, servers=2), workers=2, starts_paused=True) as fleet:
+        assert sorted(fleet.specs["policy"]) == ["bias", "number"]
+        receipt = fleet.publish(numbered(1), wait_s=30)
+        assert (receipt.applied, receipt.waiting, dict(receipt.refused)) == (("act-0", "act-1"), (), {})
+        fleet.resume()
+        seen = set()
+        for number, batch in enumerate(fleet.batches()):
+            checker.take(batch)
+            seen |= set(np.unique(batch["collector", "policy_version"].numpy()).tolist())
+            if number % 20 == 10:
+                fleet.publish(numbered(fleet.version + 1))
+        assert checker.frames == 3000
+        assert balance(fleet) == 0
+    assert min(seen) >= 1
+    assert len(seen) > 3
+
+
+def test_weights_for_a_worker_without_a_policy_are_refused() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8))
+    with (
+        fleet_of(served(job), workers=1) as fleet,
+        pytest.raises(FleetError, match="no policy acts in worker cpu-0"),
+    ):
+        fleet.publish(numbered(1), workers=["cpu-0"])
+
+
+@pytest.mark.slow
+def test_killed_servers_cost_time_and_nothing_else() -> None:
+    job = make_job(
+        num_envs=2,
+        policy="versioned",
+        action="box",
+        collection={"totalFrames": 4000},
+        lengths=(3, 8),
+        step_s=0.001,
+        run_policy={"maxRestartsPerSlot": 20},
+    )
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    with fleet_of(served(job), workers=2) as fleet:
+        fleet.publish(numbered(1), wait_s=30)
+        kills = 0
+        for batch in fleet.batches():
+            checker.take(batch)
+            if kills < 2 and fleet.stats().frames > 1000 * (kills + 1):
+                kill_server(fleet)
+                kills += 1
+                fleet.publish(numbered(kills + 1))
+        stats = fleet.stats()
+        assert stats.frames == checker.frames == 4000
+        assert stats.restarts == kills == 2
+        assert balance(fleet) == 0
+        assert stats.dropped.get("crash", 0) == 0
+    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
+
+
+@pytest.mark.slow
+def test_hung_server_is_replaced_and_its_rows_are_asked_again() -> None:
+    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 3000}, step_s=0.001, lengths=(3, 8))
+    checker = make_checker(2, lengths=(3, 8))
+    with fleet_of(served(job), workers=2, hang_timeout_s=3.0) as fleet:
+        is_stopped = False
+        for batch in fleet.batches():
+            checker.take(batch)
+            if not is_stopped and fleet.stats().frames > 500:
+                kill_server(fleet, sent=signal.SIGSTOP)
+                is_stopped = True
+        stats = fleet.stats()
+        assert stats.frames == checker.frames == 3000
+        assert stats.groups["act"].restarts == {"hang": 1}
+        assert stats.groups["cpu"].restarts == {}
+        assert balance(fleet) == 0
+    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
+
+
+@pytest.mark.slow
+def test_worker_and_server_killed_together_lose_no_finished_frame() -> None:
+    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 3000}, step_s=0.001, lengths=(3, 8))
+    checker = make_checker(2, lengths=(3, 8))
+    with fleet_of(served(job), workers=2) as fleet:
+        killed = False
+        for batch in fleet.batches():
+            checker.take(batch)
+            if not killed and fleet.stats().frames > 800:
+                for worker in fleet.stats().workers:
+                    if worker.name in ("cpu-0", "act-0"):
+                        os.kill(worker.pid, signal.SIGKILL)
+                killed = True
+        stats = fleet.stats()
+        assert stats.frames == checker.frames == 3000
+        assert stats.restarts == 2
+        assert balance(fleet) == 0
+
+
+@pytest.mark.slow
+def test_servers_can_be_scaled_while_they_serve() -> None:
+    job = make_job(
+        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 6000}, step_s=0.001, lengths=(3, 8)
+    )
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    with fleet_of(served(job), workers=3) as fleet:
+        sizes = iter((3, 1))
+        for number, batch in enumerate(fleet.batches()):
+            checker.take(batch)
+            if number in (30, 120):
+                fleet.resize({"act": next(sizes)}, wait=True)
+                receipt = fleet.publish(numbered(fleet.version + 1), wait_s=30)
+                assert len(receipt.applied) == (3 if number == 30 else 1)
+        assert checker.frames == 6000
+        assert fleet.stats().restarts == 0
+        with pytest.raises(LastWorker, match="0 inference servers"):
+            fleet.resize({"act": 0})
+
+
+def test_saved_state_of_a_served_fleet_goes_on_bit_by_bit() -> None:
+    job = served(make_job(num_envs=2, policy="counter", collection={"totalFrames": 400}, **OPTIONS))
+
+    def rest_of(fleet: Fleet) -> list[torch.Tensor]:
+        return [batch["drawn"].clone() for batch in fleet.batches()]
+
+    with fleet_of(job, workers=1) as fleet:
+        for _ in range(3):
+            fleet.take(copy=True)
+        fleet.pause()
+        state = fleet.state()
+        queued = fleet.stats().queued_batches
+        fleet.resume()
+        first = rest_of(fleet)[queued:]
+    with fleet_of(job, workers=1) as fleet:
+        fleet.restore(state)
+        second = rest_of(fleet)
+    assert torch.equal(torch.cat([a.reshape(-1) for a in first]), torch.cat([a.reshape(-1) for a in second]))
+
+
+def test_noise_of_a_row_does_not_depend_on_the_rows_it_meets() -> None:
+    """Each worker draws the same numbers whether it shares the server or has it for itself."""
+    drawn: dict[int, dict[int, list[np.ndarray[Any, Any]]]] = {}
+    for workers in (1, 3):
+        job = served(make_job(num_envs=2, policy="counter", collection={"totalFrames": 40 * workers, "mode": "sync"}))
+        for batch in frames_of(job, workers=workers):
+            rows = batch["drawn"].numpy().reshape(workers, 2, -1)
+            for worker in range(workers):
+                drawn.setdefault(workers, {}).setdefault(worker, []).append(rows[worker])
+    assert np.array_equal(np.concatenate(drawn[1][0], -1), np.concatenate(drawn[3][0], -1))
+    assert not np.array_equal(drawn[3][0][0], drawn[3][1][0])
+
+
+def test_policy_that_cannot_act_ends_the_fleet_with_its_own_words() -> None:
+    job = served(make_job(num_envs=2, policy="linear", observation="discrete"))
+    with pytest.raises(WorkerFailed, match=r"worker act-0: the policy raised RuntimeError"):
+        fleet_of(job, workers=1)
+
+
+def test_server_groups_on_ray_are_refused() -> None:
+    from cormorant_worker.fleet.ray.engine import RayEngine
+
+    job = served(make_job(num_envs=2, policy="counter"))
+    with pytest.raises(ManifestError, match="role inference on a Ray cluster is not available yet"):
+        RayEngine.complete(object.__new__(RayEngine), job, FleetOptions())
+
+
+def test_pause_is_answered_while_the_server_is_gone() -> None:
+    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 600}, lengths=(3, 8), step_s=0.001)
+    checker = make_checker(2, lengths=(3, 8))
+    with fleet_of(served(job), workers=1, control_timeout_s=20.0) as fleet:
+        checker.take(fleet.take().tensordict)
+        pid = kill_server(fleet, sent=signal.SIGSTOP)
+        time.sleep(0.7)
+        fleet.pause()
+        os.kill(pid, signal.SIGCONT)
+        fleet.resume()
+        for batch in fleet.batches():
+            checker.take(batch)
+        assert checker.frames == 600
