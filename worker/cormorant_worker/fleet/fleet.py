@@ -198,13 +198,11 @@ class Fleet:
         Raises:
             ControlTimeout, WorkerFailed, FleetClosed: as `borrow`.
         """
-        loan = self._take_next(timeout_s)
-        return None if loan is None else loan.batch(copy=copy)
+        return None if (loan := self._take_next(timeout_s)) is None else loan.batch(copy=copy)
 
     def skip(self, *, timeout_s: float | None = None) -> int:
         """`take` without looking at the batch: its number of frames, or 0 when all have been delivered."""
-        loan = self._take_next(timeout_s)
-        return 0 if loan is None else loan.num_frames
+        return 0 if (loan := self._take_next(timeout_s)) is None else loan.num_frames
 
     def _take_next(self, timeout_s: float | None) -> Loan | None:
         if self._taken is not None:
@@ -344,13 +342,7 @@ class Fleet:
             raise WeightsError(
                 f"version {number} is past {_HIGHEST_CHOSEN}, the highest that may be chosen; choose less"
             )
-        slots = core.pool.slots.of(workers) if workers else None
-        if core.pool.slots.serving and (idle := (slots or frozenset()) - set(core.pool.slots.serving)):
-            names = ", ".join("{}-{}".format(*slot) for slot in sorted(idle))
-            raise FleetError(
-                f"no policy acts in worker {names}: inference servers act for it; name servers, or no worker"
-            )
-        offers.publish(blob, number, payload, slots)
+        offers.publish(blob, number, payload, core.servers.named(workers))
         core.waker.wake()
         if wait_s > 0:
             behind = offers.await_version(number)

@@ -4,8 +4,9 @@ The fleet holds the listening socket of each server's slot: it outlives the proc
 """
 
 import socket
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
+from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.desired_slots import DesiredSlots
 from cormorant_worker.fleet.requests import Requests
 from cormorant_worker.fleet.scheduler import Slot
@@ -42,6 +43,18 @@ class InferenceServers:
         addresses = [self.listener(known).getsockname() for known in serving]
         self._assigned[slot] = (*addresses[first:], *addresses[:first])
         return self._assigned[slot]
+
+    def named(self, names: Collection[str]) -> frozenset[Slot] | None:
+        """The slots that weights for these workers go to; None, and without names: all that act.
+
+        Raises:
+            FleetError: there is no such worker, or servers act for it.
+        """
+        slots = self._slots.of(names) if names else None
+        if slots and self._slots.serving and (idle := sorted(slots - set(self._slots.serving))):
+            found = ", ".join(f"{group}-{index}" for group, index in idle)
+            raise FleetError(f"no policy acts in worker {found}: inference servers act for it; name servers, or none")
+        return slots
 
     def reassign(self) -> None:
         """Slots have changed: tell workers whose server changes."""
