@@ -27,7 +27,7 @@ from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import ManifestError
-from cormorant_worker.inference.handshake import Hello
+from cormorant_worker.inference.handshake import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import ServedPolicy
 from cormorant_worker.policy.actor import Actor, PolicyActor
@@ -82,14 +82,14 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
         remote: RemoteActor | None = None
         if place.servers:
-            hello = Hello(
+            greeting = Greeting(
                 name=place.attempt_name,
                 observation_space=observation,
                 action_space=action,
                 rows=max(env.num_envs for env in envs),
                 num_slots=len(envs),
             )
-            actor = remote = RemoteActor(place.servers, hello)
+            actor = remote = RemoteActor(place.servers, greeting)
             weights = remote.weights
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)

@@ -1,4 +1,4 @@
-"""How a worker and an inference server meet: one pickled Hello, one pickled Welcome with the mailbox's descriptor.
+"""How a worker and an inference server meet: one pickled Greeting, one pickled Welcome with the mailbox's descriptor.
 
 The fleet holds the listening socket of each server's slot for as long as the slot exists. A worker that connects while
 no server runs waits in the queue of that socket, and the next server accepts it.
@@ -26,7 +26,7 @@ _CHUNK_BYTES = 65536
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hello:
+class Greeting:
     """Worker -> server: what its rows look like."""
 
     name: str

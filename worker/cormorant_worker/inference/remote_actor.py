@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from cormorant_worker.errors import InferenceUnavailable, PolicyMismatch
-from cormorant_worker.inference.handshake import Hello, Welcome, frame, receive_welcome
+from cormorant_worker.inference.handshake import Greeting, Welcome, frame, receive_welcome
 from cormorant_worker.inference.mailbox import ANSWER, REQUEST, Mailbox
 from cormorant_worker.policy.actor import Acted
 from cormorant_worker.shared_memory import SharedMemory
@@ -73,12 +73,12 @@ class Asked:
 class RemoteActor:
     """Used by the thread that steps; `servers` may be replaced by others."""
 
-    def __init__(self, servers: Sequence[bytes | str], hello: Hello) -> None:
+    def __init__(self, servers: Sequence[bytes | str], greeting: Greeting) -> None:
         """Meet the server, which may have to build the policy first.
 
         Args:
             servers: addresses of the servers that this worker may use; it uses the first one.
-            hello: what its rows look like.
+            greeting: what its rows look like.
 
         Raises:
             InferenceUnavailable: no server answered in 900 s.
@@ -94,13 +94,13 @@ class RemoteActor:
         """Told when the wait for a server becomes long, and when it is over."""
         self.acted_version = self.weights.version
         """Of the answer that was taken last."""
-        self._hello = hello
+        self._greeting = greeting
         self._number = 0
         self._asked: dict[int, Asked] = {}
         """Not answered yet, by slot."""
         self._answered: dict[int, PolicyVersion] = {}
         """Answered and not taken yet, by slot."""
-        self._free = list(range(hello.num_slots))
+        self._free = list(range(greeting.num_slots))
         self._server: bytes | str = b""
         self._incoming = bytearray()
         self._socket: socket.socket | None = None
@@ -177,7 +177,7 @@ class RemoteActor:
                         self.on_waiting(True)
                     self.while_waiting()
                     if time.monotonic() > deadline:
-                        raise _unavailable(f"{asked.n} rows of {self._hello.name} were not answered") from None
+                        raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
                     if self._server != self.servers[0]:
                         self._meet()
                 except OSError:
@@ -209,7 +209,7 @@ class RemoteActor:
                     return self._try_to_meet(deadline)
                 except OSError as error:
                     if time.monotonic() > deadline:
-                        raise _unavailable(f"{self._hello.name} met no server: {error}") from error
+                        raise _unavailable(f"{self._greeting.name} met no server: {error}") from error
                     if not is_long:
                         is_long = True
                         self.on_waiting(True)
@@ -227,7 +227,7 @@ class RemoteActor:
         try:
             found.settimeout(_LOOK_S)
             found.connect(address)
-            found.sendall(frame(self._hello))
+            found.sendall(frame(self._greeting))
             welcome, descriptor = self._await_welcome(found, address, deadline)
         except BaseException:
             found.close()

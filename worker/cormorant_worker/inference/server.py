@@ -1,6 +1,6 @@
 """An inference server: gathers rows that are ready, acts once, scatters the actions. One thread, one policy.
 
-    select ──> accept, Hello -> Welcome
+    select ──> accept, Greeting -> Welcome
            ──> requests of workers ──> waiting ──(enough, or long enough)──> act ──> answers
 
 A batch is acted on when nothing more can come (every slot of every worker waits), when it has `max_rows`, or when its
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import structlog
 
-from cormorant_worker.inference.handshake import Hello, Welcome, is_of_this_user, send_welcome, unframe
+from cormorant_worker.inference.handshake import Greeting, Welcome, is_of_this_user, send_welcome, unframe
 from cormorant_worker.inference.mailbox import ANSWER, REQUEST, Mailbox, MailboxLayout, MailboxSlot
 from cormorant_worker.inference.row_noise import RowNoise
 from cormorant_worker.policy.actor import Acted, Actor
@@ -60,7 +60,7 @@ class Gathering:
 
 
 @dataclass(slots=True, kw_only=True)
-class Served:
+class ServedCounts:
     """What a server did since it was asked last."""
 
     rows: int = 0
@@ -116,7 +116,7 @@ class InferenceServer:
             how: how to gather.
         """
         self.policy: ServedPolicy | None = None
-        self.served = Served()
+        self.served = ServedCounts()
         self._build, self._how = build, how
         self._selector = selectors.DefaultSelector()
         listener.setblocking(False)
@@ -195,10 +195,10 @@ class InferenceServer:
             return
         client.incoming += data
         if client.mailbox is None:
-            hello = unframe(client.incoming)
-            if hello is not None:
-                assert isinstance(hello, Hello), hello
-                self._meet(client, hello)
+            greeting = unframe(client.incoming)
+            if greeting is not None:
+                assert isinstance(greeting, Greeting), greeting
+                self._meet(client, greeting)
             return
         now_ns = time.monotonic_ns()
         while len(client.incoming) >= REQUEST.size:
@@ -207,18 +207,18 @@ class InferenceServer:
             slot = client.mailbox.slots[index]
             self._waiting.append(_Waiting(client, slot, index, number, version, n, now_ns))
 
-    def _meet(self, client: _Client, hello: Hello) -> None:
+    def _meet(self, client: _Client, greeting: Greeting) -> None:
         if self.policy is None:
-            self.policy = self._build(hello.observation_space, hello.action_space, hello.rows)
+            self.policy = self._build(greeting.observation_space, greeting.action_space, greeting.rows)
         policy = self.policy
-        client.name = hello.name
+        client.name = greeting.name
         for ours, theirs in (
-            (policy.observation_space, hello.observation_space),
-            (policy.action_space, hello.action_space),
+            (policy.observation_space, greeting.observation_space),
+            (policy.action_space, greeting.action_space),
         ):
             if describe(ours) != describe(theirs):
                 refusal = (
-                    f"the inference server's policy acts on {describe(ours)}, {hello.name} has {describe(theirs)}; "
+                    f"the inference server's policy acts on {describe(ours)}, {greeting.name} has {describe(theirs)}; "
                     "environments must not differ between workers"
                 )
                 self._welcome(client, Welcome(refusal=refusal), -1)
@@ -226,15 +226,15 @@ class InferenceServer:
                 return
         actor = policy.actor
         layout = MailboxLayout(
-            rows=hello.rows,
-            num_slots=hello.num_slots,
+            rows=greeting.rows,
+            num_slots=greeting.num_slots,
             observation=leaves(policy.observation_space, ("observation",)),
             action=leaves(policy.action_space, ("action",)),
             outputs=actor.outputs,
             states=actor.states,
         )
         client.mailbox = Mailbox.create(layout)
-        self._num_slots += hello.num_slots
+        self._num_slots += greeting.num_slots
         welcome = Welcome(
             layout=layout,
             initial_states=actor.initial_states,

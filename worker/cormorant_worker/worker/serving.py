@@ -22,8 +22,7 @@ from cormorant_worker.collect.place import find_device
 from cormorant_worker.collect.seeding import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import CormorantError, PolicyLoadError
-from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
-from cormorant_worker.inference.server import Served as Counts
+from cormorant_worker.inference.server import Gathering, InferenceServer, ServedCounts, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Space
@@ -134,7 +133,7 @@ class ServerRuntime:
         return policy
 
     def _tell(self, server: InferenceServer) -> None:
-        counts, server.served = asdict(server.served), Counts()
+        counts, server.served = asdict(server.served), ServedCounts()
         wait_s, act_s = counts.pop("wait_ns") / 1e9, counts.pop("act_ns") / 1e9
         self._uplink.send(Served(**counts, wait_s=wait_s, act_s=act_s))
 
