@@ -66,9 +66,10 @@ class Running:
         self.ledger: Ledger[Loan] = Ledger(
             epoch=head.epoch,
             ack_within_s=settings.ack_within_s,
-            on_settled=head.journal.settle,
+            on_settled=self._settle,
             watcher=head.traces,
         )
+        self._journal = head.journal
         self.feeder = BatchFeeder(fleet, self.ledger)
         self.updates = UpdateTracker(
             apply_within_s=settings.apply_within_s, notifier=AsyncNotifier(), on_result=head.update_ended
@@ -78,6 +79,10 @@ class Running:
             head.leases, pause=fleet.pause, resume=fleet.resume, notifier=AsyncNotifier(), starts_paused=is_paused
         )
         self.group_sizes = GroupSizes(fleet, head.events)
+
+    def _settle(self, frames: int) -> None:
+        """So many frames of this head will not be delivered again."""
+        self._journal.settle(frames, None if self.fleet.statistics is None else self.fleet.statistics.current)
 
 
 class Head:

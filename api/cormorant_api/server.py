@@ -109,6 +109,7 @@ class HeadServer:
         options = replace(
             options,
             floor_frames=journal.frames,
+            statistics=journal.statistics,
             epoch=journal.epoch,
             starts_paused=True,
         )

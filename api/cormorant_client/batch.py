@@ -83,6 +83,9 @@ class Batch:
         """sync: `[W*B, T]`, one part of each worker; async: `[B, T]`."""
         self.post_processing = dict(metadata.get("post_processing", {}))
         """Post-processing from the manifest (multiStep, splitTrajectories); only `tensordict()` applies it."""
+        self.statistics = {int(version): found for version, found in metadata.get("statistics", {}).items()}
+        """What each policy version in the batch acted with, for `cormorant_postproc.normalized`; empty unless the
+        manifest has `normalize`."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget

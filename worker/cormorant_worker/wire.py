@@ -89,7 +89,9 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
         }
         for part in loan.parts
     ]
-    asked = {"post_processing": loan.post_processing} if loan.post_processing else {}
+    asked: dict[str, Any] = {"post_processing": loan.post_processing} if loan.post_processing else {}
+    if loan.statistics:
+        asked["statistics"] = loan.statistics
     return asked | {
         "format": FORMAT,
         "id": batch_id,

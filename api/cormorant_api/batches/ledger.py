@@ -28,6 +28,10 @@ class Lendable(Protocol):
     num_frames: int
     min_version: int
 
+    def acknowledge(self) -> None:
+        """Its frames count for the job's statistics. Called once; must be quick."""
+        ...
+
     def release(self) -> None: ...
 
 
@@ -288,6 +292,7 @@ class Ledger(Generic[L]):
             if (record := self._consumers.get(entry.consumer)) is not None:
                 record.acked += 1
             entry.consumer = ""
+            entry.loan.acknowledge()
             self._settled()
             loan = self._forget_if_over(entry)
         if loan is not None:

@@ -51,6 +51,7 @@ def weights_in(saved: FleetState) -> tuple[WeightsBlob, int] | None:
     if not saved.weights or not saved.version:
         return None
     blob = WeightsBlob.joined((saved.weights,))
+    blob.statistics = saved.statistics.get(saved.version)
     try:
         return blob.check(), saved.version
     except CormorantError:

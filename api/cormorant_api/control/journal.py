@@ -1,20 +1,30 @@
-"""What outlives a head: the count of settled frames, of exported frames and of heads."""
+"""What outlives a head: counts of settled frames, exported frames and heads; statistics of the settled frames."""
 
+import json
 import os
 import threading
 from pathlib import Path
 
+import structlog
+
 from cormorant_api.errors import StoreError
+from cormorant_worker.errors import StateError
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.termination_message import encode
 
+log = structlog.get_logger()
+
 _DIGITS = 20
+_STATISTICS = "statistics.json"
 
 
 class Journal:
     """A few small files, or memory only. Methods may be called from any thread.
 
-    In the head's directory: `frames`, `exported` and `epoch`. Optionally elsewhere: the last words (`{"frames": 1000}`,
-    Kubernetes' termination message), kept current because a killed head cannot write them.
+    In the head's directory: `frames`, `exported` and `epoch`; where the manifest normalises, `statistics.json`: the
+    statistics and the frames that were settled with them in one file, so that neither counts without the other.
+    Optionally elsewhere: the last words (`{"frames": 1000}`, Kubernetes' termination message), kept current because a
+    killed head cannot write them.
     """
 
     def __init__(
@@ -37,6 +47,9 @@ class Journal:
         """Frames that earlier heads settled."""
         self.exported_frames = floor_frames
         """Highest frame count that any head has exported: a Prometheus counter must not decrease."""
+        self.statistics: Statistics | None = None
+        """Those of the frames that earlier heads settled; None: there are none."""
+        self._folder = folder
         self._lock = threading.Lock()
         """Guards everything below."""
         self._descriptor = self._exported = self._words = -1
@@ -46,11 +59,12 @@ class Journal:
                 self.epoch = max(self.epoch, _next_epoch(folder / "epoch"))
                 self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
                 text = os.pread(self._descriptor, _DIGITS, 0)
-                self.frames = max(floor_frames, int(text) if text else 0)
+                self.statistics, counted = _read_statistics(folder / _STATISTICS)
+                self.frames = max(floor_frames, int(text) if text else 0, counted)
                 self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
                 text = os.pread(self._exported, _DIGITS, 0)
                 self.exported_frames = max(self.frames, int(text) if text else 0)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         self._settled, self._reason, self._width = self.frames, "", 0
         if last_words is not None:
@@ -65,9 +79,28 @@ class Journal:
         """Frames of this and earlier heads that no later head collects again."""
         return self._settled
 
-    def settle(self, frames: int) -> None:
-        """Set the frames that this head has settled. Written in place: a killed process leaves the old or new count."""
+    def settle(self, frames: int, statistics: Statistics | None = None) -> None:
+        """Set the frames that this head has settled, with their statistics. A killed process leaves the old or the new
+        of both.
+        """
+        if statistics is not None:
+            self.keep(statistics, frames=self.frames + frames)
         self.settle_all(self.frames + frames)
+
+    def keep(self, statistics: Statistics, *, frames: int = 0) -> None:
+        """Keep the statistics of all settled frames."""
+        with self._lock:
+            if self._folder is None:
+                return
+            path = self._folder / _STATISTICS
+            text = json.dumps({"frames": max(frames, self._settled), "statistics": statistics.document()})
+            try:
+                part = path.with_suffix(".part")
+                part.write_text(text)
+                part.replace(path)
+            except OSError as error:
+                # The acknowledgement stands; the next one writes the statistics of both.
+                log.warning("statistics_not_kept", path=str(path), reason=f"{error}; free space on the disk")
 
     def settle_all(self, frames: int) -> None:
         """Set the settled frames of all heads; a lower count is ignored."""
@@ -108,6 +141,14 @@ class Journal:
         text = encode(self._settled, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._words, text, 0)
+
+
+def _read_statistics(path: Path) -> tuple[Statistics | None, int]:
+    """The statistics, and the frames that were settled with them."""
+    if not path.exists():
+        return None, 0
+    found = json.loads(path.read_text())
+    return Statistics.of_document(found["statistics"]), int(found["frames"])
 
 
 def _next_epoch(path: Path) -> int:

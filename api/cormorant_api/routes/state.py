@@ -99,6 +99,8 @@ async def put_state(request: Request) -> Status:
             if "if-match" in request.headers:
                 check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
             running.fleet.restore(state)
+            if running.fleet.statistics is not None:
+                head.journal.keep(running.fleet.statistics.current)
             # The restored weights act now, so GET of weights must return them.
             if (found := weights_in(saved)) is not None:
                 running.publisher.adopt(*found, author=author_of(request))

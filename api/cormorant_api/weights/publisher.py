@@ -38,6 +38,7 @@ from cormorant_contract.tensor_file import (
 )
 from cormorant_worker.errors import CormorantError, MalformedWeights
 from cormorant_worker.fleet.stats import Receipt
+from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
 from cormorant_worker.weights.staged import PolicyVersion, WeightSpecs
@@ -62,6 +63,9 @@ class Publishes(Protocol):
 
     @property
     def version(self) -> PolicyVersion: ...
+
+    @property
+    def statistics(self) -> StatisticsBook | None: ...
 
 
 class Offers(Protocol):
@@ -182,6 +186,8 @@ class Publisher:
         """
         stored = self.find(model, version)
         upload = Upload(blob=WeightsBlob.joined(stored.buffers), digest=stored.digest, received=time.monotonic())
+        kept = self.store.version(stored.version)
+        upload.blob.statistics = None if kept is None else kept.statistics
         wanted = Wanted(model=model, version=None, headers={}, author=author, allows_nonfinite=True)
         update, _ = self.publish(upload, wanted)
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
@@ -216,6 +222,7 @@ class Publisher:
             blob = WeightsBlob.joined((publish.data,))
             blob.check(default_model=publish.default_model, header=parse_body(blob.buffer))
             check_specs(blob.tensors, self._fleet.specs, only=ALL_MODELS)
+            blob.statistics = publish.statistics
             upload = Upload(blob=blob, digest=digest_of([blob.buffer]), received=time.monotonic())
             verified.append(self._stored(upload, publish.version, ALL_MODELS, author))
         # A number that this head has assigned belongs to other, newer bytes.
@@ -242,6 +249,9 @@ class Publisher:
         else:
             model, blob = ALL_MODELS, _joined(current)
         parsed = self._verified(blob, model)
+        blob.statistics = stored.statistics
+        if stored.statistics is not None and self._fleet.statistics is not None:
+            self._fleet.statistics.inherit(stored.statistics)
         upload = Upload(blob=blob, digest=stored.digest, received=time.monotonic())
         self._distribute(upload, stored, len(parsed.tensors), 0.0)
         log.info("weights_restored", version=stored.version, models=sorted(self.store.current()))
@@ -339,6 +349,8 @@ class Publisher:
         return number
 
     def _hand_over(self, upload: Upload, parsed: TensorFile, number: int, wanted: Wanted, verify_ms: float) -> Update:
+        if self._fleet.statistics is not None and upload.blob.statistics is None:
+            upload.blob.statistics = self._fleet.statistics.current
         try:
             stored = self.store.put(self._stored(upload, number, wanted.model, wanted.author))
         except StoreError as error:
@@ -412,7 +424,14 @@ class Publisher:
                 published_at=now,
                 author=author,
             )
-        return StoredVersion(version=number, digest=upload.digest, published_at=now, author=author, models=models)
+        return StoredVersion(
+            version=number,
+            digest=upload.digest,
+            published_at=now,
+            author=author,
+            models=models,
+            statistics=upload.blob.statistics,
+        )
 
 
 def _default_of(specs: WeightSpecs) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import structlog
 import xxhash
@@ -25,6 +26,8 @@ from cormorant_api.errors import StoreError
 from cormorant_contract.rest.base import Version
 from cormorant_contract.rest.headers import DIGEST_PREFIX, make_etag
 from cormorant_worker.disk import sync_path, write_all
+from cormorant_worker.errors import StateError
+from cormorant_worker.normalize.moments import Statistics
 
 log = structlog.get_logger()
 
@@ -64,6 +67,8 @@ class StoredVersion:
     published_at: datetime
     author: str
     models: Mapping[str, StoredModel]
+    statistics: Statistics | None = None
+    """What it acts with; None where the manifest normalises nothing."""
 
 
 class _ModelMeta(BaseModel):
@@ -82,6 +87,7 @@ class _Meta(BaseModel):
     published_at: AwareDatetime
     author: str
     models: list[_ModelMeta]
+    statistics: dict[str, dict[str, Any]] | None = None
 
 
 class WeightStore:
@@ -212,8 +218,9 @@ class WeightStore:
                     _ModelMeta(name=m.name, digest=m.digest, size_bytes=m.size_bytes, num_tensors=m.num_tensors)
                     for m in models
                 ],
+                statistics=None if stored.statistics is None else stored.statistics.document(),
             )
-            (part / _META).write_text(meta.model_dump_json(indent=1), "utf-8")
+            (part / _META).write_text(meta.model_dump_json(indent=1, exclude_none=True), "utf-8")
             # A broken version that the start skipped.
             shutil.rmtree(whole, ignore_errors=True)
             part.rename(whole)
@@ -253,7 +260,7 @@ def _read(folder: Path) -> StoredVersion | None:
     try:
         meta = _Meta.model_validate_json((folder / _META).read_bytes())
         stored = _map(folder, meta)
-    except (OSError, ValueError, ValidationError) as error:
+    except (OSError, ValueError, ValidationError, StateError) as error:
         log.warning("weights_left_out", folder=str(folder), reason=str(error))
         return None
     for model in stored.models.values():
@@ -285,6 +292,7 @@ def _map(folder: Path, meta: _Meta) -> StoredVersion:
         published_at=meta.published_at.astimezone(UTC),
         author=meta.author,
         models=models,
+        statistics=None if meta.statistics is None else Statistics.of_document(meta.statistics),
     )
 
 

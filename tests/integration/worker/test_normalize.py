@@ -12,6 +12,7 @@ from cormorant_postproc import normalized
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
+from cormorant_worker.errors import ControlTimeout
 from cormorant_worker.normalize.moments import Statistics
 
 NORMALIZE = {"observation": {"clip": 3}, "reward": {"gamma": 0.9}}
@@ -98,3 +99,37 @@ def test_a_loan_counts_when_it_is_acknowledged_and_once() -> None:
         first.release()
         second.release()
         assert fleet.statistics.current.count == 20
+
+
+def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
+    job = job_of(400, workers=1)
+    expected = Expected()
+    with make_fleet(job, workers=1) as fleet:
+        for _ in range(3):
+            expected.take(fleet.take(copy=True).tensordict)
+        fleet.publish(numbered(5), version=5, wait_s=60)
+        fleet.pause()
+        while True:  # nothing is left that the state would not hold
+            try:
+                expected.take(fleet.take(copy=True, timeout_s=0.5).tensordict)
+            except ControlTimeout:
+                break
+        saved = fleet.state()
+        before = dict(fleet.statistics)
+        current = fleet.statistics.current.document()
+    with make_fleet(job, workers=1) as fleet:
+        fleet.take()  # of its own, and forgotten
+        fleet.restore(saved)
+        assert fleet.statistics.current.document() == current
+        assert fleet.statistics[5] == before[5]
+        assert before[5]["observation"]["count"] > 0
+        seen = set()
+        while (batch := fleet.take(copy=True)) is not None:
+            seen |= set(batch.tensordict["collector", "policy_version"].unique().tolist())
+            check_seen(batch.tensordict, before)  # the very same statistics act again
+            expected.take(batch.tensordict)
+        assert seen == {5}
+        # Up to two batches were under way when the state was saved: it counts them, and they were never handed over.
+        found = fleet.statistics.current.moments["observation"]
+        assert found.count == len(expected.seen) >= 360
+        assert np.abs(found.mean - np.array(expected.seen).mean(axis=0)).max() <= 1e-9 * np.abs(found.mean).max()

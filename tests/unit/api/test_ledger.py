@@ -16,6 +16,10 @@ class FakeLoan:
     num_frames: int = 10
     min_version: int = 5
     releases: int = 0
+    acknowledged: int = 0
+
+    def acknowledge(self) -> None:
+        self.acknowledged += 1
 
     def release(self) -> None:
         self.releases += 1
@@ -57,7 +61,7 @@ def test_batches_are_lent_in_order_and_acknowledged_once() -> None:
     assert books.ledger.lend("a") is None
     assert books.ledger.ack("e-1-0")
     assert books.ledger.ack("e-1-0")
-    assert [loan.releases for loan in loans] == [1, 0]
+    assert [loan.releases for loan in loans] == [loan.acknowledged for loan in loans] == [1, 0]
     assert books.settled == [10]
     assert books.ledger.counts().acked_frames == 10
 
@@ -259,6 +263,7 @@ class LedgerMachine(RuleBasedStateMachine):
             batch = f"e-1-{loan.number}"
             expected = batch in self.acked and batch not in self.reading
             assert loan.releases == expected, batch
+            assert loan.acknowledged == (batch in self.acked), "counted once, however often it was delivered"
         counts = self.books.ledger.counts()
         assert counts.ready + counts.lent + counts.acked == len(self.loans)
 

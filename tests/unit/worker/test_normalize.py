@@ -98,6 +98,16 @@ def test_batches_add_exactly_their_frames_and_returns_go_on(options: dict[str, A
     close(moments["next/reward"].m2, 52 * np.var(returns), np.max(returns) ** 2)
 
 
+def test_returns_go_on_from_a_restored_state() -> None:
+    with normalizing(num_envs=3, lengths=(5, 9)) as first, normalizing(num_envs=3, lengths=(5, 9)) as second:
+        fill(first, 10)
+        fill(second, 3)
+        second.restore(first.state())
+        wanted, found = fill(first, 12)[1].moments.document(), fill(second, 12)[1].moments.document()
+        assert found == wanted
+        assert found["next/reward"]["count"] == 12
+
+
 def test_a_value_that_is_no_number_is_named() -> None:
     with normalizing(num_envs=3, lengths=4) as collector:
         block, _ = fill(collector, 12)

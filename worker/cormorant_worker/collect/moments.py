@@ -22,8 +22,8 @@ class BatchMoments:
         self._names, self._settings = normalizer.names, normalizer.settings
         self.initial = normalizer.statistics
         """What the initial weights act with."""
-        self.returns: Array = np.zeros(num_envs)
-        """[B] discounted return of the open trajectory so far."""
+        self._open: Array = np.zeros(num_envs)
+        """[B] discounted return of the trajectory of each column's last frame, up to that frame."""
         self._ids: Array = np.full(num_envs, -1, dtype=np.int64)
         """[B] that trajectory."""
 
@@ -45,9 +45,14 @@ class BatchMoments:
             found[REWARD] = self._moments(REWARD, returns, kept, block, reward.clip)
         return Statistics(found)
 
+    def open_returns(self, ids: Array) -> Array:
+        """[B] discounted return so far of the trajectories that are open now."""
+        returns: Array = np.where(ids == self._ids, self._open, 0.0)
+        return returns
+
     def go_on(self, returns: Array, ids: Array) -> None:
         """The open trajectories are these, with these discounted returns so far."""
-        self.returns, self._ids = returns.copy(), ids.copy()
+        self._open, self._ids = returns.copy(), ids.copy()
 
     def _returns(self, block: Block, gamma: float) -> Array:
         """[T, B] float64, by a scan in log2(T) passes; garbage past a column's length."""
@@ -57,7 +62,7 @@ class BatchMoments:
         decay = np.full(returns.shape, gamma)
         decay[0] = np.where(ids[0] == self._ids, gamma, 0.0)
         decay[1:][ids[1:] != ids[:-1]] = 0.0
-        returns[0] += decay[0] * self.returns
+        returns[0] += decay[0] * self._open
         span = 1
         while span < rows:
             # Row t holds its return over the last `span` rows, and what an earlier one is still worth there.
@@ -66,7 +71,7 @@ class BatchMoments:
             span *= 2
         columns = np.flatnonzero(block.lengths > 0)
         last = block.lengths[columns] - 1
-        self.returns[columns], self._ids[columns] = returns[last, columns], ids[last, columns]
+        self._open[columns], self._ids[columns] = returns[last, columns], ids[last, columns]
         return returns
 
     @staticmethod

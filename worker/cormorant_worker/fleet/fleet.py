@@ -427,6 +427,7 @@ class Fleet:
             publish = None
             if saved.weights and saved.version > self.version:
                 blob = WeightsBlob.from_bytes(saved.weights)
+                blob.statistics = saved.statistics.get(saved.version)
                 verify(blob.specs, self._known.specs)
                 publish = partial(self._publish, blob, stack.enter_context(self._shared(blob)), saved.version)
             with self._changed, self._quiesce.between_batches():

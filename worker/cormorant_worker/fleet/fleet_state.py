@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import safetensors.numpy
@@ -10,9 +11,12 @@ import safetensors.numpy
 from cormorant_contract.tensor_file import parse_header
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import StateError
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.staged import PolicyVersion
 
 FORMAT = 2
+CURRENT = -1
+"""Beside versions: the statistics that the next one will be published with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +41,9 @@ class FleetState:
     """URI; empty: none."""
     written: Mapping[str, int] = field(default_factory=dict)
     """Frames that had come from each place, by worker name, with those that the dataset had from earlier fleets."""
+    statistics: Mapping[int, Statistics] = field(default_factory=dict)
+    """What each published version acts with, and as CURRENT those of all acknowledged frames; empty without
+    `normalize`."""
 
     @property
     def not_saved(self) -> dict[str, list[str]]:
@@ -52,7 +59,7 @@ class FleetState:
         """Safetensors: one uint8 array a part, JSON in the metadata."""
         parts = {"weights": self.weights, **{f"worker/{name}": data for name, data in self.workers.items()}}
         arrays = {name: np.frombuffer(data, dtype=np.uint8) for name, data in parts.items() if data}
-        metadata = {
+        metadata: dict[str, Any] = {
             "format": FORMAT,
             "frames": self.frames,
             "version": self.version,
@@ -63,6 +70,8 @@ class FleetState:
             "dataset": self.dataset,
             "written": dict(self.written),
         }
+        if self.statistics:
+            metadata["statistics"] = {str(version): found.document() for version, found in self.statistics.items()}
         data: bytes = safetensors.numpy.save(arrays, metadata={"cormorant_fleet": json.dumps(metadata)})
         return data
 
@@ -93,5 +102,8 @@ class FleetState:
             dataset=metadata.get("dataset", ""),
             written=metadata.get("written", {}),
             weights=weights,
+            statistics={
+                int(version): Statistics.of_document(found) for version, found in metadata.get("statistics", {}).items()
+            },
             workers={name.removeprefix("worker/"): part for name, part in parts.items()},
         )

@@ -15,7 +15,7 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.state import read_metadata
 from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
 from cormorant_worker.fleet.core import FleetCore
-from cormorant_worker.fleet.fleet_state import FleetState
+from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
 from cormorant_worker.fleet.reaper import Reaper
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.spawner import Spawner
@@ -110,6 +110,9 @@ class Quiesce:
             version=core.offers.published.version,
             weights=core.offers.published.to_bytes(),
             seed=self._spawner.seed,
+            statistics={}
+            if core.statistics is None
+            else {**core.statistics.versions(), CURRENT: core.statistics.current},
             workers={f"{group}-{index}": state for (group, index), state in states.items()},
         )
         for reason, workers in saved.not_saved.items():
@@ -160,6 +163,8 @@ class Quiesce:
         collected = core.scheduler.landed_frames
         core.queue.discard("restore")
         self._spawner.use_seed(saved.seed)
+        if core.statistics is not None and CURRENT in saved.statistics:
+            core.statistics.reset(saved.statistics[CURRENT], saved.statistics)
         if publish is not None and saved.version > core.offers.published.version:
             publish()
         handles = {slot: handle for slot, handle in core.pool.workers.items() if not handle.is_server}

@@ -70,7 +70,8 @@ class StatisticsBook(Mapping[int, Document]):
         """Go on from a saved state. What this fleet published stays known."""
         with self._lock:
             self._current, self._is_first = current, False
-            self._versions = OrderedDict(sorted({**versions, **self._versions}.items())[-KEPT_VERSIONS:])
+            known = {**versions, **self._versions}
+            self._versions = OrderedDict((v, known[v]) for v in sorted(v for v in known if v >= 0)[-KEPT_VERSIONS:])
             self._documents.clear()
 
     def versions(self) -> dict[int, Statistics]:

@@ -18,6 +18,7 @@ import structlog
 
 from cormorant_worker.disk import write_all
 from cormorant_worker.errors import MalformedWeights
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 
 log = structlog.get_logger()
@@ -34,6 +35,8 @@ class CachedPublish:
     """Whose tensors those are that carry no model's name."""
     data: memoryview
     """The safetensors file."""
+    statistics: Statistics | None = None
+    """What it acts with; None where the manifest normalises nothing."""
 
 
 class CachedWeights:
@@ -58,7 +61,15 @@ class CachedWeights:
         """The newest that is kept; 0: none."""
         return PolicyVersion(max(self._models, default=INITIAL_VERSION))
 
-    def keep(self, data: memoryview, *, version: PolicyVersion, default_model: str, models: Sequence[str]) -> None:
+    def keep(
+        self,
+        data: memoryview,
+        *,
+        version: PolicyVersion,
+        default_model: str,
+        models: Sequence[str],
+        statistics: Statistics | None = None,
+    ) -> None:
         """Keep a publish that was taken, and drop those of which nothing is the newest any more.
 
         A disk that does not take it costs a log line: the worker acts with the weights in any case.
@@ -68,6 +79,7 @@ class CachedWeights:
             version: of the publish. One that is kept already is left as it is.
             default_model: whose tensors those are that carry no model's name.
             models: that it holds.
+            statistics: what it acts with.
         """
         if self._folder is None or version in self._models:
             return
@@ -75,6 +87,8 @@ class CachedWeights:
             "version": version, "default_model": default_model, "models": list(models), "size": len(data),
             "digest": _digest(data),
         }  # fmt: skip
+        if statistics is not None:
+            header["statistics"] = statistics.document()
         try:
             self._write(self._folder, int(version), json.dumps(header).encode(), data)
         except OSError as error:
@@ -138,8 +152,10 @@ def _publishes(rest: memoryview) -> Iterator[CachedPublish]:
         found = rest[begin:end]
         if len(found) != header["size"] or _digest(found) != header["digest"]:
             raise ValueError(f"version {header['version']} differs from its digest")
+        statistics = Statistics.of_document(header["statistics"]) if "statistics" in header else None
         yield CachedPublish(
-            version=PolicyVersion(header["version"]), default_model=header["default_model"], data=found
+            version=PolicyVersion(header["version"]), default_model=header["default_model"], data=found,
+            statistics=statistics,
         )  # fmt: skip
         rest = rest[end:]
 

@@ -382,7 +382,13 @@ class WorkerRuntime:
                 self._apply_weights()
             finally:
                 self._boundary.release()
-        self._kept.keep(payload, version=version, default_model=request.default_model, models=tuple(offered))
+        self._kept.keep(
+            payload,
+            version=version,
+            default_model=request.default_model,
+            models=tuple(offered),
+            statistics=request.statistics,
+        )
 
     def _restore(self, collector: Collector, state: bytes, request: Request) -> None:
         collector.restore(state, first_trajectory=request.first_trajectory, rewinds=request.rewinds)

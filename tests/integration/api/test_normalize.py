@@ -1,0 +1,109 @@
+"""Statistics at the head: acknowledged batches count once, over redelivery, kill -9 and restart."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from cormorant_client.batch import Batch, decode
+from cormorant_postproc import normalized
+from cormorant_testing.collecting import make_job
+from cormorant_testing.heads import HeadProcess
+from cormorant_testing.serving import serve, weights_file
+
+NORMALIZE = {"observation": {"clip": 3}, "reward": {}}
+
+
+def job_of(total: int) -> Any:
+    collection = {"totalFrames": total, "normalize": NORMALIZE}
+    return make_job(policy="seer", action="box", lengths=(3, 7), step_s=0.001, collection=collection)
+
+
+def take(api: Any) -> Batch | None:
+    reply = api.get("/v1/batches/next?wait=60")
+    return decode(memoryview(reply.body)) if reply.status == 200 else None
+
+
+def check(batch: Batch) -> None:
+    frames = batch.tensordict()
+    mask = frames.get(("collector", "mask"), torch.ones(frames.shape, dtype=torch.bool))
+    again = normalized(frames, batch.statistics)
+    assert torch.equal(again["observation"][mask], frames["seen"][mask])
+
+
+def seen_in(batch: Batch) -> np.ndarray:
+    frames = batch.tensordict(copy=True)
+    mask = frames.get(("collector", "mask"), torch.ones(frames.shape, dtype=torch.bool))
+    values: np.ndarray = frames["observation"][mask].double().numpy()
+    return values
+
+
+def test_redelivered_batches_count_once_when_they_are_acknowledged(tmp_path: Path) -> None:
+    with serve(job_of(100_000), directory=tmp_path / "head") as served:
+        api, book = served.reader, served.fleet.statistics
+        first, second = take(api), take(api)
+        assert first is not None
+        assert second is not None
+        assert book.current.count == 0
+        api.post(f"/v1/batches/{first.id}/release")
+        again = take(api)
+        assert again is not None
+        assert (again.id, again.delivery) == (first.id, 2)
+        for _ in range(2):
+            assert api.post(f"/v1/batches/{first.id}/ack").status == 204
+        found = book.current.moments["observation"]
+        assert found.count == 20
+        assert np.abs(found.mean - seen_in(again).mean(axis=0)).max() <= 1e-9 * np.abs(found.mean).max()
+        check(again)
+        served.writer.put("/v1/models/policy/weights?version=3", weights_file(3), Prefer="wait=60")
+        while (batch := take(api)) is not None and batch.min_version < 3:
+            check(batch)
+            api.post(f"/v1/batches/{batch.id}/ack")
+        assert batch is not None
+        check(batch)
+        assert batch.statistics[3]["observation"]["count"] == 20, "what was acknowledged when it was published"
+
+
+@pytest.mark.slow
+def test_killed_head_neither_loses_nor_doubles_statistics(tmp_path: Path) -> None:
+    path, folder = tmp_path / "job.yaml", tmp_path / "head"
+    path.write_text(yaml.safe_dump(job_of(400).to_document()))
+    seen: list[np.ndarray] = []
+    with HeadProcess(path, folder) as head:
+        api = head.api()
+        for number in range(4):
+            batch = take(api)
+            assert batch is not None
+            check(batch)
+            seen.append(seen_in(batch))
+            api.post(f"/v1/batches/{batch.id}/ack")
+            if number == 2:
+                assert api.put("/v1/models/policy/weights?version=7", weights_file(7), Prefer="wait=60").status == 200
+        published = {number: found for number, found in batch.statistics.items() if number == 7}
+        lost = take(api)
+        assert lost is not None
+        head.kill()
+    with HeadProcess(path, folder) as head:
+        api = head.api()
+        while (batch := take(api)) is not None:
+            check(batch)
+            assert batch.min_version == 7
+            assert batch.statistics[7]["observation"]["count"] == 60, "a version keeps what it was published with"
+            assert not published or batch.statistics == published
+            seen.append(seen_in(batch))
+            api.post(f"/v1/batches/{batch.id}/ack")
+        assert head.process.wait(60) == 0
+    whole = np.concatenate(seen)
+    assert len(whole) == 400
+    from cormorant_api.control.journal import Journal
+
+    kept = Journal(folder).statistics
+    assert kept is not None
+    found = kept.moments["observation"]
+    assert found.count == 400
+    scale = np.abs(whole).max()
+    assert np.abs(found.mean - whole.mean(axis=0)).max() <= 1e-9 * scale
+    assert np.abs(found.m2 / 400 - whole.var(axis=0)).max() <= 1e-9 * scale**2
