@@ -182,8 +182,7 @@ class Fleet:
         Yields:
             TensorDict `[B, T]` in async mode, `[W*B, T]` in sync mode; see `batch.to_tensordict`.
 
-        Raises:
-            WorkerFailed, FleetClosed: as `borrow`.
+        Raises as `borrow`.
         """
         while (batch := self.take(copy=copy)) is not None:
             yield batch.tensordict
