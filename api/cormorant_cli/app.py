@@ -17,6 +17,7 @@ from cormorant_cli import (
     describe,
     doctor,
     envs,
+    evaluate,
     get,
     init,
     logs,
@@ -58,6 +59,13 @@ app.command(
         "cormorant run job.yaml --workers 4 --frames 100000",
     ),
 )(run.run)
+app.command(
+    rich_help_panel=_HERE,
+    epilog=_examples(
+        "cormorant evaluate job.yaml --weights policy.safetensors --episodes 100 --seed 1",
+        "cormorant evaluate job.yaml --weights a.safetensors --weights b.safetensors --episodes 100 --output results",
+    ),
+)(evaluate.evaluate)
 app.command(
     rich_help_panel=_HERE, epilog=_examples("cormorant validate job.yaml", "cormorant validate examples/*.yaml")
 )(validate.validate)

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from cormorant_worker.fleet.fleet import Fleet
     from cormorant_worker.fleet.options import FleetOptions
     from cormorant_worker.fleet.stats import FleetStats
+    from cormorant_worker.fleet.transport import Engine
 
 INTERRUPTED = 130
 Reason = Literal["done", "already_complete", "interrupted"]
@@ -146,8 +147,8 @@ def run(
     interrupts = Interrupts(display)
     with interrupts.installed():
         try:
-            job = _read_job(manifest, name, frames)
-            with _translated_errors(), _logged_to(display, debug=debug):
+            job = read_job(manifest, name, frames)
+            with translated_errors(), _logged_to(display, debug=debug):
                 session = _Session(job, display, interrupts, site, serving, metrics_port)
                 reason = session.run(workers, "" if device is Device.AUTO else device.value)
         except KeyboardInterrupt:
@@ -190,11 +191,20 @@ class Site:
 
         if self.fleet is FleetKind.LOCAL:
             return Fleet
+        return lambda job, options: Fleet(job, options, engine=self.engine())
+
+    def engine(self) -> "Engine | None":
+        """Where workers run; None: this machine.
+
+        Raises:
+            ModuleNotFoundError: Ray is asked for and not installed.
+        """
+        if self.fleet is FleetKind.LOCAL:
+            return None
         from cormorant_worker.fleet.ray.engine import RayEngine
         from cormorant_worker.fleet.ray.options import RayOptions
 
-        ray_options = RayOptions(address=self.ray_address)
-        return lambda job, options: Fleet(job, options, engine=RayEngine(ray_options))
+        return RayEngine(RayOptions(address=self.ray_address))
 
 
 class Interrupts:
@@ -231,7 +241,7 @@ class Interrupts:
             raise KeyboardInterrupt
 
 
-def _read_job(manifest: str, name: str, frames: int) -> CollectorJob:
+def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
     jobs = load_jobs(manifest)
     names = [job.metadata.name for job in jobs]
     source = "standard input" if manifest == STDIN else manifest
@@ -440,7 +450,7 @@ class _Session:
 
 
 @contextmanager
-def _translated_errors() -> Iterator[None]:
+def translated_errors() -> Iterator[None]:
     """The worker's errors as the command line's, which have exit codes."""
     try:
         from cormorant_worker import errors as worker

@@ -101,6 +101,22 @@ def test_reset_options_reach_their_episode(tmp_path: Path) -> None:
     assert rows[1].length == 1 < rows[0].length
 
 
+def test_metrics_are_gathered_per_episode(tmp_path: Path) -> None:
+    env = {
+        "gymnasium": {**COUNTING, "kwargs": {"lengths": 4}},
+        "info": [{"key": "success", "dtype": "bool", "shape": [], "fill": 0}, {"key": "step"}],
+    }
+    metrics = [
+        {"name": "success", "key": "success"},
+        {"name": "steps", "key": "step", "reduce": "sum"},
+    ]
+    job = job_of(tmp_path, env, seed=5, episodes={"count": 3}, episodeMetrics=metrics)
+    rows = played_by(job, [0, 1], [2])
+    assert [row.metrics for row in rows.values()] == [{"success": 1.0, "steps": 1.0 + 2 + 3 + 4}] * 3
+    found = summarize(list(rows.values()))["success"]
+    assert (found["rate"], found["successes"], found["episodes"], found["high"]) == (1.0, 3, 3, 1.0)
+
+
 def test_an_episode_that_never_ends_is_an_error_with_its_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

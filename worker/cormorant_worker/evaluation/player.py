@@ -10,6 +10,7 @@ An episode depends on nothing that a fleet decides:
 Decision 0039 has the measurements. Environments step in parallel, as many as the manifest's numEnvs.
 """
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,9 +23,11 @@ import torch
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.collector import Collector, TorchStream
+from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import Env, EnvFactory, EnvSource
+from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
@@ -123,6 +126,8 @@ class Player:
 
     def _play(self, env: VectorEnv, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         check = ActionCheck(env.action_space)
+        metrics = EpisodeMetrics(self._job.spec.collection.episode_metrics or (), env.info_leaves, len(planned))
+        folds = metrics.folds(slice(None))
         seats = {
             row: self._seat(episode, tuple(leaf[row : row + 1] for leaf in first), env)
             for first in (env.start(),)
@@ -142,14 +147,25 @@ class Player:
             if len(step.fresh):
                 row = int(rows[step.fresh[0]])
                 raise EnvCrashed(f"the environment of the episode with {_name(planned[row])} had to be restarted")
+            for fold, gathered, at in folds:
+                gathered[rows] = fold(gathered[rows], step.info[at])
             ended = set(step.ended.tolist())
             for position, row in enumerate(rows.tolist()):
                 seat = seats[row]
                 seat.total += float(step.reward[position])
                 seat.length += 1
                 if position in ended:
-                    terminated = bool(step.terminated[position])
-                    played[row] = PlayedEpisode.of(seat.planned, seat.total, seat.length, terminated=terminated)
+                    last = tuple(leaf[position : position + 1] for leaf in step.info)
+                    found = metrics.close(np.array([row]), last=last, lengths=np.array([seat.length]))
+                    played[row] = PlayedEpisode(
+                        task=seat.planned.task,
+                        seed=seat.planned.seed,
+                        options=seat.planned.options,
+                        total=seat.total,
+                        length=seat.length,
+                        terminated=bool(step.terminated[position]),
+                        metrics={name: value for name, (value,) in found.items() if math.isfinite(value)},
+                    )
                     del seats[row]
                     continue
                 if seat.length >= self._limit:
@@ -187,15 +203,15 @@ class Player:
 
 
 def alone(job: CollectorJob) -> CollectorJob:
-    """The job with one environment: its policy acts on one row, in its dry run, too."""
-    env = job.spec.env
+    """The job with one environment, whose policy acts on one row, in its dry run, too, and as it was written."""
+    env, policy = job.spec.env, job.spec.policy.model_copy(update={"compile": "off"})
     if env.envpool is not None:
         env = env.model_copy(update={"envpool": env.envpool.model_copy(update={"num_envs": 1, "batch_size": 0})})
     elif env.gymnasium is not None:
         env = env.model_copy(
             update={"gymnasium": env.gymnasium.model_copy(update={"num_envs": 1, "vectorization": "inline"})}
         )
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env})})
+    return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env, "policy": policy})})
 
 
 def build_envs(
@@ -207,11 +223,14 @@ def build_envs(
         EnvError: as the implementations say.
     """
     seeds, env = [episode.seed for episode in planned], job.spec.env
+    info = [
+        InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill) for item in env.info or ()
+    ]
     if (pool := env.envpool) is not None:
         task = EnvPoolTask(task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=env.max_episode_steps)
         task.check()
         threads = min(len(seeds), pool.num_threads or max_threads)
-        return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds)
+        return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds, info=info)
     block = env.gymnasium
     assert block is not None
     source: EnvSource
@@ -228,7 +247,7 @@ def build_envs(
     source = _WithOptions(source, tuple(dict(episode.options) for episode in planned))
     limits = RestartLimits(total=0, raises=True)
     if block.vectorization == "inline":
-        return InlineVectorEnv(source, num_envs=len(seeds), seeds=seeds, limits=limits)
+        return InlineVectorEnv(source, num_envs=len(seeds), seeds=seeds, limits=limits, info=info)
     return SubprocessVectorEnv(
         source,
         num_envs=len(seeds),
@@ -236,6 +255,7 @@ def build_envs(
         step_timeout_s=block.step_timeout_seconds,
         reset_timeout_s=block.reset_timeout_seconds,
         limits=limits,
+        info=info,
     )
 
 

@@ -45,17 +45,7 @@ class PlayedEpisode:
     terminated: bool
     """The environment ended it; otherwise it was truncated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, planned: PlannedEpisode, total: float, length: int, *, terminated: bool) -> Self:
-        return cls(
-            task=planned.task,
-            seed=planned.seed,
-            options=planned.options,
-            total=total,
-            length=length,
-            terminated=terminated,
-        )
+    """`collection.episodeMetrics` by name, without those that are no finite number."""
 
     @property
     def key(self) -> str:

@@ -1,0 +1,219 @@
+"""`cormorant evaluate MANIFEST`: play a fixed list of episodes with one or more checkpoints, on this machine or a Ray
+cluster. `cormorant evaluate JOB`: the table of an evaluation that runs on a cluster.
+"""
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cormorant_cli.errors import BadInput
+from cormorant_cli.printing import columns_of
+from cormorant_cli.run import Device, FleetKind, Site, read_job, translated_errors
+from cormorant_manifest.reader import STDIN
+
+if TYPE_CHECKING:
+    from cormorant_contract.job import CollectorJob
+    from cormorant_worker.evaluation.results import ResultTable
+    from cormorant_worker.fleet.stats import FleetStats
+
+INTERRUPTED = 130
+_TOLD_S = 1.0
+_OWN = "weights of the manifest"
+
+
+def evaluate(
+    manifest: Annotated[
+        str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML; - reads standard input.")
+    ],
+    name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
+    weights: Annotated[
+        list[str] | None,
+        typer.Option(help="Safetensors file to evaluate; repeat it for a sweep (default: the manifest's weights)."),
+    ] = None,
+    episodes: Annotated[
+        int, typer.Option(min=0, help="Number of episodes (0: collection.episodes of the manifest).")
+    ] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, help="Seed of the first episode; the next has the next (default: the manifest's)."),
+    ] = None,
+    deterministic: Annotated[
+        bool | None,
+        typer.Option(
+            "--deterministic/--sample", help="Play the policy's best actions, or draw them (default: deterministic)."
+        ),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(help="Folder that keeps results; a run that was interrupted goes on there (default: none)."),
+    ] = None,
+    video: Annotated[
+        int, typer.Option(min=0, help="Record the first N episodes of each checkpoint as MP4 in --output.")
+    ] = 0,
+    workers: Annotated[
+        int, typer.Option(min=0, rich_help_panel="Workers", help="Number of workers (0: one per core).")
+    ] = 0,
+    device: Annotated[
+        Device, typer.Option(rich_help_panel="Workers", help="Device of the policy (auto: as in the worker groups).")
+    ] = Device.AUTO,
+    fleet: Annotated[
+        FleetKind,
+        typer.Option(rich_help_panel="Workers", help="local: processes on this machine; ray: actors on a Ray cluster."),
+    ] = FleetKind.LOCAL,
+    ray_address: Annotated[
+        str,
+        typer.Option(
+            envvar="RAY_ADDRESS",
+            rich_help_panel="Workers",
+            help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
+        ),
+    ] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines: one object per checkpoint.")] = False,
+) -> None:
+    """Evaluate checkpoints: play each episode exactly once and print a table, one line per checkpoint.
+
+    The table is bit for bit the same for any number of workers. With --output, evaluation.json and episodes.parquet
+    are written, and an interrupted run continues where it was. Exits with 0 when all episodes are played, 1 when an
+    environment or the policy failed, 2 when the input is invalid, 130 when interrupted.
+    """
+    if video and output is None:
+        raise BadInput("--video needs a folder for its files; give --output")
+    job = read_job(manifest, name)
+    folders = _folders(weights or [""], output)
+    site = Site(fleet=fleet, ray_address=ray_address)
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    try:
+        with translated_errors(), _quiet():
+            for uri, folder in folders.items():
+                table = _evaluate(
+                    job, uri, folder, site, episodes=episodes, seed=seed, deterministic=deterministic, video=video,
+                    workers=workers, device="" if device is Device.AUTO else device.value,
+                )  # fmt: skip
+                if as_json:
+                    typer.echo(json.dumps({"weights": uri, **table.document()}, sort_keys=True))
+                rows.append((uri or _OWN, table.summary))
+    except KeyboardInterrupt:
+        hint = f"; run it again with --output {output} to continue" if output is not None else ""
+        typer.echo(f"interrupted{hint}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    finally:
+        if rows and not as_json:
+            typer.echo(show_table(rows))
+
+
+def _evaluate(
+    job: "CollectorJob",
+    weights: str,
+    folder: Path | None,
+    site: Site,
+    *,
+    episodes: int,
+    seed: int | None,
+    deterministic: bool | None,
+    video: int,
+    workers: int,
+    device: str,
+) -> "ResultTable":
+    from cormorant_worker.run_evaluation import evaluate as play
+
+    table = play(
+        job,
+        weights or None,
+        episodes=episodes,
+        seed=seed,
+        deterministic=deterministic,
+        workers=workers,
+        directory=folder or "",
+        device=device,
+        engine=site.engine(),
+        look=_teller(Path(weights).name),
+    )
+    if folder is not None:
+        table.write_parquet(folder / "episodes.parquet")
+    return table
+
+
+def show_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """One line per checkpoint; means with their 95 % intervals."""
+    metrics = sorted({name for _, found in rows for name in found.get("metrics", ())})
+    has_success = any("success" in found for _, found in rows)
+    header = ["CHECKPOINT", "EPISODES", "RETURN", "MEDIAN", "MIN", "MAX", "LENGTH"]
+    header += (["SUCCESS"] if has_success else []) + [name.upper() for name in metrics]
+    lines = [header]
+    for name, found in rows:
+        returns, success = found["return"], found.get("success")
+        line = [
+            name,
+            str(found["episodes"]),
+            _mean(returns),
+            *(f"{returns[key]:g}" for key in ("median", "min", "max")),
+        ]
+        line.append(_mean(found["length"]))
+        if has_success:
+            line.append(
+                "-" if success is None else f"{success['rate']:.1%} [{success['low']:.1%}, {success['high']:.1%}]"
+            )
+        line += [_mean(found["metrics"][metric]) if metric in found.get("metrics", ()) else "-" for metric in metrics]
+        lines.append(line)
+    return columns_of(lines)
+
+
+def _mean(spread: Mapping[str, float]) -> str:
+    return f"{spread['mean']:.2f} ± {spread['high'] - spread['mean']:.2f}"
+
+
+def _folders(weights: Sequence[str], output: Path | None) -> dict[str, Path | None]:
+    """Where each checkpoint's results go."""
+    if len(set(weights)) < len(weights):
+        twice = next(uri for uri in weights if weights.count(uri) > 1)
+        raise BadInput(f"--weights {twice} is given more than once; give each checkpoint once")
+    if output is None or len(weights) == 1:
+        return dict.fromkeys(weights, output)
+    for depth in (1, 2, 3):
+        names = ["-".join(Path(uri).with_suffix("").parts[-depth:]) for uri in weights]
+        if len(set(names)) == len(names):
+            return {uri: output / name for uri, name in zip(weights, names, strict=True)}
+    raise BadInput(f"the checkpoints' names are the same: {', '.join(weights)}; evaluate them one by one")
+
+
+def _teller(name: str) -> "Callable[[FleetStats], None]":
+    """Tells on a terminal how far an evaluation is."""
+    told = [0.0]
+
+    def tell(stats: "FleetStats") -> None:
+        if sys.stderr.isatty() and time.monotonic() >= told[0] + _TOLD_S:
+            told[0] = time.monotonic()
+            sys.stderr.write(f"\r\x1b[K{name}  {stats.frames} of {stats.total_frames} episodes")
+            if stats.frames == stats.total_frames:
+                sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+    return tell
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Inside, warnings and errors of the fleet go to standard error, and nothing else."""
+    import structlog
+
+    before = structlog.get_config()
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def is_manifest(text: str) -> bool:
+    """A file or standard input, and not the name of a job."""
+    return text == STDIN or Path(text).suffix in (".yaml", ".yml", ".json") or Path(text).exists()
