@@ -155,8 +155,8 @@ class Player:
                 seat.total += float(step.reward[position])
                 seat.length += 1
                 if position in ended:
-                    last = tuple(leaf[position : position + 1] for leaf in step.info)
-                    found = metrics.close(np.array([row]), last=last, lengths=np.array([seat.length]))
+                    last = tuple(step.info[at][position : position + 1] for at in metrics.last_leaves)
+                    metrics.close(np.array([row]), last=last, lengths=np.array([seat.length]))
                     played[row] = PlayedEpisode(
                         task=seat.planned.task,
                         seed=seat.planned.seed,
@@ -164,7 +164,7 @@ class Player:
                         total=seat.total,
                         length=seat.length,
                         terminated=bool(step.terminated[position]),
-                        metrics={name: value for name, (value,) in found.items() if math.isfinite(value)},
+                        metrics={name: value for name, (value,) in metrics.take().items() if math.isfinite(value)},
                     )
                     del seats[row]
                     continue
