@@ -15,7 +15,7 @@ A script that opens a fleet needs no `if __name__ == "__main__"`: worker process
 
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -42,6 +42,7 @@ _FOR_SCRIPTS = (
     "mode",
     "seed",
     "collection",
+    "info",
 )
 """Arguments that belong to `env` and cannot be combined with a manifest."""
 
@@ -62,6 +63,7 @@ def open_fleet(
     vectorization: Literal["subprocess", "inline"] = "subprocess",
     seed: int = 0,
     collection: Mapping[str, Any] | None = None,
+    info: Sequence[str | Mapping[str, Any]] = (),
     name: str = "",
     workers: int = 0,
     device: str = "",
@@ -85,7 +87,7 @@ def open_fleet(
 
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob. The file's folder goes on the import path, so that
-            entrypoints find the modules beside it. Excludes `env` and what follows it, down to `collection`.
+            entrypoints find the modules beside it. Excludes `env` and what follows it, down to `info`.
         env: a class or function without arguments that makes one gymnasium.Env, a gymnasium id, or a mapping like
             `spec.env` of a manifest.
         policy: a TensorDictModule, a torch module, a callable on observations, or "package.module:factory";
@@ -98,6 +100,7 @@ def open_fleet(
         vectorization: subprocess: one process per environment; inline: all in the worker process.
         seed: of the fleet.
         collection: further fields of `spec.collection` as a manifest spells them: `{"weights": {"maxStaleness": 2}}`.
+        info: keys of the environments' info that are stored with every frame, or items as `spec.env.info` spells them.
         name: metadata.name of the job, for files with several.
         workers: worker processes; 0 = the manifest's number, at most one per CPU.
         device: torch device of the policies; empty = "cuda" in gpu worker groups, "cpu" elsewhere.
@@ -128,7 +131,7 @@ def open_fleet(
     job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs, workers=max(1, workers),
         frames_per_batch=frames_per_batch, total_frames=total_frames, mode=mode, vectorization=vectorization, seed=seed,
-        collection=collection or {},
+        collection=collection or {}, info=info,
     )  # fmt: skip
     if overrides is NO_OVERRIDES:
         refuse_unknown_names(job, is_this_machine=engine == "local")
@@ -154,6 +157,7 @@ def make_collector(
     vectorization: Literal["subprocess", "inline"] = "inline",
     seed: int = 0,
     collection: Mapping[str, Any] | None = None,
+    info: Sequence[str | Mapping[str, Any]] = (),
     name: str = "",
     device: str = "cpu",
 ) -> "Collector":
@@ -175,6 +179,7 @@ def make_collector(
         vectorization: inline: in this process; subprocess: a process an environment.
         seed: of the collector.
         collection: further fields of `spec.collection`.
+        info: as in `open_fleet`.
         name: metadata.name of the job, for files with several.
         device: torch device of the policy.
 
@@ -187,7 +192,7 @@ def make_collector(
 
     job, overrides = _described(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
-        vectorization=vectorization, seed=seed, collection=collection or {},
+        vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
     if (pool := job.spec.env.envpool) is not None and pool.kwargs:
         from cormorant_worker.envs.envpool import EnvPoolTask

@@ -5,7 +5,7 @@ alongside it.
 """
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -42,6 +42,8 @@ class Scripted:
     seed: int = 0
     collection: Mapping[str, Any] = field(default_factory=dict)
     """Further fields of `spec.collection`, as a manifest spells them."""
+    info: Sequence[str | Mapping[str, Any]] = ()
+    """`spec.env.info`: keys, or items as a manifest spells them."""
 
     def job(self) -> CollectorJob:
         """The manifest, with placeholders where environment or policy are Python objects.
@@ -59,7 +61,7 @@ class Scripted:
             "kind": "CollectorJob",
             "metadata": {"name": "script"},
             "spec": {
-                "env": self._env_block(),
+                "env": self._env_block() | self._info_block(),
                 "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
                 "collection": {**collection, **self.collection},
                 "output": {"queue": {"capacityBatches": 2}},
@@ -86,7 +88,12 @@ class Scripted:
         named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
         return {"gymnasium": {**named, "vectorization": self.vectorization, "numEnvs": self.num_envs}}
 
+    def _info_block(self) -> dict[str, Any]:
+        return {"info": [{"key": i} if isinstance(i, str) else dict(i) for i in self.info]} if self.info else {}
+
     def _check(self) -> None:
+        if isinstance(self.info, str):
+            raise ManifestError(f'info is the word "{self.info}"; pass a list of keys: info=["{self.info}"]')
         if self.policy is not None and self.policy_factory is not None:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
