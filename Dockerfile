@@ -1,17 +1,18 @@
-# Two images from one file:
+# Three images from one file:
 #
-#   docker build -t cormorant .                               heads and workers: PyTorch, EnvPool, Ray
-#   docker build -t cormorant-operator --target operator .    the operator: neither of them
+#   docker build -t cormorant-cpu --target cpu .              heads and workers: PyTorch without CUDA, EnvPool, Ray
+#   docker build -t cormorant .                               the same with CUDA, for groups with `device: gpu`
+#   docker build -t cormorant-operator --target operator .    the operator: none of them
 #
-# Both run as any user, with a read-only root and without capabilities; what is written goes to /tmp, which pods mount.
-# --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu takes PyTorch from there: without CUDA the image has a
-# third of its size, and its workers cannot use a GPU.
+# All run as any user, with a read-only root and without capabilities; what is written goes to /tmp, which pods mount.
+# A release pins the base image: --build-arg PYTHON_IMAGE=python:3.11-slim-bookworm@sha256:...
 #
-# Layers, from rarely to often changed: base, dependencies (pyproject.toml, constraints.txt), this project.
+# Layers, from rarely to often changed: base, dependencies (pyproject.toml, images/constraints.txt), this project.
 
-# -- base: what both images stand on ---------------------------------------------------------------------------------
+# -- base: what all images stand on ----------------------------------------------------------------------------------
 
-FROM python:3.11-slim-bookworm AS base
+ARG PYTHON_IMAGE=python:3.11-slim-bookworm
+FROM $PYTHON_IMAGE AS base
 # The official image comes without the standard library's bytecode, and a read-only root never gets any.
 RUN python -m compileall -q -j 0 -x '/(test|tests|idlelib|lib2to3|site-packages|dist-packages)/' \
       "$(python -c 'import sysconfig; print(sysconfig.get_path("stdlib"))')" \
@@ -24,11 +25,12 @@ WORKDIR /
 # -- tools: stays behind ---------------------------------------------------------------------------------------------
 
 FROM base AS tools
-COPY constraints.txt /build/
+COPY images/constraints.txt /build/images/
 # The project lies beside its dependencies, in a layer of its own; the .pth file says where.
 RUN python -m venv /opt/uv \
- && /opt/uv/bin/python -m pip install --quiet --disable-pip-version-check --constraint /build/constraints.txt uv \
- && python -m venv /opt/venv \
+ && grep '^uv==' /build/images/constraints.txt > /build/uv.txt \
+ && /opt/uv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement /build/uv.txt \
+ && python -m venv --without-pip /opt/venv \
  && echo /opt/cormorant > "$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/cormorant.pth"
 # A cache that is mounted lies on another file system, and a hard link to it would be a copy with a warning.
 ENV VIRTUAL_ENV=/opt/venv \
@@ -37,22 +39,30 @@ ENV VIRTUAL_ENV=/opt/venv \
 COPY pyproject.toml /build/
 WORKDIR /build
 
-# -- dependencies: one environment an image ---------------------------------------------------------------------------
+# -- dependencies: one environment an image; every wheel has the digest that images/constraints.txt names ---------------
 
 FROM tools AS operator-dependencies
-RUN /opt/uv/bin/uv pip install --quiet --constraint constraints.txt --requirement pyproject.toml --extra operator
+RUN /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt --requirement pyproject.toml --extra operator
 
-FROM tools AS dependencies
-# Empty: the package index's own build, which has CUDA.
-ARG TORCH_INDEX=""
-# Without its dependencies: those come from the package index, at the versions of constraints.txt.
-RUN if [ -n "$TORCH_INDEX" ]; then \
-      /opt/uv/bin/uv pip install --quiet --no-deps --default-index "$TORCH_INDEX" "$(grep '^torch==' constraints.txt | cut -d ' ' -f 1)"; \
-    fi
-RUN /opt/uv/bin/uv pip install --quiet --constraint constraints.txt --requirement pyproject.toml \
+FROM tools AS cuda-dependencies
+RUN /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt --requirement pyproject.toml \
       --extra worker --extra gpu --extra ray --extra api --extra cli --extra client
 
-# -- project: pure Python, the same in both images -------------------------------------------------------------------
+FROM tools AS cpu-dependencies
+RUN apt-get update -qq && apt-get install -qq --yes --no-install-recommends binutils gcc libc6-dev > /dev/null
+COPY images/excludes-cpu.txt images/without_cuda.py images/slim images/
+# One step, because a layer keeps what a later one removes. Bytecode comes last: of large
+# packages, that of the modules which an import leaves behind.
+RUN site="$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
+ && UV_COMPILE_BYTECODE=0 /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt \
+      --excludes images/excludes-cpu.txt --requirement pyproject.toml \
+      --extra worker --extra ray --extra api --extra cli --extra client \
+ && python images/without_cuda.py "$site" \
+ && images/slim "$site" \
+ && /opt/venv/bin/python -m compileall -q -j 0 -x '/(torch|sympy|networkx|matplotlib|fontTools)/' "$site" \
+ && /opt/venv/bin/python -c 'import torch, torch.distributed, torch.export, tensordict, tensordict.nn, ray, envpool; torch.ones(2, requires_grad=True).sum().backward()'
+
+# -- project: pure Python, the same in all images -------------------------------------------------------------------
 
 FROM tools AS project
 COPY README.md LICENSE ./
@@ -80,10 +90,27 @@ LABEL org.opencontainers.image.title="cormorant-operator" \
 USER 65532:65532
 CMD ["python", "-m", "cormorant_operator"]
 
-# -- cormorant: heads and workers; the default, because it is the last -------------------------------------------------
+# -- cpu: heads, and workers of groups without a device ----------------------------------------------------------------
 
-FROM base AS cormorant
-COPY --from=dependencies /opt/venv /opt/venv
+FROM base AS cpu
+COPY --from=cpu-dependencies /opt/venv /opt/venv
+COPY --from=project /opt/cormorant /opt/cormorant
+ARG VERSION=0.2.0
+ARG REVISION=""
+ARG SOURCE=""
+LABEL org.opencontainers.image.title="cormorant-cpu" \
+      org.opencontainers.image.description="Heads and workers of CollectorJobs, with EnvPool, Ray and PyTorch without CUDA" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="$VERSION" \
+      org.opencontainers.image.revision="$REVISION" \
+      org.opencontainers.image.source="$SOURCE"
+USER 65532:65532
+CMD ["cormorant", "--help"]
+
+# -- cuda: workers of groups with `device: gpu`; the default, because it is the last -----------------------------------
+
+FROM base AS cuda
+COPY --from=cuda-dependencies /opt/venv /opt/venv
 COPY --from=project /opt/cormorant /opt/cormorant
 # What the container runtime mounts of the driver, in pods that have a device.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility

@@ -87,6 +87,7 @@ wire: $(INSTALLED) ## Compare CRD, metrics, REST, names and files with an earlie
 constraints: ## Pin the versions that pyproject.toml allows today
 	@VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 \
 		--no-emit-index-url --no-emit-find-links --no-header --no-annotate --extra dev pyproject.toml --output-file constraints.txt
+	@$(BIN)/python images/lock.py
 
 clean: ## Remove the virtual environment and caches
 	@rm -rf $(VENV) site .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 class OperatorDefaults:
     image: str = "cormorant:dev"
     """Image of jobs that do not set `spec.image`."""
+    cuda_image: str = ""
+    """Image of these jobs' workers with a device; empty: `image`."""
     image_pull_policy: str = "IfNotPresent"
     image_pull_secrets: tuple[str, ...] = ()
     """Names of Secrets, in each job's namespace."""

@@ -43,6 +43,8 @@ class Pod:
     template: str = ""
     """Digest of the template it was created from."""
     base_image: str = ""
+    cuda_image: str = ""
+    """Of a head: the image of its workers with a device, where it is another."""
     image: str = ""
     """Image of its own container."""
     failures: int = 0

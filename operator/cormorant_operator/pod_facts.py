@@ -47,6 +47,7 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         template=labels.get(names.TEMPLATE, ""),
         image=_image(role, raw),
         base_image=annotations.get(names.BASE_IMAGE, ""),
+        cuda_image=annotations.get(names.CUDA_IMAGE, ""),
         failures=_count(annotations.get(names.FAILURES)),
         restarts=_count(annotations.get(names.RESTARTS)),
         phase=_phase(raw, ended),

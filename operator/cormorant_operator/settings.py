@@ -59,6 +59,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         _check_cidr(cidr)
     defaults = OperatorDefaults(
         image=given.image,
+        cuda_image=given.cuda_image,
         image_pull_policy=given.image_pull_policy,
         image_pull_secrets=tuple(given.image_pull_secret),
         has_fixed_user=not given.any_user,
@@ -109,11 +110,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--image", required=True, help="image of jobs that do not set spec.image")
     parser.add_argument(
+        "--cuda-image", default="", help="image of their workers in groups with `device: gpu` (default: --image)"
+    )
+    parser.add_argument(
         "--architecture",
         action="append",
         default=[],
         metavar="ARCH",
-        help="CPU architecture of --image, such as amd64 (repeatable)",
+        help="CPU architecture of these images, such as amd64 (repeatable)",
     )
     parser.add_argument(
         "--any-user", action="store_true", help="do not set runAsUser in pods; the platform assigns a user (OpenShift)"

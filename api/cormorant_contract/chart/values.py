@@ -27,6 +27,7 @@ PullPolicy = Literal["Always", "IfNotPresent", "Never"]
 Name = Annotated[str, Field(strict=True, max_length=253, pattern=NAME_PATTERN)]
 OptionalName = Annotated[str, Field(strict=True, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
 Repository = Annotated[str, Field(strict=True, max_length=255, pattern=REPOSITORY_PATTERN)]
+OptionalRepository = Annotated[str, Field(strict=True, max_length=255, pattern=f"^({REPOSITORY_PATTERN[1:-1]})?$")]
 Tag = Annotated[str, Field(strict=True, max_length=128, pattern=TAG_PATTERN)]
 Digest = Annotated[str, Field(strict=True, pattern=DIGEST_PATTERN)]
 Cidr = Annotated[str, Field(strict=True, max_length=64, pattern=CIDR_PATTERN)]
@@ -55,10 +56,23 @@ class OperatorImage(Contract):
 
 
 class JobImage(OperatorImage):
-    """Image of heads and workers for jobs that do not set spec.image; contains PyTorch, EnvPool and Ray."""
+    """Image of heads and workers for jobs that do not set spec.image; with EnvPool, Ray and PyTorch without CUDA."""
 
-    repository: Repository = "ghcr.io/example/cormorant"
+    repository: Repository = "ghcr.io/example/cormorant-cpu"
     """Repository of the image, without a tag."""
+
+
+class CudaImage(Contract):
+    """Image of workers in groups with `device: gpu`, for the same jobs."""
+
+    repository: OptionalRepository = ""
+    """Repository of the image (default: that of `jobs.image` without a trailing `-cpu`)."""
+
+    tag: Tag = ""
+    """Tag (default: that of `jobs.image`)."""
+
+    digest: Digest = ""
+    """Digest `sha256:...`; overrides the tag."""
 
 
 class JobNetworkPolicy(Contract):
@@ -87,10 +101,13 @@ class Jobs(Contract):
     """Defaults for all jobs of this operator."""
 
     image: JobImage = JobImage()
-    """Image of heads and workers for jobs that do not set spec.image; contains PyTorch, EnvPool and Ray."""
+    """Image of heads and workers for jobs that do not set spec.image; with EnvPool, Ray and PyTorch without CUDA."""
+
+    cuda_image: CudaImage = CudaImage()
+    """Image of workers in groups with `device: gpu`, for the same jobs."""
 
     architectures: tuple[Label, ...] = ("amd64",)
-    """CPU architectures of this image (label kubernetes.io/arch). Empty: jobs without spec.image run on any node."""
+    """CPU architectures of these images (label kubernetes.io/arch). Empty: jobs without spec.image run on any node."""
 
     image_pull_secrets: tuple[Name, ...] = ()
     """Names of image pull Secrets; they must exist in each job's namespace."""

@@ -38,6 +38,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- else }}{{ .image.repository }}:{{ .image.tag | default .context.Chart.AppVersion }}{{ end -}}
 {{- end -}}
 
+{{- /* Of workers with a device; empty where it is the image of all other pods. */ -}}
+{{- define "cormorant.cudaImage" -}}
+{{- $cuda := .Values.jobs.cudaImage }}{{ $all := .Values.jobs.image }}
+{{- $repository := $cuda.repository | default (trimSuffix "-cpu" $all.repository) }}
+{{- if or (ne $repository $all.repository) $cuda.tag $cuda.digest }}
+{{- $image := dict "repository" $repository "tag" ($cuda.tag | default $all.tag) "digest" $cuda.digest }}
+{{- include "cormorant.image" (dict "image" $image "context" .) }}
+{{- end -}}
+{{- end -}}
+
 {{- /* Not empty where pods run as one fixed user. */ -}}
 {{- define "cormorant.hasFixedUser" -}}
 {{- $isOpenShift := .Capabilities.APIVersions.Has "security.openshift.io/v1" -}}

@@ -67,7 +67,12 @@ def plan_head(view: View) -> HeadPlan:
 
 def render_head(view: View, *, epoch: int) -> Manifest:
     image = view.job.spec.image or view.defaults.image
-    origin = PodOrigin(template=view.templates.head, base_image=image, failures=view.head_failures)
+    origin = PodOrigin(
+        template=view.templates.head,
+        base_image=image,
+        cuda_image=view.next_cuda_image,
+        failures=view.head_failures,
+    )
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
     # Unacknowledged frames are lost with their head; the next one collects them again.
     return head_pod(view.job, view.defaults, origin, epoch=epoch, floor_frames=frames_settled(view), config=config)

@@ -177,7 +177,10 @@ def _checks(view: View) -> Iterator[Action]:
     for group in view.groups:
         template = view.templates.worker(group)
         if not view.is_proven(template) and view.verdict(template) is None:
-            origin = PodOrigin(template=template, base_image=view.job.spec.image or view.base_image)
+            cuda_image = "" if view.job.spec.image else view.cuda_image
+            origin = PodOrigin(
+                template=template, base_image=view.job.spec.image or view.base_image, cuda_image=cuda_image
+            )
             manifest = worker_pod(view.job, view.defaults, origin, group=group, index=0, attempt=0)
             yield CheckTemplate(template=template, manifest=manifest)
 

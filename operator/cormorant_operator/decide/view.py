@@ -99,6 +99,16 @@ class View:
         live = self.live_head
         return live.base_image if live is not None else self.job.spec.image or self.defaults.image
 
+    @property
+    def cuda_image(self) -> str:
+        """Image of this epoch's workers with a device; empty: the base image. A head keeps the pair it came with."""
+        live = self.live_head
+        return live.cuda_image if live is not None else self.next_cuda_image
+
+    @property
+    def next_cuda_image(self) -> str:
+        return "" if self.job.spec.image else self.defaults.cuda_image
+
     # -- workers -----------------------------------------------------------------------------------------------
 
     @property

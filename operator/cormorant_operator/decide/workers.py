@@ -87,7 +87,11 @@ def _fill(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
     else:
         plan.creates_left -= 1
         origin = PodOrigin(
-            template=template, base_image=view.base_image, failures=vacancy.failures, restarts=vacancy.restarts
+            template=template,
+            base_image=view.base_image,
+            cuda_image=view.cuda_image,
+            failures=vacancy.failures,
+            restarts=vacancy.restarts,
         )
         manifest = worker_pod(view.job, view.defaults, origin, group=group, index=slot.index, attempt=vacancy.attempt)
         plan.actions.append(CreatePod(owner=group.name, manifest=manifest))

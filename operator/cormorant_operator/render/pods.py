@@ -35,6 +35,8 @@ class PodOrigin:
 
     template: str
     base_image: str
+    cuda_image: str = ""
+    """Image of workers with a device; empty: `base_image`."""
     failures: int = 0
     restarts: int = 0
 
@@ -108,7 +110,10 @@ def head_pod(
             labels={names.EPOCH: str(epoch)},
             resources=head.resources,
             overlay=head.template,
-            annotations={"prometheus.io/scheme": "https"} if head.tls is not None else {},
+            annotations={
+                **({"prometheus.io/scheme": "https"} if head.tls is not None else {}),
+                **({names.CUDA_IMAGE: origin.cuda_image} if origin.cuda_image else {}),
+            },
             grace_s=grace_s,
             container=container,
             volumes=volumes,
@@ -177,7 +182,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         mounts.append({"name": "code", "mountPath": entrypoints.CODE_FOLDER, "readOnly": True})
     container = {
         "name": parts.role,
-        "image": origin.base_image,
+        "image": (parts.is_gpu and origin.cuda_image) or origin.base_image,
         "imagePullPolicy": defaults.image_pull_policy,
         "resources": _with_defaults(parts),
         # Without a termination message, Kubernetes reports the last lines of the log.

@@ -223,10 +223,25 @@ def test_images_come_by_digest_else_by_tag_else_by_version() -> None:
         return pod_template(manifests)["spec"]["containers"][0]["image"], job
 
     version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
-    operator, job = "ghcr.io/example/cormorant-operator", "ghcr.io/example/cormorant"
+    operator, job = "ghcr.io/example/cormorant-operator", "ghcr.io/example/cormorant-cpu"
     assert images() == (f"{operator}:{version}", f"{job}:{version}")
     assert images("image.tag=a", "jobs.image.tag=b") == (f"{operator}:a", f"{job}:b")
     assert images(*VARIANTS["images"]) == (f"{operator}@{DIGEST}", f"{job}@{DIGEST}")
+
+
+def test_cuda_image_is_beside_the_cpu_image_or_named() -> None:
+    def cuda(*values: str) -> list[str]:
+        return [flag.partition("=")[2] for flag in flags(render(*values)) if flag.startswith("--cuda-image=")]
+
+    version = yaml.safe_load((CHART / "Chart.yaml").read_text())["appVersion"]
+    assert cuda() == [f"ghcr.io/example/cormorant:{version}"]
+    assert cuda("jobs.image.repository=mirror.example/team/cormorant-cpu", "jobs.image.tag=b") == [
+        "mirror.example/team/cormorant:b"
+    ]
+    assert cuda(f"jobs.cudaImage.digest={DIGEST}") == [f"ghcr.io/example/cormorant@{DIGEST}"]
+    assert cuda("jobs.cudaImage.repository=example/big", "jobs.cudaImage.tag=c") == ["example/big:c"]
+    # One image for all pods, as before there were two.
+    assert cuda("jobs.image.repository=example/mine", f"jobs.image.digest={DIGEST}") == []
 
 
 def test_pull_secrets_of_the_operator_and_of_jobs_are_apart() -> None:

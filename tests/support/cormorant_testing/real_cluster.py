@@ -25,7 +25,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 RELEASE = "cormorant"
 CRD = "collectorjobs.cormorant.dev"
 _BUILD_S, _UNPACK_S = 1500, 420
-_SOURCES = ("Dockerfile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE", "api", "worker", "operator")
+_SOURCES = ("Dockerfile", "pyproject.toml", "images", "README.md", "LICENSE", "api", "worker", "operator")
 
 
 def skip_without_nodes() -> None:
@@ -47,7 +47,7 @@ def _node_images() -> set[str]:
 
 
 class Images:
-    """Both images of this checkout, in the cluster."""
+    """The operator's image and the one without CUDA of this checkout, in the cluster."""
 
     def __init__(self) -> None:
         digest = hashlib.sha256()
@@ -56,14 +56,14 @@ class Images:
             for path in (path for path in found if path.is_file() and "__pycache__" not in path.parts):
                 digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
         self.tag = f"test-{digest.hexdigest()[:12]}"
-        self.job, self.operator = f"{PREFIX}/cormorant:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
+        self.job, self.operator = f"{PREFIX}/cormorant-cpu:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
 
     def provide(self) -> None:
         """Build what the nodes do not have."""
         found = _node_images()
         for name, image, options in (
             ("cormorant-operator", self.operator, ("--target", "operator")),
-            ("cormorant", self.job, ()),
+            ("cormorant-cpu", self.job, ("--target", "cpu")),
         ):
             if image not in found:
                 command = [*os.environ[BUILDER].split(), f"{name}:{self.tag}", str(ROOT), *options]
@@ -98,8 +98,10 @@ def chart_of(images: Images, folder: Path, *, watch: str) -> Path:
     shutil.copytree(CHART, chart)
     values = (chart / "values.yaml").read_text()
     repositories = iter((images.operator, images.job))
-    values = re.sub(r'repository: "[^"]*"', lambda _: f'repository: "{next(repositories).rpartition(":")[0]}"', values)
+    values = re.sub(r'repository: "[^"]+"', lambda _: f'repository: "{next(repositories).rpartition(":")[0]}"', values)
     for default, own in (
+        # A node of the tests has no device: groups that ask for one run the same image.
+        ('repository: ""', f'repository: "{images.job.rpartition(":")[0]}"'),
         ('tag: ""', f'tag: "{images.tag}"'),
         ("watchNamespaces: []", f"watchNamespaces: [{watch}]"),
         ('cpu: "100m"', 'cpu: "20m"'),

@@ -495,6 +495,42 @@ def test_upgrade_of_the_operator_replaces_no_pod() -> None:
     assert {pod.base_image for pod in world.live()} == {"cormorant:dev"}, "Ray wants one version in all pods"
 
 
+def test_gpu_workers_keep_the_cuda_image_that_came_with_their_head() -> None:
+    gpu = [{"name": "cpu", "device": "gpu"}]
+
+    def images(world: World) -> list[str]:
+        return [pod.image for pod in world.live()]
+
+    old = OperatorDefaults(image="cormorant-cpu:1", cuda_image="cormorant:1")
+    world = running(image="", workerGroups=gpu, defaults=old)
+    assert (world.head.image, images(world)) == ("cormorant-cpu:1", ["cormorant:1"] * 2)
+    world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
+    assert world.plan().is_empty
+    world.delete(world.live()[0].name)
+    world.settle()
+    assert images(world) == ["cormorant:1"] * 2
+    world.evict("pong-head-1")
+    world.tick(60)
+    world.run()
+    assert (world.head.image, images(world)) == ("cormorant-cpu:2", ["cormorant:2"] * 2)
+
+
+def test_job_from_before_there_were_two_images_keeps_its_one() -> None:
+    gpu = [{"name": "cpu", "device": "gpu"}]
+    world = running(image="", workerGroups=gpu, defaults=OperatorDefaults(image="cormorant:1"))
+    world.defaults = OperatorDefaults(image="cormorant-cpu:2", cuda_image="cormorant:2")
+    assert world.plan().is_empty
+    world.delete(world.live()[0].name)
+    world.settle()
+    assert {pod.image for pod in world.live()} == {"cormorant:1"}
+
+
+def test_image_of_the_job_is_the_image_of_every_group() -> None:
+    gpu = [{"name": "cpu", "device": "gpu"}]
+    world = running(image="mine:1", workerGroups=gpu, defaults=OperatorDefaults(cuda_image="cormorant:2"))
+    assert {pod.image for pod in (world.head, *world.live())} == {"mine:1"}
+
+
 def test_new_head_of_another_image_brings_its_workers_along() -> None:
     world = running(image="")
     world.defaults = OperatorDefaults(image="cormorant:next")

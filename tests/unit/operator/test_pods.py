@@ -172,6 +172,30 @@ def test_pods_run_on_nodes_that_can_run_the_image() -> None:
     assert both["nodeSelector"] == linux
 
 
+def test_gpu_groups_run_the_cuda_image() -> None:
+    def image(*, cuda: str = "example/cormorant:1", **group: Any) -> object:
+        job = make_job(workerGroups=[{"name": "g", **group}])
+        origin = PodOrigin(template="abc", base_image="example/cormorant-cpu:1", cuda_image=cuda)
+        pod = worker_pod(job, OperatorDefaults(), origin, group=job.spec.worker_groups[0], index=0, attempt=0)
+        assert pod["metadata"]["annotations"][names.BASE_IMAGE] == "example/cormorant-cpu:1"
+        return main_container(pod)["image"]
+
+    assert image(device="gpu") == "example/cormorant:1"
+    assert image() == "example/cormorant-cpu:1"
+    assert image(device="gpu", cuda="") == "example/cormorant-cpu:1"
+    own = {"spec": {"containers": [{"name": "worker", "image": "mine:2"}]}}
+    assert image(device="gpu", template=own) == "mine:2"
+
+
+def test_head_remembers_the_cuda_image_of_its_workers() -> None:
+    defaults, job = OperatorDefaults(), make_job()
+    origin = PodOrigin(template="abc", base_image="example/cormorant-cpu:1", cuda_image="example/cormorant:1")
+    pod = head_pod(job, defaults, origin, epoch=1, floor_frames=0, config="c")
+    assert main_container(pod)["image"] == "example/cormorant-cpu:1"
+    assert pod["metadata"]["annotations"][names.CUDA_IMAGE] == "example/cormorant:1"
+    assert names.CUDA_IMAGE not in head()["metadata"]["annotations"]
+
+
 def test_user_is_the_platforms_where_it_gives_one() -> None:
     defaults, job = OperatorDefaults(has_fixed_user=False), make_job()
     for pod in (
