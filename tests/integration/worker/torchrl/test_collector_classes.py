@@ -11,6 +11,7 @@ from torch import nn
 from cormorant_testing.check import Checker
 from cormorant_testing.envs import CountingEnv
 from cormorant_testing.policies import Versioned, numbered
+from cormorant_worker.errors import StateError
 from cormorant_worker.torchrl import (
     AsyncCollector,
     Collector,
@@ -192,6 +193,29 @@ def test_a_policy_beside_a_factory_is_where_weights_come_from() -> None:
         assert next(batches)["action"][..., 0].unique().tolist() == [0], "the factory's own acts"
         collector.update_policy_weights_()
         assert next(batches)["action"][..., 0].unique().tolist() == [3]
+
+
+def test_whole_episodes_of_trajs_per_batch() -> None:
+    given: dict[str, Any] = {"frames_per_batch": 10, "total_frames": 40, "trajs_per_batch": 4}
+    with Collector(envs(), **given, track_policy_version=True) as collector:
+        with pytest.raises(RuntimeError, match="no length: with trajs_per_batch"):
+            len(collector)
+        batches = list(collector)
+        # Two environments of 20 frames each: episodes of 3 and 4 by turns, and 3 + 3 frames of open ones.
+        assert [tuple(batch.shape) for batch in batches] == [(4, 4), (4, 4), (2, 3)]
+        masks = [batch["collector", "mask"] for batch in batches]
+        assert [mask.sum(1).tolist() for mask in masks] == [[3, 3, 4, 3], [4, 3, 4, 4], [3, 3]]
+        for batch, mask in zip(batches, masks, strict=True):
+            ended = batch["next", "done"].squeeze(-1).sum(1)
+            assert (ended == 1).all(), "one whole episode a row"
+            assert batch["observation"][..., 2][mask].tolist() == [t for row in mask for t in range(int(row.sum()))]
+            assert "policy_version" in batch.keys()  # noqa: SIM118  # a TensorDict
+        assert (collector.stats()["episodes_given_up"], collector.stats()["frames"]) == (2, 40)
+    with (
+        Collector(envs(), **given) as collector,
+        pytest.raises(StateError, match="a collector with trajs_per_batch has no state"),
+    ):
+        collector.state_dict()
 
 
 def test_new_episodes_begin_with_reset() -> None:

@@ -109,7 +109,7 @@ def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
         ({"device": ["cpu"] * 3}, ValueError, "device has 3 devices for 2 collectors"),
         ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
         ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
-        ({"preemptive_threshold": 0.0}, ValueError, "preemptive_threshold 0.0"),
+        ({"preemptive_threshold": -0.1}, ValueError, "preemptive_threshold -0.1"),
         ({"max_restarts": -1}, ValueError, "max_restarts -1 is no number of restarts"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),

@@ -188,31 +188,33 @@ def test_episodes_are_put_together_over_batches_padded_and_masked() -> None:
     pool = EpisodePool(2)
     no, yes = False, True
     envs = ["cpu-0", "cpu-1"]
-    assert list(pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]), envs)) == []
-    (found,) = pool.add(frames([[6, 6, 7], [9, 0, 0]], [[no, yes, no], [yes, no, no]], lengths=[3, 1]), envs)
+    pool.add(frames([[5, 5, 6], [9, 9, 9]], [[no, yes, no], [no, no, no]]), envs)
+    assert not pool.complete
+    pool.add(frames([[6, 6, 7], [9, 0, 0]], [[no, yes, no], [yes, no, no]], lengths=[3, 1]), envs)
+    found = pool.complete.popleft()
     assert found["n"].tolist() == [[1, 2, 0], [3, 1, 2]]
     assert found["collector", "mask"].tolist() == [[True, True, False], [True, True, True]]
     assert found.names == [None, "time"]
-    rest = pool.rest()
-    assert rest is not None
-    assert rest["n"].tolist() == [[4, 5, 6, 4]]
-    assert pool.rest() is None
+    assert pool.finish()
+    assert pool.complete.popleft()["n"].tolist() == [[4, 5, 6, 4]]
+    assert not pool.finish()
     assert pool.given_up == 1
 
 
 def test_what_a_dead_collector_began_is_given_up_and_counted() -> None:
     pool = EpisodePool(1)
     no, yes = False, True
-    assert list(pool.add(frames([[5, 5], [6, 6]], [[no, no], [no, no]]), ["a", "b"])) == []
+    pool.add(frames([[5, 5], [6, 6]], [[no, no], [no, no]]), ["a", "b"])
+    assert not pool.complete
     # Who took the place of "a" begins an episode of its own; "b" goes on.
-    found = list(pool.add(frames([[7, 7], [6, 6]], [[no, yes], [no, yes]]), ["a", "b"]))
-    assert [batch["n"].tolist() for batch in found] == [[[1, 2]], [[3, 4, 3, 4]]]
+    pool.add(frames([[7, 7], [6, 6]], [[no, yes], [no, yes]]), ["a", "b"])
+    assert [batch["n"].tolist() for batch in pool.complete] == [[[1, 2]], [[3, 4, 3, 4]]]
     assert pool.given_up == 1
-    assert list(pool.add(frames([[8, 8]], [[no, no]]), ["a"])) == []
+    pool.add(frames([[8, 8]], [[no, no]]), ["a"])
     pool.clear()
     assert pool.given_up == 2
-    (found,) = pool.add(frames([[8, 8]], [[no, yes]]), ["a"])
-    assert found["n"].tolist() == [[1, 2]]
+    pool.add(frames([[8, 8]], [[no, yes]]), ["a"])
+    assert pool.complete.popleft()["n"].tolist() == [[1, 2]]
 
 
 def test_stored_batches_are_truncated_split_and_processed() -> None:

@@ -25,9 +25,10 @@ from cormorant_worker.compat.torchrl.batches import (
     truncate_last,
 )
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
+from cormorant_worker.compat.torchrl.episodes import EpisodePool
 from cormorant_worker.compat.torchrl.free_running import FreeRunning
 from cormorant_worker.compat.torchrl.makers import Calls, Maker
-from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, read_weights
+from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
 from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.compat.torchrl.settings import Settings, broadcast, exploration_of, limit
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
@@ -105,6 +106,7 @@ class FleetCollector:
         self._taken: Loan | None = None
         self._has_begun = False
         self._running: FreeRunning | None = None
+        self._pool = None if plan.settings.trajs_per_batch is None else EpisodePool(plan.settings.trajs_per_batch)
         self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
         self.fleet = self._open(self._job(), self._options())
         """The fleet itself: its state, statistics and events."""
@@ -170,7 +172,7 @@ class FleetCollector:
             # Nothing is stepped between two batches: the next one is collected with what was learnt from this one.
             collection["weights"] = {"maxStaleness": 0}
             if settings.preemptive_threshold is not None:
-                collection["preemptiveThreshold"] = float(settings.preemptive_threshold)
+                collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / plan.num_collectors)
         return load_job(
             {
                 "apiVersion": "cormorant.dev/v1alpha1",
@@ -217,7 +219,9 @@ class FleetCollector:
         total = limit(self._settings.total_frames)
         if not total:
             raise NoLength("the collector has no length: total_frames is -1, for ever; give total_frames")
-        if (self._settings.preemptive_threshold or 1) < 1:
+        if self._pool is not None:
+            raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
+        if self._settings.preemptive_threshold not in (None, 1):
             raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
         # Whole steps of all environments, as the fleet collects them.
         share = self._plan.num_collectors if self._plan.mode == "sync" else 1
@@ -226,6 +230,8 @@ class FleetCollector:
         return -(-total // (steps * share * num_envs))  # noqa: PLE0303  # both are at least 1
 
     def _collect(self) -> tuple[Batch] | None:
+        if self._pool is not None:
+            return self._collect_episodes(self._pool)
         loan = self._begin()
         if loan is None:
             return None
@@ -235,6 +241,20 @@ class FleetCollector:
         if batch is None:
             return (None,)
         return self._hand_out(batch)
+
+    def _collect_episodes(self, pool: EpisodePool) -> tuple[Batch] | None:
+        while not pool.complete:
+            loan = self._begin()
+            if loan is None:
+                if not pool.finish():
+                    return None
+                break
+            batch = self._frames_of(loan)
+            self._frames += loan.num_frames
+            rows = batch.shape[0] // len(loan.parts)
+            pool.add(self._place(batch, loan), [(part.worker, row) for part in loan.parts for row in range(rows)])
+        self._iterations += 1
+        return self._hand_out(self._processed(pool.complete.popleft()))
 
     def _begin(self) -> Loan | None:
         if self.pre_collect_hook is not None and not 0 < limit(self._settings.total_frames) <= self._frames:
@@ -249,7 +269,9 @@ class FleetCollector:
         return self._taken
 
     def _deliver(self, loan: Loan) -> TensorDictBase | None:
-        batch = self._place(self._shape(loan), loan)
+        return self._processed(self._place(self._shape(loan), loan))
+
+    def _processed(self, batch: TensorDictBase) -> TensorDictBase:
         if self._settings.track_policy_version:
             add_versions(batch)
         if not self._settings.track_traj_ids:
@@ -400,6 +422,7 @@ class FleetCollector:
             FleetError: a negative seed, or everything is collected.
         """
         self.fleet.seed(seed)
+        self._forget_episodes()
         num_envs = self.fleet.layout.num_envs * len(self.fleet.stats().workers)
         return seed if static_seed else next_seed(seed, num_envs)
 
@@ -409,7 +432,15 @@ class FleetCollector:
 
         Returns:
             `policy_state_dict` (modules only), `frames`, `iter`, and `fleet`, the collectors themselves as bytes.
+
+        Raises:
+            StateError: with `trajs_per_batch`: no state holds the frames of episodes that go on.
         """
+        if self._pool is not None:
+            raise StateError(
+                "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
+                "would be missing; iterate without trajs_per_batch, or save the policy and start over"
+            )
         saved = FleetState.from_bytes(self.fleet.state())
         state: OrderedDict[str, Any] = OrderedDict()
         if isinstance(self._given_policy, torch.nn.Module):
@@ -440,6 +471,12 @@ class FleetCollector:
         self._iterations = int(state_dict.get("iter", 0))
         if isinstance(self._given_policy, torch.nn.Module) and "policy_state_dict" in state_dict:
             self._given_policy.load_state_dict(state_dict["policy_state_dict"], strict=strict)
+        self._forget_episodes()
+
+    def _forget_episodes(self) -> None:
+        """Give up the episodes that were not handed out: what follows continues none of them."""
+        if self._pool is not None:
+            self._pool.clear()
 
     def stats(self, workers: Any = None) -> dict[str, Any]:
         """Counts, and what each collector does, in one view: `workers` means nothing."""
@@ -454,7 +491,7 @@ class FleetCollector:
             "policy_version": found.version,
             "workers": len(found.workers),
             "restarts": found.restarts,
-        }
+        } | ({} if self._pool is None else {"episodes_given_up": self._pool.given_up})
         each = {
             f"worker_{worker.name.rpartition('-')[2]}/{key}": getattr(worker, key)
             for worker in found.workers
@@ -551,15 +588,6 @@ class FleetCollector:
     def __repr__(self) -> str:
         plan = self._plan
         return f"{type(self).__name__}({plan.num_collectors} collectors, {plan.mode}, frames={self._frames})"
-
-
-def on_cpu(policy: Any) -> Any:
-    """A policy as it is sent: workers without a GPU must not need one to read it."""
-    if isinstance(policy, torch.nn.Module) and any(tensor.is_cuda for tensor in policy.state_dict().values()):
-        import copy
-
-        return copy.deepcopy(policy).cpu()
-    return policy
 
 
 def worker_index(loan: Loan) -> int:

@@ -1,7 +1,7 @@
 """Whole episodes out of batches: TorchRL's `trajs_per_batch`."""
 
 from collections import deque
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Sequence
 from itertools import pairwise
 
 import torch
@@ -16,11 +16,13 @@ class EpisodePool:
         self._open: dict[Hashable, tuple[int, list[TensorDictBase]]] = {}
         """By environment: its trajectory's id, and the pieces so far."""
         self._ended: deque[TensorDictBase] = deque()
+        self.complete: deque[TensorDictBase] = deque()
+        """Batches `[N, longest]`, padded with zeros and masked."""
         self.given_up = 0
         """Trajectories that begun and never ended: their collector died, or began its next batch with new episodes."""
 
-    def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> Iterator[TensorDictBase]:
-        """Take a batch `[R, T]`. Yields `[N, longest]`, padded with zeros and masked, as often as there are N.
+    def add(self, batch: TensorDictBase, envs: Sequence[Hashable]) -> None:
+        """Take a batch `[R, T]`.
 
         Args:
             batch: its rows go on where those of the same environments' last batch ended.
@@ -36,7 +38,7 @@ class EpisodePool:
             for first, stop in pairwise(cuts):
                 self._append(env, int(ids[first]), filled[first:stop])
         while len(self._ended) >= self._num_episodes:
-            yield self._padded(self._num_episodes)
+            self.complete.append(self._padded(self._num_episodes))
 
     def _append(self, env: Hashable, number: int, piece: TensorDictBase) -> None:
         known, pieces = self._open.pop(env, (number, []))
@@ -54,12 +56,15 @@ class EpisodePool:
         self.given_up += len(self._open)
         self._open.clear()
         self._ended.clear()
+        self.complete.clear()
 
-    def rest(self) -> TensorDictBase | None:
-        """Those that have ended and are fewer than N; None where there are none. Open ones are given up."""
+    def finish(self) -> bool:
+        """Complete a last batch of those that have ended, if there are any: fewer than N. Open ones are given up."""
         self.given_up += len(self._open)
         self._open.clear()
-        return self._padded(len(self._ended)) if self._ended else None
+        if self._ended:
+            self.complete.append(self._padded(len(self._ended)))
+        return bool(self.complete)
 
     def _padded(self, count: int) -> TensorDictBase:
         episodes = [self._ended.popleft() for _ in range(count)]

@@ -1,5 +1,6 @@
 """TorchRL's ways to give a policy, and weights."""
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -110,3 +111,10 @@ def read_weights(given: Any, *, policy: Any) -> Mapping[str, torch.Tensor]:
     if isinstance(policy, OnTensorDicts) and not is_whole:
         tensors = {name if name.startswith(WRAPPED) else WRAPPED + name: value for name, value in tensors.items()}
     return tensors
+
+
+def on_cpu(policy: Any) -> Any:
+    """A policy as it is sent: workers without a GPU must not need one to read it."""
+    if isinstance(policy, torch.nn.Module) and any(tensor.is_cuda for tensor in policy.state_dict().values()):
+        return copy.deepcopy(policy).cpu()
+    return policy

@@ -8,7 +8,6 @@ from typing import Any
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.compat.torchrl.settings import (
     MEANINGLESS,
-    Settings,
     broadcast,
     exploration_of,
     limit,
@@ -201,26 +200,6 @@ def read_updater(given: Any) -> Any:
             "worker_ids=); give an object that has it, or a callable that makes one"
         )
     return updater
-
-
-def check_trajs_per_batch(count: int | None, settings: Settings) -> None:
-    """Refuse what `trajs_per_batch` cannot be.
-
-    Raises:
-        ValueError: no number of episodes, or settings that batches of whole episodes cannot have.
-    """
-    if count is None:
-        return
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
-        raise ValueError(
-            f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
-            "split already"
-        )
-    if settings.set_truncated:
-        raise ValueError(
-            "set_truncated with trajs_per_batch: whole episodes go over the ends of batches, where nothing is "
-            "truncated; leave one of them out"
-        )
 
 
 def check_schemes(weight_sync_schemes: Mapping[str, Any] | None) -> None:

@@ -1,7 +1,7 @@
 """TorchRL's RayCollector over the Ray fleet: collectors as actors, replaced when they die, ahead of the learner."""
 
 import asyncio
-from collections import Counter, OrderedDict, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -13,15 +13,13 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl import ray_arguments as arguments
 from cormorant_worker.compat.torchrl import receivers
 from cormorant_worker.compat.torchrl.attributes import execute
-from cormorant_worker.compat.torchrl.collector import Batch, FleetCollector, NoLength, Plan, on_cpu
+from cormorant_worker.compat.torchrl.collector import FleetCollector, Plan
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
-from cormorant_worker.compat.torchrl.episodes import EpisodePool
 from cormorant_worker.compat.torchrl.makers import Maker
-from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights
+from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu
 from cormorant_worker.compat.torchrl.receivers import NotSet
 from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 from cormorant_worker.compat.torchrl.storing import StoreInBuffer
-from cormorant_worker.errors import StateError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
@@ -141,7 +139,8 @@ class RayCollector(FleetCollector):
             "policy_device": policy_device, "max_frames_per_traj": max_frames_per_traj,
             "init_random_frames": init_random_frames, "reset_at_each_iter": reset_at_each_iter, "postproc": postproc,
             "split_trajs": split_trajs, "exploration_type": exploration_type, "replay_buffer": replay_buffer,
-            "pre_collect_hook": pre_collect_hook, "post_collect_hook": post_collect_hook, **more,
+            "pre_collect_hook": pre_collect_hook, "post_collect_hook": post_collect_hook,
+            "trajs_per_batch": trajs_per_batch, **more,
         }  # fmt: skip
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
         self._remote = arguments.remote_options(remote_configs, count)
@@ -154,16 +153,12 @@ class RayCollector(FleetCollector):
             check_has_weights(policy, "update_after_each_batch")
         if max_weight_update_interval >= 0 and weight_updater is None:
             check_has_weights(policy, f"max_weight_update_interval {max_weight_update_interval}")
-        arguments.check_trajs_per_batch(trajs_per_batch, settings)
         self._updates_each = update_after_each_batch
         self._update_interval = max_weight_update_interval
         self._batches_since: Counter[str] = Counter()
         """By collector: batches since it was given weights."""
         self._last: tuple[str, ...] = ()
         """Collectors of the last batch."""
-        self._pool = None if trajs_per_batch is None else EpisodePool(trajs_per_batch)
-        self._waiting: deque[TensorDictBase] = deque()
-        """Batches of whole episodes that are complete."""
         is_remote_buffer = type(replay_buffer).__name__ == "RayReplayBuffer"
         self._extends_in_workers = replay_buffer is not None and (
             is_remote_buffer if buffer_in_workers is None else buffer_in_workers
@@ -304,36 +299,13 @@ class RayCollector(FleetCollector):
 
     # -- batches -----------------------------------------------------------------------------------------------
 
-    def __len__(self) -> int:
-        """As of `FleetCollector`; with `trajs_per_batch` it is unknown."""
-        if self._pool is not None:
-            raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
-        return super().__len__()
-
-    def _collect(self) -> tuple[Batch] | None:
-        if self._pool is None:
-            return super()._collect()
-        while not self._waiting:
-            loan = self._begin()
-            if loan is None:
-                rest = self._pool.rest()
-                if rest is None:
-                    return None
-                self._waiting.append(rest)
-                break
+    def _begin(self) -> Loan | None:
+        loan = super()._begin()
+        if loan is not None:
             self._note(loan)
-            batch = self._frames_of(loan)
-            self._frames += loan.num_frames
-            rows = batch.shape[0] // len(loan.parts)
-            envs = [(part.worker, row) for part in loan.parts for row in range(rows)]
-            self._waiting += self._pool.add(self._place(batch, loan), envs)
-        episodes = self._waiting.popleft()
-        self._iterations += 1
-        postproc = self._settings.postproc
-        return self._hand_out(episodes if postproc is None else postproc(episodes))
+        return loan
 
     def _deliver(self, loan: Loan) -> TensorDictBase | None:
-        self._note(loan)
         return None if self._extends_in_workers else super()._deliver(loan)
 
     # -- weights -----------------------------------------------------------------------------------------------
@@ -456,37 +428,6 @@ class RayCollector(FleetCollector):
         """
         return execute(self, attr_path, *args, **kwargs)
 
-    # -- seeds, state ------------------------------------------------------------------------------------------
-
-    def set_seed(self, seed: int, static_seed: bool = False) -> int:
-        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
-        following = super().set_seed(seed, static_seed)
-        self._forget_episodes()
-        return following
-
-    def state_dict(self) -> "OrderedDict[str, Any]":
-        """As of `FleetCollector`.
-
-        Raises:
-            StateError: with `trajs_per_batch`: frames of episodes that go on are counted, and no state holds them.
-        """
-        if self._pool is not None:
-            raise StateError(
-                "a collector with trajs_per_batch has no state: frames of episodes that go on are counted already and "
-                "would be missing; iterate without trajs_per_batch, or save the policy and start over"
-            )
-        return super().state_dict()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True) -> None:
-        """As of `FleetCollector`; with `trajs_per_batch`, episodes that were not handed out are given up."""
-        super().load_state_dict(state_dict, strict)
-        self._forget_episodes()
-
-    def _forget_episodes(self) -> None:
-        self._waiting.clear()
-        if self._pool is not None:
-            self._pool.clear()
-
     # -- running free, the end ---------------------------------------------------------------------------------
 
     def stats(self, workers: Any = None, timeout: float = 10.0) -> dict[str, Any]:
@@ -495,8 +436,6 @@ class RayCollector(FleetCollector):
         known = self.fleet.stats()
         alive = sum(worker.pid != 0 for worker in known.workers)
         own = {"workers": self.num_collectors, "workers_alive": alive, "worker_frames": known.frames}
-        if self._pool is not None:
-            own["episodes_given_up"] = self._pool.given_up
         return {**super().stats(), **own}
 
     def shutdown(  # type: ignore[override]  # positions as TorchRL's own RayCollector has them

@@ -25,7 +25,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "init_fn": (None,),
     "interruptor": (None,),
     "traj_format": (None,),
-    "trajs_per_batch": (None,),
     "trajs_per_write": (None,),
     "weight_recv_schemes": (None, {}),
     "weight_sync_schemes": (None, {}),
@@ -71,7 +70,10 @@ class Settings:
     update_at_each_batch: bool = False
     """Publish the policy's weights before each batch."""
     preemptive_threshold: float | None = None
-    """Share of the collectors whose batches must be complete before the others hand over what they have (sync)."""
+    """Share of the collectors whose batches must be complete before the others hand over what they have (sync);
+    0: one."""
+    trajs_per_batch: int | None = None
+    """Hand out batches of so many whole episodes, `[N, longest]`, padded, with `("collector", "mask")`."""
     set_truncated: bool = False
     """Mark the last frame of each row truncated, unless it terminated."""
     replay_buffer: Any = None
@@ -124,6 +126,7 @@ def read_settings(given: Mapping[str, Any], *, num_collectors: int, is_remote: b
         raise TypeError(f"collectors have no argument {unknown[0]}{hint}")
     settings = Settings(**meant)
     _check_numbers(settings)
+    _check_episodes(settings)
     if not settings.reset_when_done:
         raise ValueError("reset_when_done False cannot be: an environment that is done is reset; leave it out")
     exploration_of(settings.exploration_type)
@@ -160,10 +163,26 @@ def _check_numbers(settings: Settings) -> None:
     if not _is_count(settings.max_restarts) or not 0 <= settings.max_restarts <= INT32_MAX:
         raise ValueError(f"max_restarts {settings.max_restarts!r} is no number of restarts; give 0 to {INT32_MAX}")
     threshold = settings.preemptive_threshold
-    if threshold is not None and not 0 < threshold <= 1:
-        raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one above 0, at most 1")
+    if threshold is not None and not 0 <= threshold <= 1:
+        raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one from 0 to 1")
     if settings.vectorization not in ("subprocess", "inline"):
         raise ValueError(f'vectorization "{settings.vectorization}" is not known; use "subprocess" or "inline"')
+
+
+def _check_episodes(settings: Settings) -> None:
+    count = settings.trajs_per_batch
+    if count is None:
+        return
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1 or settings.split_trajs:
+        raise ValueError(
+            f"trajs_per_batch {count!r} with split_trajs {settings.split_trajs}: give 1 or more episodes; they come "
+            "split already"
+        )
+    if settings.set_truncated:
+        raise ValueError(
+            "set_truncated with trajs_per_batch: whole episodes go over the ends of batches, where nothing is "
+            "truncated; leave one of them out"
+        )
 
 
 def _check_buffer(settings: Settings) -> None:
