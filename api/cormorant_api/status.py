@@ -16,7 +16,7 @@ from cormorant_contract.rest.status import (
     WeightsReport,
     Worker,
 )
-from cormorant_worker.fleet.stats import FleetStats, WorkerStats
+from cormorant_worker.fleet.stats import FleetStats, GroupStats, WorkerStats
 
 _NOT_READY = ("importing", "building")
 
@@ -57,10 +57,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             update_id=update.update_id if update is not None else "",
             update_state=update.state if update is not None else "",
         ),
-        groups=tuple(
-            GroupReport(name=name, desired=size, ready=stats.groups[name].ready)
-            for name, size in running.group_sizes.groups.items()
-        ),
+        groups=tuple(_group(name, size, stats.groups[name]) for name, size in running.group_sizes.groups.items()),
         restarts=stats.restarts,
         pause_state=running.pauses.state,
         pauses=running.pauses.describe().leases,
@@ -73,6 +70,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             acked=counts.acked,
             redelivered=counts.redelivered,
             held=counts.held,
+            consumer_wait_seconds=round(stats.queue_waits_s["consumer"], 3),
             ended=running.ledger.has_ended,
         ),
         consumers=tuple(
@@ -84,6 +82,16 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         listeners_dropped=head.events.dropped_listeners,
         started_at=head.started_at,
         desired=running.group_sizes.describe(paused=head.leases.spec_paused),
+    )
+
+
+def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
+    return GroupReport(
+        name=name,
+        desired=size,
+        ready=stats.ready,
+        idle_seconds=round(stats.spent_s["idle"], 3),
+        worker_seconds=round(sum(stats.spent_s.values()), 3),
     )
 
 

@@ -254,6 +254,21 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         path=("workerGroups",),
     ),
     Rule(
+        cel="has(self.output.queue) || !self.workerGroups.exists(g, has(g.autoscale))",
+        holds=lambda spec: (
+            spec.output.queue is not None or all(group.autoscale is None for group in spec.worker_groups)
+        ),
+        sentence="autoscale of group {group} needs output.queue: without learners nothing says how many workers are "
+        "needed; add output.queue: {{}} or remove autoscale",
+        values={
+            "group": Value(
+                cel="self.workerGroups.filter(g, has(g.autoscale))[0].name",
+                get=lambda spec: next(group.name for group in spec.worker_groups if group.autoscale is not None),
+            ),
+        },
+        path=("workerGroups",),
+    ),
+    Rule(
         cel=f"{_NO_ELASTIC} || self.workerGroups.all(g, g.name == {_ELASTIC} || has(g.replicas))",
         holds=lambda spec: all(group.replicas is not None for group in _fixed(spec)),
         sentence="replicas is missing in group {group}: spec.replicas sizes only the elastic group {name}; "

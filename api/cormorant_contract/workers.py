@@ -11,6 +11,7 @@ MAX_REPLICAS = 9999
 """A worker's index has at most four digits, so that pod names fit 63 characters."""
 
 Replicas = Annotated[Whole, Field(ge=0, le=MAX_REPLICAS)]
+BoundReplicas = Annotated[Whole, Field(ge=1, le=MAX_REPLICAS)]
 GroupName = Annotated[str, Field(strict=True, max_length=10, pattern=LABEL_PATTERN)]
 BatchShape = Annotated[Whole, Field(ge=1, le=65536, description="A number of environments.")]
 ObjectName = Annotated[str, Field(strict=True, min_length=1, max_length=253, pattern=OPTIONAL_NAME_PATTERN)]
@@ -102,6 +103,35 @@ class Inference(Contract):
     a cpu."""
 
 
+class Autoscale(Contract):
+    """Sizes a group by who waits for whom. On Kubernetes only."""
+
+    min_replicas: BoundReplicas = 1
+    """Fewest workers."""
+
+    max_replicas: BoundReplicas
+    """Most workers."""
+
+    by: Literal["learner-wait"] = "learner-wait"
+    """Adds workers while learners wait for batches, and removes workers that are idle."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Autoscale], ...]":
+        """Bounds in order."""
+        return (
+            Rule(
+                cel="self.minReplicas <= self.maxReplicas",
+                holds=lambda scale: scale.min_replicas <= scale.max_replicas,
+                sentence="minReplicas {low} is greater than maxReplicas {high}; lower one or raise the other",
+                values={
+                    "low": Value(cel="self.minReplicas", get=lambda scale: scale.min_replicas),
+                    "high": Value(cel="self.maxReplicas", get=lambda scale: scale.max_replicas),
+                },
+                path=("minReplicas",),
+            ),
+        )
+
+
 class WorkerGroup(Contract):
     """Worker pods made from one template."""
 
@@ -123,6 +153,9 @@ class WorkerGroup(Contract):
 
     max_replicas: Replicas | None = None
     """Upper bound of spec.replicas; only in the elastic group. Unset means no bound."""
+
+    autoscale: Autoscale | None = None
+    """The operator sizes the group; replicas is its first size. Needs output.queue. Unset means a fixed size."""
 
     resources: JsonObject = Field(default={})
     """Resource requests and limits of the worker's container, as in a pod."""

@@ -12,7 +12,7 @@ from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport
 from cormorant_contract.rest.status import Status
 from cormorant_operator.errors import CertificateRefused, HeadSilent, SettingsError, TokenRefused
 from cormorant_operator.job import Job
-from cormorant_operator.observed import HeadAnswer, Pod
+from cormorant_operator.observed import HeadAnswer, Pod, Waits
 from cormorant_operator.render.entrypoints import API_PORT
 from cormorant_operator.render.tokens import derive
 
@@ -68,6 +68,7 @@ class HeadClient:
             is_leased=bool(status.pauses),
             is_spec_paused=desired.paused,
             is_queue_full=is_held and queue.waiting + queue.ready + queue.lent >= queue.capacity,
+            waits=_waits(job, status),
             failure=next((fact.message for fact in status.conditions if fact.type == "Failed" and fact.message), ""),
         )
 
@@ -139,6 +140,18 @@ class HeadClient:
             raise HeadSilent(
                 f"{head.name} answered {method} {path} with a body that cannot be parsed: {error}"
             ) from error
+
+
+def _waits(job: Job, status: Status) -> Waits | None:
+    """Only where they decide something: they change with every answer."""
+    if status.queue.consumer_wait_seconds is None or all(g.autoscale is None for g in job.spec.worker_groups):
+        return None
+    return Waits(
+        consumer_s=status.queue.consumer_wait_seconds,
+        idle_s={group.name: group.idle_seconds for group in status.groups},
+        worker_s={group.name: group.worker_seconds for group in status.groups},
+        is_settled=status.pause_state == "running" and all(group.ready == group.desired for group in status.groups),
+    )
 
 
 def _trust(ca_file: Path | None) -> ssl.SSLContext:

@@ -1,16 +1,37 @@
 """In-memory state of a job that the API server does not hold. Losing it at any time is harmless."""
 
 import math
-from collections import Counter
-from collections.abc import Collection
+from collections import Counter, deque
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Literal
 
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator.decide.autoscale import DOWN_AFTER_S, UP_AFTER_S
 from cormorant_operator.decide.plan import POD_OWNER, DrainHead, SetDesired
 from cormorant_operator.job import Identity
-from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict
+from cormorant_operator.observed import Demand, HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict, Waits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WaitSample:
+    at: datetime
+    pod_uid: str
+    sizes: Mapping[str, int]
+    waits: Waits
+
+
+def demand_between(first: WaitSample, last: WaitSample) -> Demand:
+    seconds = (last.at - first.at).total_seconds()
+    idle = {}
+    for group, spent in last.waits.worker_s.items():
+        worker_s = spent - first.waits.worker_s.get(group, 0.0)
+        idle_s = last.waits.idle_s.get(group, 0.0) - first.waits.idle_s.get(group, 0.0)
+        idle[group] = min(1.0, max(0.0, idle_s / worker_s)) if worker_s > 0 else 0.0
+    consumer_s = last.waits.consumer_s - first.waits.consumer_s
+    return Demand(seconds=seconds, sizes=last.sizes, consumer=min(1.0, max(0.0, consumer_s / seconds)), idle=idle)
+
 
 _MAX_VERDICTS = 64
 _REMAKE_S = 30.0
@@ -39,6 +60,8 @@ class JobState:
     """Maximum age of the head's answer; None: there is no head to poll."""
     still_polls: int = 0
     """Polls in a row whose answer was the one before."""
+    waits: deque[WaitSample] = field(default_factory=deque)
+    """Of the newest answers, all of one head and of one set of sizes."""
     told: tuple[SetDesired | DrainHead, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False
@@ -48,6 +71,30 @@ class JobState:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+
+    @property
+    def demands(self) -> tuple[Demand, ...]:
+        """Over the last UP_AFTER_S and DOWN_AFTER_S, as far as they were observed."""
+        periods = (self._demand(UP_AFTER_S), self._demand(DOWN_AFTER_S))
+        return tuple(found for found in periods if found is not None)
+
+    def _demand(self, seconds: float) -> Demand | None:
+        if not self.waits:
+            return None
+        last = self.waits[-1]
+        first = next((s for s in reversed(self.waits) if (last.at - s.at).total_seconds() >= seconds), None)
+        return None if first is None else demand_between(first, last)
+
+    def _sample(self, answer: HeadAnswer, at: datetime) -> None:
+        if answer.waits is None or not answer.waits.is_settled or answer.is_resizing:
+            self.waits.clear()
+            return
+        sample = WaitSample(at=at, pod_uid=answer.pod_uid, sizes=dict(answer.sizes), waits=answer.waits)
+        if self.waits and (self.waits[-1].pod_uid, self.waits[-1].sizes) != (sample.pod_uid, sample.sizes):
+            self.waits.clear()
+        self.waits.append(sample)
+        while len(self.waits) > 2 and (at - self.waits[1].at).total_seconds() >= DOWN_AFTER_S:
+            self.waits.popleft()
 
     @property
     def head_report(self) -> tuple[HeadAnswer | None, bool, bool, str]:
@@ -65,6 +112,8 @@ class JobState:
         is_same = self.answer is not None and self.answer.pod_uid == answer.pod_uid
         if not is_same or self.answered_at is None or (at - self.answered_at).total_seconds() > max_gap_s:
             self.answering_since = at
+            self.waits.clear()
+        self._sample(answer, at)
         self.answer, self.answered_at = answer, at
         self.is_silent = self.is_token_refused = False
         self.distrust = ""

@@ -136,6 +136,33 @@ class Pod:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waits:
+    """Who has waited for whom, in seconds that only grow while the head lives."""
+
+    consumer_s: float
+    """A learner waited for a batch."""
+    idle_s: Mapping[str, float]
+    """Workers had no batch to collect, by group, summed over its workers."""
+    worker_s: Mapping[str, float]
+    """Of all workers, by group."""
+    is_settled: bool
+    """Every group has as many ready workers as it should, and the fleet is not paused."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Demand:
+    """Shares of a period in which every group kept its size."""
+
+    seconds: float
+    sizes: Mapping[str, int]
+    """Workers by group."""
+    consumer: float
+    """Of the time: a learner waited."""
+    idle: Mapping[str, float]
+    """Of the workers' time, by group: nothing to collect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeadAnswer:
     """A head's answer to a poll. Equal answers contain no news."""
 
@@ -161,6 +188,8 @@ class HeadAnswer:
     is_queue_full: bool = False
     """The queue is full, so workers wait."""
     failure: str = ""
+    waits: Waits | None = None
+    """Set for jobs with an autoscaled group. None: an older head."""
 
 
 class RefusalKind(Enum):
@@ -317,6 +346,8 @@ class Observed:
     answering_since: datetime | None = None
     """Since when the head has answered this operator without a gap; None: never."""
     answered_at: datetime | None = None
+    demands: tuple[Demand, ...] = ()
+    """Over the newest periods, the shortest first."""
     is_silent: bool = False
     """The head did not answer the last poll."""
     distrust: str = ""

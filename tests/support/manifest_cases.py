@@ -95,6 +95,7 @@ VALID: dict[str, Document] = {
     "code": manifest(code={"configMap": "my-policies"}),
     "two-groups": groups(CPU, GPU),
     "second-is-elastic": groups({"name": "a", "replicas": 0}, {"name": "b", "maxReplicas": 4}, elasticGroup="b"),
+    "autoscale": groups({"name": "cpu", "autoscale": {"maxReplicas": 4}}, replicas=4),
     "replicas-at-bounds": groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 4}, replicas=4),
     "scaled-to-zero": manifest(replicas=0),
     "template": groups(
@@ -400,6 +401,18 @@ INVALID: dict[str, Case] = {
         document=groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4),
         path="spec.workerGroups[0].minReplicas",
         sentence="minReplicas 4 is greater than maxReplicas 2",
+        by="rule",
+    ),
+    "autoscale-bounds-in-reverse": Case(
+        document=groups({"name": "cpu", "autoscale": {"minReplicas": 4, "maxReplicas": 2}}),
+        path="spec.workerGroups[0].autoscale.minReplicas",
+        sentence="minReplicas 4 is greater than maxReplicas 2",
+        by="rule",
+    ),
+    "autoscale-without-a-queue": Case(
+        document=groups({"name": "cpu", "autoscale": {"maxReplicas": 2}}, output={"dataset": {"uri": "data/x"}}),
+        path="spec.workerGroups",
+        sentence="autoscale of group cpu needs output.queue: without learners nothing says how many workers are needed",
         by="rule",
     ),
     "negative-replicas": Case(document=manifest(replicas=-1), path="spec.replicas", sentence="-1 is less than 0"),

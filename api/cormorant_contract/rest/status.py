@@ -65,6 +65,8 @@ class QueueReport(Answer):
     redelivered: Count
     held: Count = 0
     """Acknowledged batches whose shared memory another consumer still reads; workers cannot reuse it."""
+    consumer_wait_seconds: Annotated[float, Field(ge=0)] | None = None
+    """Seconds in which a consumer waited for a batch. None from an older head."""
     ended: bool
     """True once every batch is delivered and acknowledged."""
 
@@ -111,6 +113,10 @@ class GroupReport(Answer):
     name: str
     desired: Count
     ready: Count
+    idle_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds in which its workers had no batch to collect, summed over all of them."""
+    worker_seconds: Annotated[float, Field(ge=0)] = 0.0
+    """Seconds of all its workers."""
 
 
 class EpisodeReport(Answer):

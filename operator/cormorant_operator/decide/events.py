@@ -39,6 +39,10 @@ def events_between(before: CollectorJobStatus, after: CollectorJobStatus) -> tup
 def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[JobEvent]:
     if after.epoch > before.epoch:
         yield JobEvent(reason="HeadCreated", message=f"created the head of epoch {after.epoch}")
+    sizes = {group.name: group.desired for group in before.groups}
+    for group in after.groups:
+        if (size := sizes.get(group.name, group.desired)) != group.desired:
+            yield JobEvent(reason="Scaled", message=f"group {group.name}: from {size} to {group.desired} workers")
     known = {failure.pod for failure in before.recent_failures}
     for failure in after.recent_failures:
         if failure.pod not in known:

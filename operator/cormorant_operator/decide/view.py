@@ -7,6 +7,7 @@ from functools import cached_property
 
 from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import WorkerGroup
+from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.decide.backoff import failures_after, refusal_delay_s
 from cormorant_operator.decide.slots import Slot, slots_of
 from cormorant_operator.defaults import OperatorDefaults
@@ -117,7 +118,17 @@ class View:
 
     @cached_property
     def sizes(self) -> Mapping[str, int]:
-        return {group.name: self.job.spec.size_of(group) for group in self.groups}
+        """Workers that each group should have."""
+        return {group.name: self._size_of(group) for group in self.groups}
+
+    def _size_of(self, group: WorkerGroup) -> int:
+        size = self.job.spec.size_of(group)
+        if group.autoscale is None:
+            return size
+        # The status keeps the size that was found before, also for the next operator.
+        before = next((known.desired for known in self.job.status.groups if known.name == group.name), size)
+        demands = self.observed.demands if self.answer is not None else ()
+        return autoscaled(group.autoscale, before, demands, group=group.name)
 
     @cached_property
     def pod_index(self) -> PodIndex:

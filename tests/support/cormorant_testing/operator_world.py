@@ -30,7 +30,17 @@ from cormorant_operator.decide.plan import (
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Identity, Job, find
-from cormorant_operator.observed import HeadAnswer, NodeFact, Observed, Obstacle, Pod, Refusal, RefusalKind, Verdict
+from cormorant_operator.observed import (
+    Demand,
+    HeadAnswer,
+    NodeFact,
+    Observed,
+    Obstacle,
+    Pod,
+    Refusal,
+    RefusalKind,
+    Verdict,
+)
 from cormorant_operator.pod_facts import pod_identity, read_pod, settled_frames, termination_reason, write_time
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.templates import Templates
@@ -85,6 +95,7 @@ class World:
         self.answer: HeadAnswer | None = None
         self.answering_since: datetime | None = None
         self.is_silent = False
+        self.demands: tuple[Demand, ...] = ()
         self.refusals: dict[str, Refusal] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.lost_nodes: set[str] = set()
@@ -117,6 +128,7 @@ class World:
             answering_since=self.answering_since,
             answered_at=self.now,
             is_silent=self.is_silent,
+            demands=self.demands,
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
             nodes=dict(self.nodes),
@@ -156,7 +168,7 @@ class World:
     def restart_operator(self) -> None:
         """What lives in the operator's state is gone."""
         self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
-        self.refusals, self.verdicts, self.nodes = {}, {}, {}
+        self.refusals, self.verdicts, self.nodes, self.demands = {}, {}, {}, ()
         self.attempts, self.epoch = {}, 0
         for pod in self.pods.values():
             self._notice(pod)

@@ -1,0 +1,47 @@
+"""How many workers a group should have, by who waits for whom: `autoscale` of a worker group.
+
+    learners wait, workers are busy    more workers: as many as would have kept the learners busy
+    workers are idle, no learner waits fewer: as many as would have been busy nine tenths of the time
+    both, or neither                   the size is right, or not what limits (on-policy learners wait and let wait)
+
+Evidence is a period in which the size did not change and every worker was ready; see `JobState`. Between the thresholds
+nothing changes, and a step down never reaches a size at which learners would wait again, so it settles.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+from cormorant_contract.workers import Autoscale
+from cormorant_operator.observed import Demand
+
+UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
+"""Length of the period that decides."""
+_WAITS = 0.2
+_IDLE = 0.25
+_RARELY = 0.05
+_BUSY = 0.9
+_AT_MOST = 0.5
+"""Share of waiting that counts: a group at most doubles at a time."""
+
+
+def autoscaled(scale: Autoscale, size: int, demands: Sequence[Demand], *, group: str) -> int:
+    """The size of a group that has `size` workers now.
+
+    Args:
+        scale: bounds.
+        size: the group's size.
+        demands: of several periods that end now; those of another size say nothing.
+        group: its name.
+    """
+    wanted = size
+    for demand in demands:
+        if demand.sizes.get(group) != size:
+            continue
+        idle = demand.idle.get(group, 0.0)
+        if demand.seconds >= UP_AFTER_S and demand.consumer > _WAITS and idle < _RARELY:
+            wanted = ceil(size / (1 - min(demand.consumer, _AT_MOST)))
+            break
+        if demand.seconds >= DOWN_AFTER_S and idle > _IDLE and demand.consumer < _RARELY:
+            wanted = min(size, ceil(size * (1 - idle) / _BUSY))
+            break
+    return min(max(wanted, scale.min_replicas), scale.max_replicas)

@@ -1,0 +1,171 @@
+"""Autoscaled groups: the size follows who waits for whom, settles, and moves on evidence alone."""
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cormorant_contract.workers import Autoscale
+from cormorant_operator.decide.autoscale import autoscaled
+from cormorant_operator.job_state import JobState
+from cormorant_operator.observed import Demand, HeadAnswer, Waits
+from cormorant_testing.operator_world import World
+
+BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
+LEARNERS_WAIT = (Demand(seconds=30, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.0}),)
+
+
+def idle(size: int) -> tuple[Demand, ...]:
+    return tuple(Demand(seconds=s, sizes={"cpu": size}, consumer=0.0, idle={"cpu": 0.6}) for s in (30, 120))
+
+
+class Job:
+    """A fleet whose learners could use the frames of `demand` workers, seen every 15 s."""
+
+    def __init__(self, *, size: int, most: int, seed: int = 0, noise: float = 0.0) -> None:
+        self.scale = Autoscale(min_replicas=1, max_replicas=most)
+        self.size = self.ready = size
+        self.state = JobState()
+        self.now = BEGIN
+        self.sizes = [size]
+        self._consumer_s = self._idle_s = self._worker_s = 0.0
+        self._random, self._noise = random.Random(seed), noise
+
+    def run(self, demand: float, *, minutes: float) -> None:
+        for _ in range(round(minutes * 4)):
+            self._pass(demand * (1 + self._random.uniform(-self._noise, self._noise)))
+            new = autoscaled(self.scale, self.size, self.state.demands, group="cpu")
+            if new != self.size:
+                self.size = new
+                self.sizes.append(new)
+
+    def _pass(self, demand: float, seconds: float = 15.0) -> None:
+        waiting = max(0.0, 1 - self.ready / demand)
+        self._consumer_s += seconds * waiting
+        self._worker_s += seconds * self.ready
+        self._idle_s += seconds * max(0.0, self.ready - demand)
+        self.now += timedelta(seconds=seconds)
+        waits = Waits(
+            consumer_s=self._consumer_s,
+            idle_s={"cpu": self._idle_s},
+            worker_s={"cpu": self._worker_s},
+            is_settled=self.ready == self.size,
+        )
+        answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": self.size}, waits=waits)
+        self.state.record_answer(answer, at=self.now, max_gap_s=60)
+        # Pods take a look's time to start or to end.
+        self.ready = self.size
+
+
+@given(
+    demand=st.floats(0.1, 40),
+    size=st.integers(1, 40),
+    noise=st.sampled_from([0.0, 0.02, 0.05]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=150, deadline=None)
+def test_settles_at_what_learners_need(demand: float, size: int, noise: float, seed: int) -> None:
+    job = Job(size=size, most=32, seed=seed, noise=noise)
+    job.run(demand, minutes=60)
+    # Learners wait a fifth of the time at most, unless the bound is reached; workers idle for a quarter, and one more.
+    assert job.size >= min(32, demand * 0.8 * (1 - noise))
+    assert job.size <= max(1, demand / 0.75 * (1 + noise) + 1)
+    settled = len(job.sizes)
+    job.run(demand, minutes=60)
+    # Noise beside a threshold may take one more step, and no demand a step back.
+    assert len(job.sizes) <= settled + (noise > 0), job.sizes
+    steps = [b - a for a, b in zip(job.sizes, job.sizes[1:], strict=False)]
+    assert all(step > 0 for step in steps) or all(step < 0 for step in steps), job.sizes
+    assert len(steps) <= 8
+
+
+def test_follows_a_learner_that_becomes_faster_and_slower() -> None:
+    job = Job(size=2, most=32)
+    job.run(2, minutes=10)
+    job.run(12, minutes=10)
+    up = job.size
+    job.run(3, minutes=30)
+    assert (job.sizes[0], up, job.size) == (2, 12, 4)
+
+
+def test_on_policy_learners_change_nothing() -> None:
+    # Learners wait while workers collect, and workers wait while learners learn: more workers would not be wrong, but
+    # how many is not to be seen.
+    both = Demand(seconds=120, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.5})
+    assert autoscaled(Autoscale(max_replicas=8), 2, (both,), group="cpu") == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        pytest.param({}, {"pod_uid": "head-2"}, id="another head"),
+        pytest.param({}, {"sizes": {"cpu": 3}}, id="another size"),
+        pytest.param({"is_resizing": True}, {}, id="resizing"),
+    ],
+)
+def test_evidence_is_of_one_head_and_one_size(before: dict[str, object], after: dict[str, object]) -> None:
+    state = JobState()
+    for at, changes in ((0, before), (40, after)):
+        waits = Waits(consumer_s=float(at), idle_s={"cpu": 0.0}, worker_s={"cpu": 2.0 * at}, is_settled=True)
+        answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
+        answer = replace(answer, **changes)  # type: ignore[arg-type]  # fields by name
+        state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
+    assert state.demands == ()
+
+
+def test_a_gap_between_answers_is_no_evidence() -> None:
+    state = JobState()
+    for at in (0, 300):
+        waits = Waits(consumer_s=float(at), idle_s={}, worker_s={}, is_settled=True)
+        answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
+        state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
+    assert state.demands == ()
+
+
+def make_world() -> World:
+    world = World(workerGroups=[{"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}], replicas=2)
+    world.run()
+    return world
+
+
+def test_pods_follow() -> None:
+    world = make_world()
+    world.demands = LEARNERS_WAIT
+    world.settle()
+    # Once: what was measured with 2 workers says nothing of 4.
+    assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
+    assert world.told[-1] == "Scaled"
+    world.run()
+    assert world.job.status.workers == "4/4"
+    assert world.answer is not None
+    assert world.answer.sizes == {"cpu": 4}
+
+    world.demands = idle(4)
+    world.run()
+    assert world.job.status.groups[0].desired == 2
+
+
+def test_another_operator_keeps_the_size() -> None:
+    world = make_world()
+    world.demands = LEARNERS_WAIT
+    world.settle()
+    world.restart_operator()
+    world.run()
+    assert len(world.live()) == 4
+
+
+def test_a_silent_head_changes_nothing() -> None:
+    world = make_world()
+    world.demands, world.is_silent = idle(2), True
+    world.settle()
+    assert len(world.live()) == 2
+
+
+def test_bounds_that_change_rule() -> None:
+    world = make_world()
+    world.edit(workerGroups=[{"name": "cpu", "autoscale": {"minReplicas": 3, "maxReplicas": 5}}])
+    world.run()
+    assert len(world.live()) == 3
