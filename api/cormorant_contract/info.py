@@ -18,6 +18,7 @@ _LIMITS = {
 }
 """Bounds of fill. Those of int64 are wider than what a JSON number holds exactly."""
 _FILL_LIMIT = 2**53 - 1
+Axis = Annotated[Whole, Field(ge=1, le=65536, description="Length of one axis.")]
 
 
 class InfoKey(Contract):
@@ -29,12 +30,7 @@ class InfoKey(Contract):
     dtype: Literal["bool", "uint8", "int8", "int16", "int32", "int64", "float32", "float64"] | None = None
     """Type that values are stored as. Unset means the environment's own."""
 
-    shape: (
-        Annotated[
-            tuple[Annotated[Whole, Field(ge=1, le=65536, description="Length of one axis.")], ...], Field(max_length=8)
-        ]
-        | None
-    ) = None
+    shape: Annotated[tuple[Axis, ...], Field(max_length=8)] | None = None
     """Shape of one value; [] for a number. Unset means the environment's own."""
 
     fill: Annotated[float, Field(strict=True, ge=-_FILL_LIMIT, le=_FILL_LIMIT, allow_inf_nan=False)] | None = None
