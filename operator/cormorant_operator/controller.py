@@ -320,7 +320,7 @@ class Controller:
             answer=state.answer,
             answering_since=state.answering_since,
             answered_at=state.answered_at,
-            demands=state.demands,
+            wait_shares=state.wait_shares,
             is_silent=state.is_silent,
             is_token_refused=state.is_token_refused,
             distrust=state.distrust,

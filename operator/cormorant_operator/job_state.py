@@ -11,7 +11,7 @@ from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.decide.autoscale import DOWN_AFTER_S, UP_AFTER_S
 from cormorant_operator.decide.plan import POD_OWNER, DrainHead, SetDesired
 from cormorant_operator.job import Identity
-from cormorant_operator.observed import Demand, HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict, Waits
+from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict, Waits, WaitShares
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,7 +22,7 @@ class WaitSample:
     waits: Waits
 
 
-def demand_between(first: WaitSample, last: WaitSample) -> Demand:
+def shares_between(first: WaitSample, last: WaitSample) -> WaitShares:
     seconds = (last.at - first.at).total_seconds()
     idle = {}
     for group, spent in last.waits.worker_s.items():
@@ -30,7 +30,7 @@ def demand_between(first: WaitSample, last: WaitSample) -> Demand:
         idle_s = last.waits.idle_s.get(group, 0.0) - first.waits.idle_s.get(group, 0.0)
         idle[group] = min(1.0, max(0.0, idle_s / worker_s)) if worker_s > 0 else 0.0
     consumer_s = last.waits.consumer_s - first.waits.consumer_s
-    return Demand(seconds=seconds, sizes=last.sizes, consumer=min(1.0, max(0.0, consumer_s / seconds)), idle=idle)
+    return WaitShares(seconds=seconds, sizes=last.sizes, consumer=min(1.0, max(0.0, consumer_s / seconds)), idle=idle)
 
 
 _MAX_VERDICTS = 64
@@ -73,17 +73,17 @@ class JobState:
     verdicts: dict[str, Verdict] = field(default_factory=dict)
 
     @property
-    def demands(self) -> tuple[Demand, ...]:
+    def wait_shares(self) -> tuple[WaitShares, ...]:
         """Over the last UP_AFTER_S and DOWN_AFTER_S, as far as they were observed."""
-        periods = (self._demand(UP_AFTER_S), self._demand(DOWN_AFTER_S))
+        periods = (self._shares(UP_AFTER_S), self._shares(DOWN_AFTER_S))
         return tuple(found for found in periods if found is not None)
 
-    def _demand(self, seconds: float) -> Demand | None:
+    def _shares(self, seconds: float) -> WaitShares | None:
         if not self.waits:
             return None
         last = self.waits[-1]
         first = next((s for s in reversed(self.waits) if (last.at - s.at).total_seconds() >= seconds), None)
-        return None if first is None else demand_between(first, last)
+        return None if first is None else shares_between(first, last)
 
     def _sample(self, answer: HeadAnswer, at: datetime) -> None:
         if answer.waits is None or not answer.waits.is_settled or answer.is_resizing:

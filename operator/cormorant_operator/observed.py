@@ -150,7 +150,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Demand:
+class WaitShares:
     """Shares of a period in which every group kept its size."""
 
     seconds: float
@@ -346,7 +346,7 @@ class Observed:
     answering_since: datetime | None = None
     """Since when the head has answered this operator without a gap; None: never."""
     answered_at: datetime | None = None
-    demands: tuple[Demand, ...] = ()
+    wait_shares: tuple[WaitShares, ...] = ()
     """Over the newest periods, the shortest first."""
     is_silent: bool = False
     """The head did not answer the last poll."""

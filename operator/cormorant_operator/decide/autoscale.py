@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from math import ceil
 
 from cormorant_contract.workers import Autoscale
-from cormorant_operator.observed import Demand
+from cormorant_operator.observed import WaitShares
 
 UP_AFTER_S, DOWN_AFTER_S = 30.0, 120.0
 """Length of the period that decides."""
@@ -24,24 +24,24 @@ _AT_MOST = 0.5
 """Share of waiting that counts: a group at most doubles at a time."""
 
 
-def autoscaled(scale: Autoscale, size: int, demands: Sequence[Demand], *, group: str) -> int:
+def autoscaled(scale: Autoscale, size: int, wait_shares: Sequence[WaitShares], *, group: str) -> int:
     """The size of a group that has `size` workers now.
 
     Args:
         scale: bounds.
         size: the group's size.
-        demands: of several periods that end now; those of another size say nothing.
+        wait_shares: of several periods that end now; those of another size say nothing.
         group: its name.
     """
     wanted = size
-    for demand in demands:
-        if demand.sizes.get(group) != size:
+    for shares in wait_shares:
+        if shares.sizes.get(group) != size:
             continue
-        idle = demand.idle.get(group, 0.0)
-        if demand.seconds >= UP_AFTER_S and demand.consumer > _WAITS and idle < _RARELY:
-            wanted = ceil(size / (1 - min(demand.consumer, _AT_MOST)))
+        idle = shares.idle.get(group, 0.0)
+        if shares.seconds >= UP_AFTER_S and shares.consumer > _WAITS and idle < _RARELY:
+            wanted = ceil(size / (1 - min(shares.consumer, _AT_MOST)))
             break
-        if demand.seconds >= DOWN_AFTER_S and idle > _IDLE and demand.consumer < _RARELY:
+        if shares.seconds >= DOWN_AFTER_S and idle > _IDLE and shares.consumer < _RARELY:
             wanted = min(size, ceil(size * (1 - idle) / _BUSY))
             break
     return min(max(wanted, scale.min_replicas), scale.max_replicas)

@@ -127,8 +127,8 @@ class View:
             return size
         # The status keeps the size that was found before, also for the next operator.
         before = next((known.desired for known in self.job.status.groups if known.name == group.name), size)
-        demands = self.observed.demands if self.answer is not None else ()
-        return autoscaled(group.autoscale, before, demands, group=group.name)
+        wait_shares = self.observed.wait_shares if self.answer is not None else ()
+        return autoscaled(group.autoscale, before, wait_shares, group=group.name)
 
     @cached_property
     def pod_index(self) -> PodIndex:

@@ -31,7 +31,6 @@ from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Identity, Job, find
 from cormorant_operator.observed import (
-    Demand,
     HeadAnswer,
     NodeFact,
     Observed,
@@ -40,6 +39,7 @@ from cormorant_operator.observed import (
     Refusal,
     RefusalKind,
     Verdict,
+    WaitShares,
 )
 from cormorant_operator.pod_facts import pod_identity, read_pod, settled_frames, termination_reason, write_time
 from cormorant_operator.render.children import digest_of
@@ -95,7 +95,7 @@ class World:
         self.answer: HeadAnswer | None = None
         self.answering_since: datetime | None = None
         self.is_silent = False
-        self.demands: tuple[Demand, ...] = ()
+        self.wait_shares: tuple[WaitShares, ...] = ()
         self.refusals: dict[str, Refusal] = {}
         self.verdicts: dict[str, Verdict] = {}
         self.lost_nodes: set[str] = set()
@@ -128,7 +128,7 @@ class World:
             answering_since=self.answering_since,
             answered_at=self.now,
             is_silent=self.is_silent,
-            demands=self.demands,
+            wait_shares=self.wait_shares,
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
             nodes=dict(self.nodes),
@@ -168,7 +168,7 @@ class World:
     def restart_operator(self) -> None:
         """What lives in the operator's state is gone."""
         self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
-        self.refusals, self.verdicts, self.nodes, self.demands = {}, {}, {}, ()
+        self.refusals, self.verdicts, self.nodes, self.wait_shares = {}, {}, {}, ()
         self.attempts, self.epoch = {}, 0
         for pod in self.pods.values():
             self._notice(pod)

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from cormorant_contract.workers import Autoscale
 from cormorant_operator.decide.autoscale import autoscaled
 from cormorant_operator.job_state import JobState
-from cormorant_operator.observed import Demand, HeadAnswer, Waits
+from cormorant_operator.observed import HeadAnswer, Waits, WaitShares
 from cormorant_testing.operator_world import World
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
-LEARNERS_WAIT = (Demand(seconds=30, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.0}),)
+LEARNERS_WAIT = (WaitShares(seconds=30, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.0}),)
 
 
-def idle(size: int) -> tuple[Demand, ...]:
-    return tuple(Demand(seconds=s, sizes={"cpu": size}, consumer=0.0, idle={"cpu": 0.6}) for s in (30, 120))
+def idle(size: int) -> tuple[WaitShares, ...]:
+    return tuple(WaitShares(seconds=s, sizes={"cpu": size}, consumer=0.0, idle={"cpu": 0.6}) for s in (30, 120))
 
 
 class Job:
@@ -37,7 +37,7 @@ class Job:
     def run(self, demand: float, *, minutes: float) -> None:
         for _ in range(round(minutes * 4)):
             self._pass(demand * (1 + self._random.uniform(-self._noise, self._noise)))
-            new = autoscaled(self.scale, self.size, self.state.demands, group="cpu")
+            new = autoscaled(self.scale, self.size, self.state.wait_shares, group="cpu")
             if new != self.size:
                 self.size = new
                 self.sizes.append(new)
@@ -94,7 +94,7 @@ def test_follows_a_learner_that_becomes_faster_and_slower() -> None:
 def test_on_policy_learners_change_nothing() -> None:
     # Learners wait while workers collect, and workers wait while learners learn: more workers would not be wrong, but
     # how many is not to be seen.
-    both = Demand(seconds=120, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.5})
+    both = WaitShares(seconds=120, sizes={"cpu": 2}, consumer=0.5, idle={"cpu": 0.5})
     assert autoscaled(Autoscale(max_replicas=8), 2, (both,), group="cpu") == 2
 
 
@@ -113,7 +113,7 @@ def test_evidence_is_of_one_head_and_one_size(before: dict[str, object], after: 
         answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
         answer = replace(answer, **changes)  # type: ignore[arg-type]  # fields by name
         state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
-    assert state.demands == ()
+    assert state.wait_shares == ()
 
 
 def test_a_gap_between_answers_is_no_evidence() -> None:
@@ -122,7 +122,7 @@ def test_a_gap_between_answers_is_no_evidence() -> None:
         waits = Waits(consumer_s=float(at), idle_s={}, worker_s={}, is_settled=True)
         answer = HeadAnswer(pod_uid="head-1", phase="Running", frames=0, sizes={"cpu": 2}, waits=waits)
         state.record_answer(answer, at=BEGIN + timedelta(seconds=at), max_gap_s=60)
-    assert state.demands == ()
+    assert state.wait_shares == ()
 
 
 def make_world() -> World:
@@ -133,7 +133,7 @@ def make_world() -> World:
 
 def test_pods_follow() -> None:
     world = make_world()
-    world.demands = LEARNERS_WAIT
+    world.wait_shares = LEARNERS_WAIT
     world.settle()
     # Once: what was measured with 2 workers says nothing of 4.
     assert world.slots() == ["cpu-0", "cpu-1", "cpu-2", "cpu-3"]
@@ -143,14 +143,14 @@ def test_pods_follow() -> None:
     assert world.answer is not None
     assert world.answer.sizes == {"cpu": 4}
 
-    world.demands = idle(4)
+    world.wait_shares = idle(4)
     world.run()
     assert world.job.status.groups[0].desired == 2
 
 
 def test_another_operator_keeps_the_size() -> None:
     world = make_world()
-    world.demands = LEARNERS_WAIT
+    world.wait_shares = LEARNERS_WAIT
     world.settle()
     world.restart_operator()
     world.run()
@@ -159,7 +159,7 @@ def test_another_operator_keeps_the_size() -> None:
 
 def test_a_silent_head_changes_nothing() -> None:
     world = make_world()
-    world.demands, world.is_silent = idle(2), True
+    world.wait_shares, world.is_silent = idle(2), True
     world.settle()
     assert len(world.live()) == 2
 
