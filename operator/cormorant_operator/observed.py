@@ -245,11 +245,11 @@ class PodIndex:
         self.pods: dict[str, Pod] = {}
         """Every pod by uid."""
         self.others: dict[str, Pod] = {}
-        """Heads, canaries, and workers that are not calm, by uid."""
-        self.calm: dict[WorkerBuild, dict[int, Pod]] = {}
-        """Calm workers by what they were made from, and by index."""
+        """Heads, canaries, and workers that are not healthy, by uid."""
+        self.healthy: dict[WorkerBuild, dict[int, Pod]] = {}
+        """Healthy workers by what they were made from, and by index."""
         self.restarts: Counter[WorkerBuild] = Counter()
-        """Failures that the slots of calm workers ever had."""
+        """Failures that the slots of healthy workers ever had."""
         self._places: defaultdict[Place, dict[str, Pod]] = defaultdict(dict)
         """Workers of each slot, by uid."""
 
@@ -287,12 +287,12 @@ class PodIndex:
             del self._places[pod.group, pod.index]
 
     def _sort_in(self, place: Mapping[str, Pod]) -> None:
-        """Each pod of a slot becomes calm or others."""
+        """Each pod of a slot is healthy or goes to `others`."""
         if len(place) == 1:
             (pod,) = place.values()
-            if _is_calm(pod):
+            if _is_healthy(pod):
                 build = _build_of(pod)
-                self.calm.setdefault(build, {})[pod.index] = pod
+                self.healthy.setdefault(build, {})[pod.index] = pod
                 self.restarts[build] += pod.restarts
                 return
         self.others.update(place)
@@ -302,13 +302,13 @@ class PodIndex:
         for uid, pod in place.items():
             if self.others.pop(uid, None) is None:
                 build = _build_of(pod)
-                del self.calm[build][pod.index]
+                del self.healthy[build][pod.index]
                 self.restarts[build] -= pod.restarts
-                if not self.calm[build]:
-                    del self.calm[build], self.restarts[build]
+                if not self.healthy[build]:
+                    del self.healthy[build], self.restarts[build]
 
 
-def _is_calm(pod: Pod) -> bool:
+def _is_healthy(pod: Pod) -> bool:
     return (
         pod.ready_since is not None
         and pod.is_scheduled

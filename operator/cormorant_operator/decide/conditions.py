@@ -145,8 +145,8 @@ def _scheduled(view: View) -> Fact:
     trouble = scheduling_trouble(view)
     if trouble is not None:
         return Fact(type="Scheduled", status="False", reason=trouble.reason, message=trouble.message)
-    placed = sum(pod.is_live and pod.is_scheduled for pod in view.busy if pod.role == "worker")
-    placed += sum(view.num_steady(group.name) for group in view.groups)
+    placed = sum(pod.is_live and pod.is_scheduled for pod in view.examined if pod.role == "worker")
+    placed += sum(view.num_counted(group.name) for group in view.groups)
     wanted = sum(view.sizes.values())
     head = view.live_head
     if head is None or not head.is_scheduled or placed < wanted:

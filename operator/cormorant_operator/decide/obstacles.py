@@ -13,44 +13,44 @@ _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, Ref
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trouble:
+class Cause:
     reason: str
     message: str
 
 
-def acceptance_trouble(view: View) -> Trouble | None:
+def acceptance_trouble(view: View) -> Cause | None:
     """Why the API server rejects the manifest."""
     owners = [names.HEAD, *(group.name for group in view.groups)]
     for owner, template in zip(owners, view.all_templates, strict=True):
         verdict = view.verdict(template)
         if verdict is not None and verdict.error:
-            return Trouble(reason=RefusalKind.INVALID.value, message=f"pod template of {owner}: {verdict.error}")
+            return Cause(reason=RefusalKind.INVALID.value, message=f"pod template of {owner}: {verdict.error}")
     for pod in view.canaries:
         if pod.is_live and pod.obstacle is not Obstacle.NONE and _is_missing(view, names.CANARY):
             words = f"the new image is not verified yet, so nothing was replaced: {pod.name}: {pod.obstacle_message}"
-            return Trouble(reason=pod.obstacle.value, message=words)
+            return Cause(reason=pod.obstacle.value, message=words)
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind not in _SCHEDULING and _is_missing(view, owner):
-            return Trouble(reason=refusal.kind.value, message=refusal.message)
+            return Cause(reason=refusal.kind.value, message=refusal.message)
     return None
 
 
-def scheduling_trouble(view: View) -> Trouble | None:
+def scheduling_trouble(view: View) -> Cause | None:
     """Why a pod is not scheduled, or its image is not pulled."""
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
-            return Trouble(reason=refusal.kind.value, message=refusal.message)
+            return Cause(reason=refusal.kind.value, message=refusal.message)
     if (volume := _volume_trouble(view)) is not None:
         return volume
     stuck = sorted(
-        (pod for pod in view.busy if pod.is_live and pod.obstacle is not Obstacle.NONE and pod.role != "canary"),
+        (pod for pod in view.examined if pod.is_live and pod.obstacle is not Obstacle.NONE and pod.role != "canary"),
         key=lambda pod: (pod.role, pod.group, pod.index),
     )
     if not stuck:
         return None
     first = stuck[0]
     others = f"; {len(stuck)} pods are waiting" if len(stuck) > 1 else ""
-    return Trouble(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
+    return Cause(reason=first.obstacle.value, message=f"{first.name}: {first.obstacle_message}{others}")
 
 
 def is_waiting_for_room(view: View) -> bool:
@@ -59,20 +59,20 @@ def is_waiting_for_room(view: View) -> bool:
     if head is None or not head.is_ready:
         return head is not None and (not head.is_scheduled or _volume_trouble(view) is not None)
     refusals = (view.observed.refusals.get(group.name) for group in view.groups)
-    workers = (pod for pods in view.busy_workers.values() for pod in pods if pod.is_live)
+    workers = (pod for pods in view.examined_workers.values() for pod in pods if pod.is_live)
     return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
         not pod.is_scheduled for pod in workers
     )
 
 
-def _volume_trouble(view: View) -> Trouble | None:
+def _volume_trouble(view: View) -> Cause | None:
     """A head that waits for a volume that Kubernetes does not detach from a lost node by itself."""
     head, claim = view.live_head, view.job.spec.head.persistence.claim_name
     lost = next((pod for pod in view.heads if pod.is_terminating and view.is_lost(pod)), None)
     if head is None or head.is_ready or not head.is_scheduled or not claim or lost is None:
         return None
     node = lost.node or "of that pod"
-    return Trouble(
+    return Cause(
         reason="VolumeOnLostNode",
         message=f"{head.name} may be waiting for claim {claim}: {lost.name} is on the lost node {node}, and a "
         "ReadWriteOnce volume stays attached to it. Once you are sure that the node is off, run: "

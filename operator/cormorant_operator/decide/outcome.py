@@ -35,7 +35,7 @@ def outcome_dues(view: View) -> Iterator[datetime]:
             # A passed deadline that is not confirmed yet waits for the head's next answer.
             yield deadline.at if deadline.at > view.now else view.after(view.now, view.defaults.poll_s)
     if view.policy.on_unschedulable != "Wait":
-        for pod in view.busy:
+        for pod in view.examined:
             if (at := late_at(view, pod)) is not None and at > view.now:
                 yield at
 
@@ -112,7 +112,7 @@ def _missed_deadlines(view: View) -> Iterator[Outcome]:
             reason="StartupDeadlineExceeded",
             message=f"{what} within startupDeadlineSeconds ({policy.startup_deadline_seconds}){words}",
         )
-    late = [pod for pod in view.busy if is_late(view, pod)]
+    late = [pod for pod in view.examined if is_late(view, pod)]
     if policy.on_unschedulable == "Fail" and late:
         yield Outcome(
             kind="Failed",

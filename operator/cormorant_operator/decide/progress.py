@@ -179,7 +179,7 @@ def startup_deadline(view: View) -> Deadline | None:
         return None
     known_until = view.now
     if not view.has_enough:
-        needed = (pod for pod in view.busy if pod.role != "canary")
+        needed = (pod for pod in view.examined if pod.role != "canary")
         starting = [pod.starting_since for pod in needed if pod.is_live and not pod.is_ready]
         began = [since(status, "Ready", "False") or view.now, _placed_at(view), *starting]
     elif has_collected(view) or view.answering_since is None or view.answered_at is None:

@@ -164,7 +164,7 @@ def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
     if view.epoch and any(isinstance(action, CreatePod) for action in head.actions):
         return True
     secret = names.tokens_secret(view.job.name)
-    return any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.busy)
+    return any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.examined)
 
 
 def _checks(view: View) -> Iterator[Action]:

@@ -36,11 +36,11 @@ def make_status(view: View, decision: Decision, *, epoch: int, head_restarts: in
         weights=progress.weights_status(view),
         groups=groups,
         elastic=ElasticStatus(
-            replicas=view.num_steady(elastic) + sum(pod.is_live for pod in view.busy_workers[elastic]),
+            replicas=view.num_counted(elastic) + sum(pod.is_live for pod in view.examined_workers[elastic]),
             selector=names.worker_selector(view.job.uid, group=elastic),
         ),
         conditions=merge(before, found, generation=generation, now=view.now),
-        recent_failures=recent_failures(before, view.busy),
+        recent_failures=recent_failures(before, view.examined),
     )
 
 

@@ -135,65 +135,67 @@ class View:
         return self.observed.pod_index if self.observed.pod_index is not None else PodIndex.of(self.observed.pods)
 
     @cached_property
-    def steady(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
-        """Builds whose calm workers all lie within the size of their group, by group.
+    def counted(self) -> Mapping[str, tuple[WorkerBuild, ...]]:
+        """Builds whose healthy workers all lie within the size of their group, by group.
 
         They are live, scheduled and ready; nothing is to be done in their slots except to roll outdated ones.
         """
         found: dict[str, list[WorkerBuild]] = {group.name: [] for group in self.groups}
-        for build, pods in self.pod_index.calm.items():
+        for build, pods in self.pod_index.healthy.items():
             is_own = build.group in found and build.base_image == self.base_image
             if is_own and max(pods) < self.sizes[build.group]:
                 found[build.group].append(build)
         return {name: tuple(builds) for name, builds in found.items()}
 
     @cached_property
-    def busy(self) -> tuple[Pod, ...]:
+    def examined(self) -> tuple[Pod, ...]:
         """All other pods: heads, canaries, and workers that need individual attention."""
-        steady = {build for builds in self.steady.values() for build in builds}
-        calm = (pod for build, pods in self.pod_index.calm.items() if build not in steady for pod in pods.values())
+        counted = {build for builds in self.counted.values() for build in builds}
+        healthy = (
+            pod for build, pods in self.pod_index.healthy.items() if build not in counted for pod in pods.values()
+        )
         return tuple(
             sorted(
-                (*self.pod_index.others.values(), *calm),
+                (*self.pod_index.others.values(), *healthy),
                 key=lambda pod: (pod.role, pod.group, pod.index, pod.attempt, pod.created, pod.name),
             )
         )
 
     @cached_property
-    def busy_workers(self) -> Mapping[str, tuple[Pod, ...]]:
-        """Busy workers by group, including groups that were removed from the spec."""
+    def examined_workers(self) -> Mapping[str, tuple[Pod, ...]]:
+        """Examined workers by group, including groups that were removed from the spec."""
         found: dict[str, list[Pod]] = {group.name: [] for group in self.groups}
-        for pod in self.busy:
+        for pod in self.examined:
             if pod.role == "worker":
                 found.setdefault(pod.group, []).append(pod)
         return {name: tuple(pods) for name, pods in found.items()}
 
     @cached_property
     def slots(self) -> Mapping[str, tuple[Slot, ...]]:
-        """Slots by group, except those of steady workers."""
+        """Slots by group, except those of counted workers."""
         return {group.name: self._slots_of(group.name) for group in self.groups}
 
     def _slots_of(self, group: str) -> tuple[Slot, ...]:
-        size, busy = self.sizes[group], self.busy_workers[group]
-        filled = {pod.index for pod in busy}
+        size, examined = self.sizes[group], self.examined_workers[group]
+        filled = {pod.index for pod in examined}
         open_places: set[int] = set()
-        if self.num_steady(group) + sum(index < size for index in filled) < size:
-            steady = (self.pod_index.calm[build].keys() for build in self.steady[group])
-            open_places = set(range(size)).difference(filled, *steady)
+        if self.num_counted(group) + sum(index < size for index in filled) < size:
+            counted = (self.pod_index.healthy[build].keys() for build in self.counted[group])
+            open_places = set(range(size)).difference(filled, *counted)
         places = filled | open_places
         attempts = self.observed.attempts
-        return slots_of(busy, places, attempts={index: attempts.get((group, index), -1) for index in places})
+        return slots_of(examined, places, attempts={index: attempts.get((group, index), -1) for index in places})
 
-    def num_steady(self, group: str) -> int:
-        return sum(len(self.pod_index.calm[build]) for build in self.steady[group])
+    def num_counted(self, group: str) -> int:
+        return sum(len(self.pod_index.healthy[build]) for build in self.counted[group])
 
     def restarts(self, group: str) -> int:
         """All failures of the slots of a group, from their existing pods."""
-        steady = sum(self.pod_index.restarts[build] for build in self.steady[group])
-        return steady + sum(slot.restarts for slot in self.slots[group])
+        counted = sum(self.pod_index.restarts[build] for build in self.counted[group])
+        return counted + sum(slot.restarts for slot in self.slots[group])
 
     def ready(self, group: str) -> int:
-        return self.num_steady(group) + sum(pod.is_ready for pod in self.busy_workers[group])
+        return self.num_counted(group) + sum(pod.is_ready for pod in self.examined_workers[group])
 
     @cached_property
     def has_enough(self) -> bool:
@@ -220,8 +222,8 @@ class View:
         verdict = self.verdict(template)
         if verdict is not None:
             return verdict.error == ""
-        is_calm = any(build.template == template for build in self.pod_index.calm)
-        return is_calm or any(pod.template == template for pod in self.pod_index.others.values())
+        is_healthy = any(build.template == template for build in self.pod_index.healthy)
+        return is_healthy or any(pod.template == template for pod in self.pod_index.others.values())
 
     def is_refused(self, template: str) -> bool:
         verdict = self.verdict(template)

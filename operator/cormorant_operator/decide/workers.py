@@ -55,7 +55,7 @@ def plan_workers(view: View, *, may_create: bool, may_update: bool = True) -> Wo
                 _scale_down(view, plan, group, slot)
         if may_update:
             _roll(view, plan, group)
-    for name, pods in view.busy_workers.items():
+    for name, pods in view.examined_workers.items():
         if name not in view.sizes:
             plan.actions += [_delete(pod, "its group was removed") for pod in pods if not pod.is_terminating]
     return plan
@@ -116,8 +116,8 @@ def _roll(view: View, plan: WorkerPlan, group: WorkerGroup) -> None:
     template = view.templates.worker(group)
     outdated, plan.outdated = plan.outdated, []
     if view.is_proven(template) and not view.job.unknown:
-        for make in view.steady[group.name]:
-            outdated += view.pod_index.calm[make].values() if make.template != template else ()
+        for make in view.counted[group.name]:
+            outdated += view.pod_index.healthy[make].values() if make.template != template else ()
     if outdated:
         plan.is_updating = True
         going = heapq.nsmallest(plan.may_go, outdated, key=lambda pod: pod.index)

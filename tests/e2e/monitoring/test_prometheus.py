@@ -88,12 +88,14 @@ class Learner:
 
 @contextlib.contextmanager
 def worker_pod(folder: Path) -> Iterator[int]:
-    """What a worker's pod exports, over a pulse that beats. Yields its port."""
+    """What a worker's pod exports, over a heartbeat that beats. Yields its port."""
     state = PodState(is_joined=True, joins=1)
     path = folder / "pulse"
     pulse = Heartbeat.create(str(path))
     Timing(pulse.timing)
-    probes = PodProbes(state, PodMetrics(state, job="cart", group="cpu", pulse_file=path), pod_ip="127.0.0.1", port=0)
+    probes = PodProbes(
+        state, PodMetrics(state, job="cart", group="cpu", heartbeat_file=path), pod_ip="127.0.0.1", port=0
+    )
     try:
         yield probes.port
     finally:

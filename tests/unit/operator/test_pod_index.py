@@ -1,4 +1,4 @@
-"""Pods that are kept one by one are those that are read at once, and calm ones hide nothing."""
+"""Pods that are kept one by one are those that are read at once, and healthy ones hide nothing."""
 
 import time
 from dataclasses import replace
@@ -53,8 +53,8 @@ def content(pod_index: PodIndex) -> Any:
     return (
         pod_index.pods,
         pod_index.others,
-        pod_index.calm,
-        {build: pod_index.restarts[build] for build in pod_index.calm},
+        pod_index.healthy,
+        {build: pod_index.restarts[build] for build in pod_index.healthy},
     )
 
 
@@ -101,7 +101,7 @@ def test_one_changed_pod_of_5000_is_all_that_is_looked_at() -> None:
         return time.process_time() - began, plan
 
     view = View(world.job, replace(observed, pods=pods, pod_index=pod_index), world.now, world.defaults)
-    assert [pod.name for pod in view.busy] == [world.head.name, "w7"]
+    assert [pod.name for pod in view.examined] == [world.head.name, "w7"]
     assert [slot.index for slot in view.slots["cpu"]] == [7]
     assert view.ready("cpu") == 4999
     took = [decide() for _ in range(10)]
@@ -129,7 +129,7 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
     began, cpu_s, looks, most_away = world.now, 0.0, 0, 0
     requests_left = 0.0
     started: dict[str, Any] = {}
-    while any(build.template == old for build in pod_index.calm) or len(pod_index.others) > 1:
+    while any(build.template == old for build in pod_index.healthy) or len(pod_index.others) > 1:
         world.now += timedelta(seconds=1)
         requests_left = min(100.0, requests_left + 50)
         for pod in list(pod_index.others.values()):
@@ -157,7 +157,7 @@ def test_2000_workers_roll_in_minutes_with_100_at_a_time() -> None:
                     started[pod.uid] = world.now + timedelta(seconds=15)
                     pod_index.put(pod)
         world.write(plan)
-        most_away = max(most_away, 2000 - sum(len(pods) for pods in pod_index.calm.values()))
+        most_away = max(most_away, 2000 - sum(len(pods) for pods in pod_index.healthy.values()))
         assert world.now - began < timedelta(minutes=15), "it does not come to an end"
     assert most_away <= 100
     assert world.now - began < timedelta(minutes=10)

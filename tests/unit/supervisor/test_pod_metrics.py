@@ -15,7 +15,7 @@ from cormorant_worker.worker.heartbeat import Heartbeat
 
 
 def of_pod(folder: Path, *, job: str = "pong") -> PodMetrics:
-    return PodMetrics(PodState(is_joined=True, joins=2), job=job, group="cpu", pulse_file=folder / "pulse")
+    return PodMetrics(PodState(is_joined=True, joins=2), job=job, group="cpu", heartbeat_file=folder / "pulse")
 
 
 def value(pod: PodMetrics, name: str, **labels: str) -> float:

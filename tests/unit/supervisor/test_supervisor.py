@@ -126,7 +126,7 @@ def test_an_end_is_explained(words: str, code: int | None, has_joined: bool, cau
 
 def test_probes_tell_the_pods_standing() -> None:
     state = PodState()
-    metrics = PodMetrics(state, job="pong", group="cpu", pulse_file=Path("/nowhere"))
+    metrics = PodMetrics(state, job="pong", group="cpu", heartbeat_file=Path("/nowhere"))
     assert [answer(path, state, metrics)[0] for path in ("/livez", "/readyz", "/other")] == [200, 503, 404]
     state.is_joined = True
     assert answer("/readyz", state, metrics)[:2] == (200, b"ok\n")
@@ -140,7 +140,7 @@ def test_probes_tell_the_pods_standing() -> None:
 def test_probes_listen_on_the_pods_address_family(pod_ip: str, tmp_path: Path) -> None:
     state = PodState()
     probes = PodProbes(
-        state, PodMetrics(state, job="pong", group="cpu", pulse_file=tmp_path / "none"), pod_ip=pod_ip, port=0
+        state, PodMetrics(state, job="pong", group="cpu", heartbeat_file=tmp_path / "none"), pod_ip=pod_ip, port=0
     )
     try:
         connection = HTTPConnection(pod_ip, probes.port, timeout=10)

@@ -7,7 +7,7 @@ import pytest
 
 from cormorant_contract.metrics.labels import ACTIVITIES
 from cormorant_worker.collect.timing import BUILD, ENV, IDLE, INFERENCE, PAUSED, TRANSFER, Timing, spent_ns
-from cormorant_worker.pulse_layout import NUM_TIMING
+from cormorant_worker.heartbeat_layout import NUM_TIMING
 
 
 def seconds(numbers: np.ndarray) -> dict[str, float]:

@@ -11,11 +11,11 @@ from time import monotonic_ns
 
 import numpy as np
 
-from cormorant_worker import pulse_layout
-from cormorant_worker.pulse_layout import ACTIVITY, NUM_TIMING, SINCE, STEPPING
+from cormorant_worker import heartbeat_layout
+from cormorant_worker.heartbeat_layout import ACTIVITY, NUM_TIMING, SINCE, STEPPING
 from cormorant_worker.spaces import Array
 
-ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(pulse_layout.NUM_ACTIVITIES)
+ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(heartbeat_layout.NUM_ACTIVITIES)
 """In the order of `cormorant_contract.metrics.labels.ACTIVITIES`."""
 _EVERY = 16
 """Vector steps for each one that is measured."""
@@ -133,4 +133,4 @@ def spent_ns(numbers: Array) -> tuple[int, ...]:
     Args:
         numbers: [NUM_TIMING] int64 of a `Timing` in any process of this machine, whose clock is the same.
     """
-    return pulse_layout.spent_ns(numbers.tolist(), until_ns=monotonic_ns())
+    return heartbeat_layout.spent_ns(numbers.tolist(), until_ns=monotonic_ns())

@@ -22,7 +22,7 @@ from cormorant_worker.supervisor.head import HeadPod
 from cormorant_worker.supervisor.metrics import PodMetrics
 from cormorant_worker.supervisor.pod_state import PodState
 from cormorant_worker.supervisor.probes import PodProbes
-from cormorant_worker.supervisor.ray_command import pulse_file
+from cormorant_worker.supervisor.ray_command import heartbeat_file
 from cormorant_worker.supervisor.settings import read_ray_settings, read_termination_path, read_worker_settings
 from cormorant_worker.supervisor.signals import PodSignals
 from cormorant_worker.supervisor.worker import WorkerPod
@@ -66,7 +66,9 @@ def _supervise_worker(signals: PodSignals, context: LogContext) -> int:
     settings, state = read_worker_settings(os.environ), PodState()
     context.group, context.worker = settings.group, settings.slot
     try:
-        metrics = PodMetrics(state, job=settings.job, group=settings.group, pulse_file=Path(pulse_file(settings.ray)))
+        metrics = PodMetrics(
+            state, job=settings.job, group=settings.group, heartbeat_file=Path(heartbeat_file(settings.ray))
+        )
         probes = PodProbes(state, metrics, pod_ip=settings.ray.pod_ip, port=settings.probe_port)
     except OSError as error:
         raise SupervisorRefused(f"cannot listen on port {settings.probe_port} for probes: {error}") from error

@@ -16,9 +16,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from cormorant_worker import pulse_layout
+from cormorant_worker import heartbeat_layout
+from cormorant_worker.heartbeat_layout import FRAMES, TIMING
 from cormorant_worker.metrics.gpus import read_gpus
-from cormorant_worker.pulse_layout import FRAMES, TIMING
 from cormorant_worker.supervisor.pod_state import PodState
 
 _PREFIX = "cormorant_worker_"
@@ -31,18 +31,18 @@ Family = CounterMetricFamily | GaugeMetricFamily
 class PodMetrics(Collector):
     """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
 
-    def __init__(self, state: PodState, *, job: str, group: str, pulse_file: Path) -> None:
+    def __init__(self, state: PodState, *, job: str, group: str, heartbeat_file: Path) -> None:
         """Read nothing yet.
 
         Args:
             state: the supervisor's.
             job: label `collectorjob`.
             group: label `group`.
-            pulse_file: where actors keep their pulse.
+            heartbeat_file: where actors keep their heartbeat.
         """
-        self._state, self._labels, self._pulse_file = state, (job, group), pulse_file
+        self._state, self._labels, self._heartbeat_file = state, (job, group), heartbeat_file
         self._actor = 0
-        """Inode of the pulse that was read last: each actor makes a file of its own."""
+        """Inode of the heartbeat that was read last: each actor makes a file of its own."""
         self._last = (0,) * (1 + len(ACTIVITIES))
         self._totals = [0] * (1 + len(ACTIVITIES))
         self._cpu: dict[int, float] = {}
@@ -59,7 +59,7 @@ class PodMetrics(Collector):
         joined, joins = int(state.is_joined), state.joins
         yield self._family("joined", "1 if the pod's Ray node is a member of the head's cluster.", {(): joined})
         yield self._family("joins_total", "Number of times the pod's Ray node joined a head.", {(): joins})
-        self._read_pulse()
+        self._read_heartbeat()
         frames, *spent = self._totals
         yield self._family("frames_total", "Frames stepped by workers in this pod.", {(): frames})
         seconds: dict[tuple[str, ...], float] = {(name,): ns / 1e9 for name, ns in zip(ACTIVITIES, spent, strict=True)}
@@ -82,15 +82,15 @@ class PodMetrics(Collector):
             family.add_metric([*self._labels, *own], value)
         return family
 
-    def _read_pulse(self) -> None:
+    def _read_heartbeat(self) -> None:
         try:
-            with self._pulse_file.open("rb") as file:
-                actor, numbers = os.fstat(file.fileno()).st_ino, pulse_layout.parse(file.read())
+            with self._heartbeat_file.open("rb") as file:
+                actor, numbers = os.fstat(file.fileno()).st_ino, heartbeat_layout.parse(file.read())
         except (OSError, struct.error):
             return  # no actor has begun
         # In a pod that has left the cluster nothing goes on, whatever the last actor wrote.
         until_ns = time.monotonic_ns() if self._state.is_joined else 0
-        now = (numbers[FRAMES], *pulse_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
+        now = (numbers[FRAMES], *heartbeat_layout.spent_ns(numbers[TIMING:], until_ns=until_ns))
         before = self._last if actor == self._actor else (0,) * len(now)
         self._totals = [t + max(0, a - b) for t, a, b in zip(self._totals, now, before, strict=True)]
         self._actor, self._last = actor, tuple(map(max, now, before))

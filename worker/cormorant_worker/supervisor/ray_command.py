@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 
-from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, KEPT_FOLDER, LEAVE_FILE, PULSE_FILE
+from cormorant_worker.fleet.ray.pod_files import BLOCKED_FILE, HEARTBEAT_FILE, KEPT_FOLDER, LEAVE_FILE
 from cormorant_worker.supervisor.settings import RaySettings, WorkerSettings
 
 STARTED = "Ray runtime started."
@@ -47,7 +47,7 @@ def ray_environment(environment: Mapping[str, str], settings: RaySettings) -> di
         **environment,
         # The actor looks here for the order to leave.
         LEAVE_FILE: leave_file(settings),
-        PULSE_FILE: pulse_file(settings),
+        HEARTBEAT_FILE: heartbeat_file(settings),
         KEPT_FOLDER: kept_folder(settings),
         BLOCKED_FILE: blocked_file(settings),
         # The pod's devices are the worker's, although its actor asks Ray for none.
@@ -75,8 +75,8 @@ def blocked_file(settings: RaySettings) -> str:
     return f"{settings.folder}.blocked"
 
 
-def pulse_file(settings: RaySettings) -> str:
-    """The file in which the worker's actor keeps its pulse."""
+def heartbeat_file(settings: RaySettings) -> str:
+    """The file in which the worker's actor keeps its heartbeat."""
     return f"{settings.folder}.pulse"
 
 

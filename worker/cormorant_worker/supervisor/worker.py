@@ -51,7 +51,7 @@ class WorkerPod:
         self._settings, self._signals, self._state = settings, signals, state
         self._head = f"{settings.head[0]}:{settings.head[1]}"
         self._leave_file = Path(ray_command.leave_file(settings.ray))
-        self._pulse_file = Path(ray_command.pulse_file(settings.ray))
+        self._heartbeat_file = Path(ray_command.heartbeat_file(settings.ray))
         self._blocked_file = Path(ray_command.blocked_file(settings.ray))
         self._backoff = Backoff()
         self._refusals = 0
@@ -204,7 +204,7 @@ class WorkerPod:
             self._ray = None
         shutil.rmtree(self._settings.ray.folder, ignore_errors=True)
         self._leave_file.unlink(missing_ok=True)
-        self._pulse_file.unlink(missing_ok=True)
+        self._heartbeat_file.unlink(missing_ok=True)
         self._blocked_file.unlink(missing_ok=True)
 
 

@@ -6,7 +6,7 @@ from enum import IntEnum
 import numpy as np
 
 from cormorant_worker.collect.timing import spent_ns
-from cormorant_worker.pulse_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
+from cormorant_worker.heartbeat_layout import FRAMES, PHASE, PID, SIZE_BYTES, TIMING
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
 
@@ -29,7 +29,7 @@ class Phase(IntEnum):
 
 
 class Heartbeat:
-    """[13] int64 in shared memory, as in `pulse_layout`. Written by one worker, read by its fleet."""
+    """[13] int64 in shared memory, as in `heartbeat_layout`. Written by one worker, read by its fleet."""
 
     def __init__(self, memory: SharedMemory) -> None:
         self.memory = memory

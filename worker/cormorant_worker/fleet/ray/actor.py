@@ -28,7 +28,7 @@ from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
-from cormorant_worker.fleet.ray.pod_files import KEPT_FOLDER, PULSE_FILE, is_told_to_leave, report_blocked
+from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, is_told_to_leave, report_blocked
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -153,7 +153,7 @@ class WorkerActor:
         # Subprocess environments search where this process does.
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
-        self._heartbeat = Heartbeat.create(os.environ.get(PULSE_FILE, ""))
+        self._heartbeat = Heartbeat.create(os.environ.get(HEARTBEAT_FILE, ""))
         folder = os.environ.get(KEPT_FOLDER, "")
         self._runtime = WorkerRuntime(self._uplink, self._heartbeat, CachedWeights(Path(folder) if folder else None))
         self._node_id: str = ray.get_runtime_context().get_node_id()

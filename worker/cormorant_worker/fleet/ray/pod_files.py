@@ -12,7 +12,7 @@ log = structlog.get_logger()
 LEAVE_FILE = "CORMORANT_LEAVE_FILE"
 """Environment variable with the file's path; Ray hands it on to its workers."""
 
-PULSE_FILE = "CORMORANT_PULSE_FILE"
+HEARTBEAT_FILE = "CORMORANT_PULSE_FILE"
 """Likewise: where the actor keeps its heartbeat, for the supervisor's metrics."""
 
 KEPT_FOLDER = "CORMORANT_KEPT_FOLDER"

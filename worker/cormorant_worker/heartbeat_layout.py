@@ -1,4 +1,4 @@
-"""What a worker's pulse holds, number by number: int64, as this machine writes them.
+"""What a worker's heartbeat holds, number by number: int64, as this machine writes them.
 
     frames landed | phase | process id | nanoseconds by activity .. | the activity that goes on | since when
 
@@ -21,7 +21,7 @@ SIZE_BYTES = _ALL.size
 
 
 def parse(data: bytes) -> tuple[int, ...]:
-    """The numbers of a pulse in a file.
+    """The numbers of a heartbeat in a file.
 
     Raises:
         struct.error: it is not a whole one.
