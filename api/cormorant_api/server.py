@@ -131,6 +131,8 @@ class HeadServer:
         assert self.fleet is not None
         while not should_stop():
             if self.head.is_complete:
+                if self.fleet.episodes is not None:
+                    self.fleet.episodes.finish()
                 self._linger()
                 return "drained" if self.head.is_draining else "done"
             if look is not None:
@@ -187,9 +189,12 @@ class HeadServer:
         return running.feeder.num_waiting > 0 or running.ledger.counts().lent > 0
 
     def _linger(self) -> None:
-        """Stay for `linger_s`, so that consumers get the end of the stream instead of a refused connection."""
+        """Stay for `linger_s`, so that consumers get the end of the stream and callers the whole table of an
+        evaluation, instead of a refused connection.
+        """
         self.head.events.notifier.notify()
-        time.sleep(self.settings.linger_s if self.head.has_queue else 0.0)
+        is_awaited = self.head.has_queue or self.job.spec.collection.episodes is not None
+        time.sleep(self.settings.linger_s if is_awaited else 0.0)
 
 
 def _lock(directory: Path | None) -> FolderLock | None:

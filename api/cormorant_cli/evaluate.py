@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import columns_of
 from cormorant_cli.run import Device, FleetKind, Site, read_job, translated_errors
@@ -25,13 +26,18 @@ if TYPE_CHECKING:
 
 INTERRUPTED = 130
 _TOLD_S = 1.0
+_POLL_S = 0.5
 _OWN = "weights of the manifest"
 
 
 def evaluate(
     manifest: Annotated[
-        str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML; - reads standard input.")
-    ],
+        str,
+        typer.Argument(
+            metavar="[MANIFEST|JOB]",
+            help="CollectorJob manifest in YAML (- reads standard input), or an evaluation's job in the cluster.",
+        ),
+    ] = "",
     name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
     weights: Annotated[
         list[str] | None,
@@ -75,14 +81,37 @@ def evaluate(
             help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
         ),
     ] = "",
+    wait: Annotated[
+        float,
+        typer.Option(min=0, rich_help_panel="A running job", help="With JOB: seconds to wait until it is complete."),
+    ] = 0.0,
+    namespace: Namespace = "",
+    context: Context = "",
+    url: Url = "",
+    token: Token = "",
+    token_file: TokenFile = "",
+    ca_file: CaFile = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON Lines: one object per checkpoint.")] = False,
 ) -> None:
-    """Evaluate checkpoints: play each episode exactly once and print a table, one line per checkpoint.
+    """Evaluate checkpoints: play each episode exactly once and print a table, one line per checkpoint. With JOB, show
+    the table of an evaluation in the cluster.
 
     The table is bit for bit the same for any number of workers. With --output, evaluation.json and episodes.parquet
     are written, and an interrupted run continues where it was. Exits with 0 when all episodes are played, 1 when an
     environment or the policy failed, 2 when the input is invalid, 130 when interrupted.
     """
+    if not manifest or not is_manifest(manifest):
+        if weights or episodes or seed is not None or deterministic is not None or output or video:
+            raise BadInput(
+                f"{manifest or url} runs already with the episodes and weights of its manifest; --weights, --episodes, "
+                "--seed, --sample, --output and --video need a manifest"
+            )
+        connection = Connection(
+            job=manifest, namespace=namespace, context=context, url=url, token=token, token_file=token_file,
+            ca_file=ca_file,
+        )  # fmt: skip
+        show_running(connection, wait_s=wait, as_json=as_json)
+        return
     if video and output is None:
         raise BadInput("--video needs a folder for its files; give --output")
     job = read_job(manifest, name)
@@ -123,7 +152,7 @@ def _evaluate(
 ) -> "ResultTable":
     from cormorant_worker.run_evaluation import evaluate as play
 
-    table = play(
+    return play(
         job,
         weights or None,
         episodes=episodes,
@@ -135,9 +164,23 @@ def _evaluate(
         engine=site.engine(),
         look=_teller(Path(weights).name),
     )
-    if folder is not None:
-        table.write_parquet(folder / "episodes.parquet")
-    return table
+
+
+def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> None:
+    """The table of a job that runs, as far as it is."""
+    deadline = time.monotonic() + wait_s
+    with connection.client("read") as client:
+        found = client.evaluation()
+        while len(found.episodes) < found.planned and time.monotonic() < deadline:
+            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+            found = client.evaluation()
+    if as_json:
+        typer.echo(found.model_dump_json(by_alias=True))
+        return
+    if len(found.episodes) < found.planned:
+        typer.echo(f"{len(found.episodes)} of {found.planned} episodes are played", err=True)
+    if found.episodes:
+        typer.echo(show_table([(connection.job or connection.url, found.summary)]))
 
 
 def show_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

@@ -26,6 +26,7 @@ from cormorant_client.transport import Transport
 from cormorant_client.updates import Update
 from cormorant_contract.rest import headers
 from cormorant_contract.rest import updates as rest
+from cormorant_contract.rest.evaluation import EvaluationTable
 from cormorant_contract.rest.events import Event
 from cormorant_contract.rest.models import Model, Models, Rollback, Versions
 from cormorant_contract.rest.pauses import PauseRequest, Pauses, ResumeRequest
@@ -310,6 +311,14 @@ class Client:
     def status(self) -> Status:
         """Status of the job."""
         return self._head.status()
+
+    def evaluation(self) -> EvaluationTable:
+        """Results of a job with `collection.episodes`, as far as they are recorded.
+
+        Raises:
+            NotFound: the job is no evaluation.
+        """
+        return self._head.get(EvaluationTable, "/v1/evaluation")
 
     def workers(self) -> Workers:
         """Every worker."""

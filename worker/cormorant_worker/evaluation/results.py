@@ -14,7 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import fsspec
 import structlog
@@ -135,7 +135,12 @@ class ResultFolder:
         return rows
 
     def finish(self, subject: Mapping[str, Any], table: "ResultTable") -> None:
-        """Write the table beside what was evaluated."""
+        """Write the table beside what was evaluated, and as Parquet."""
+        try:
+            with self._fs.open(f"{self._root}/episodes.parquet", "wb") as file:
+                table.write_parquet(file)
+        except OSError as error:
+            raise EvaluationError(f"cannot write episodes.parquet to {self.uri}: {error}") from error
         self._write("evaluation.json", {"subject": dict(subject), **table.document()})
 
     def _write(self, name: str, document: object) -> None:
@@ -220,7 +225,7 @@ class ResultTable:
     def to_json(self) -> str:
         return json.dumps(self.document(), sort_keys=True, indent=1) + "\n"
 
-    def write_parquet(self, path: str | Path) -> None:
+    def write_parquet(self, file: str | Path | IO[bytes]) -> None:
         """One row an episode; options as JSON text, a column a metric."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -236,7 +241,7 @@ class ResultTable:
         }
         for name in sorted({name for row in rows for name in row.metrics}):
             columns[f"metrics.{name}"] = [row.metrics.get(name) for row in rows]
-        pq.write_table(pa.table(columns), path)
+        pq.write_table(pa.table(columns), file)
 
 
 def summarize(rows: Sequence[PlayedEpisode]) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Fleet:
         except BaseException:
             self._engine.close()
             raise
+        self.episodes = core.episodes
         self._bootstrap = Bootstrap(core)
         self._tickets = Tickets(core)
         self._reaper = Reaper(core, self._bootstrap, self._tickets)

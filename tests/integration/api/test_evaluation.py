@@ -1,0 +1,69 @@
+"""An evaluation under a head: its table over REST, and the same bits after heads and workers were killed."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cormorant_cli import __main__ as entry
+from cormorant_testing.heads import HeadProcess
+from cormorant_testing.scripts import until
+from cormorant_worker import evaluate
+
+
+def write_evaluation(folder: Path, results: Path) -> Path:
+    env = {
+        "entrypoint": "cormorant_testing.envs:CountingEnv",
+        "kwargs": {"longest": 60, "step_s": 0.005},
+        "numEnvs": 2,
+        "vectorization": "inline",
+    }
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "evaluated", "namespace": "team-a"},
+        "spec": {
+            "env": {"gymnasium": env},
+            "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+            "collection": {"framesPerBatch": 2, "seed": 7, "episodes": {"count": 30, "deterministic": False}},
+            "output": {"dataset": {"uri": str(results)}},
+        },
+    }
+    path = folder / "evaluation.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+def table_of(document: dict[str, Any]) -> dict[str, Any]:
+    return {name: document[name] for name in ("planned", "episodes", "summary", "tasks")}
+
+
+@pytest.mark.slow
+def test_heads_and_workers_that_are_killed_change_no_bit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results = tmp_path / "results"
+    manifest = write_evaluation(tmp_path, results)
+    with HeadProcess(manifest, tmp_path / "head", "--workers", "2") as head:
+        reader = head.api("read")
+        until(lambda: len(reader.get("/v1/evaluation").json["episodes"]) >= 4)
+        os.kill(reader.get("/v1/workers").json["workers"][0]["pid"], signal.SIGKILL)
+        until(lambda: len(reader.get("/v1/evaluation").json["episodes"]) >= 8)
+        head.kill()
+    before = len(list((results / "played").iterdir()))
+    with HeadProcess(manifest, tmp_path / "head", "--workers", "1", "--linger-seconds", "5") as head:
+        reader = head.api("read")
+        until(lambda: reader.get("/v1/status").json["phase"] == "Completed")
+        served = reader.get("/v1/evaluation").json
+        url = f"http://127.0.0.1:{reader.port}"
+        arguments = ["evaluate", "--url", url, "--token-file", str(tmp_path / "head/tokens.json")]
+        assert entry.run(arguments) == 0
+        assert head.process.wait(60) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:2] == [url, "30"]
+    assert len(list((results / "played").iterdir())) > before
+    alone = json.loads(evaluate(manifest, workers=1).to_json())
+    assert alone["planned"] == len(alone["episodes"]) == 30
+    assert table_of(json.loads((results / "evaluation.json").read_text())) == alone
+    assert table_of(served) == alone
