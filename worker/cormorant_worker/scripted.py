@@ -61,7 +61,7 @@ class Scripted:
             "kind": "CollectorJob",
             "metadata": {"name": "script"},
             "spec": {
-                "env": self._env_block() | self._info_block(),
+                "env": self._env_block() | info_block(self.info),
                 "policy": {"entrypoint": self.policy} if isinstance(self.policy, str) else {"random": {}},
                 "collection": {**collection, **self.collection},
                 "output": {"queue": {"capacityBatches": 2}},
@@ -88,12 +88,7 @@ class Scripted:
         named = {"id": self.env} if isinstance(self.env, str) else {"entrypoint": "script:environment"}
         return {"gymnasium": {**named, "vectorization": self.vectorization, "numEnvs": self.num_envs}}
 
-    def _info_block(self) -> dict[str, Any]:
-        return {"info": [{"key": i} if isinstance(i, str) else dict(i) for i in self.info]} if self.info else {}
-
     def _check(self) -> None:
-        if isinstance(self.info, str):
-            raise ManifestError(f'info is the word "{self.info}"; pass a list of keys: info=["{self.info}"]')
         if self.policy is not None and self.policy_factory is not None:
             raise ManifestError(
                 "policy and policy_factory exclude each other; pass a policy, or a function that makes one"
@@ -118,6 +113,17 @@ class Scripted:
                 f"env needs arguments ({', '.join(needed)}), but each worker calls it without any; wrap it: "
                 f"env=lambda: {getattr(self.env, '__name__', 'make_env')}({needed[0]}=...)"
             )
+
+
+def info_block(info: Sequence[str | Mapping[str, Any]]) -> dict[str, Any]:
+    """`spec.env` of keys, or of items as a manifest spells them.
+
+    Raises:
+        ManifestError: one key is no list of keys.
+    """
+    if isinstance(info, str):
+        raise ManifestError(f'info is the word "{info}"; pass a list of keys: info=["{info}"]')
+    return {"info": [{"key": item} if isinstance(item, str) else dict(item) for item in info]} if info else {}
 
 
 def _needed_arguments(maker: Callable[..., Any]) -> list[str]:

@@ -413,6 +413,33 @@ def test_one_instance_may_hold_several_environments() -> None:
 
 
 @pytest.mark.slow
+def test_info_lies_at_the_root_of_next() -> None:
+    with sync_sync_collector(
+        make, {}, 2, 1, frames_per_batch=20, total_frames=20, info=["step"], **INLINE
+    ) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["next", "step"], batch["next", "observation"][..., 2].long())
+    assert "info" not in batch["next"].keys()  # noqa: SIM118  # a TensorDict
+
+
+@pytest.mark.slow
+@needs_torchrl
+def test_what_torchrls_info_reader_reads_arrives() -> None:
+    from torchrl.data import Unbounded
+    from torchrl.envs import GymWrapper
+    from torchrl.envs.libs.gym import default_info_dict_reader
+
+    def read() -> Any:
+        env = GymWrapper(CountingEnv())
+        reader = default_info_dict_reader(["pair"], spec={"pair": Unbounded((2,), dtype=torch.int16)})
+        return env.set_info_dict_reader(reader)
+
+    with sync_sync_collector([read], frames_per_batch=20, total_frames=20) as collector:
+        batch = collector.next()
+    assert torch.equal(batch["next", "pair"], batch["next", "observation"][..., 1:3].short())
+
+
+@pytest.mark.slow
 def test_collectors_are_replaced_as_often_as_asked() -> None:
     dies: dict[str, Any] = {"lengths": 9, "failures": [{"how": "kill", "step": 3}]}
     with (

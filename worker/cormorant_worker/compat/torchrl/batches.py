@@ -25,6 +25,22 @@ def add_root_flags(batch: TensorDictBase) -> None:
         batch[name] = torch.zeros(shape, dtype=torch.bool, device=batch.device)
 
 
+def lift_info(batch: TensorDictBase) -> None:
+    """Declared keys of info lie at the root of `next`, where TorchRL's info readers put them; in place.
+
+    Raises:
+        ValueError: something else lies there.
+    """
+    following = batch["next"]
+    if "info" not in following.keys():  # noqa: SIM118  # a TensorDict, not a dict
+        return
+    info = following.pop("info")
+    for key in info.keys():  # noqa: SIM118
+        if key in following.keys():  # noqa: SIM118
+            raise ValueError(f"info has {key}, and next has a {key} of its own; rename it in a wrapper")
+        following[key] = info[key]
+
+
 def mark_padding(batch: TensorDictBase) -> None:
     """Padding has trajectory id -1, as TorchRL's has; in place."""
     if _MASK in batch.keys(True):

@@ -20,6 +20,7 @@ from cormorant_worker.compat.torchrl.batches import (
     add_root_flags,
     add_versions,
     drop_ids,
+    lift_info,
     mark_padding,
     split,
     truncate_last,
@@ -38,6 +39,7 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
 from cormorant_worker.launch import load_job
 from cormorant_worker.policy.loading import MAIN_MODEL
+from cormorant_worker.scripted import info_block
 
 _STOP_S = 10.0
 
@@ -173,14 +175,15 @@ class FleetCollector:
             collection["weights"] = {"maxStaleness": 0}
             if settings.preemptive_threshold is not None:
                 collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / plan.num_collectors)
+        # Stands for the makers, which travel beside the job.
+        gymnasium = {"entrypoint": "script:environment", "vectorization": settings.vectorization}
         return load_job(
             {
                 "apiVersion": "cormorant.dev/v1alpha1",
                 "kind": "CollectorJob",
                 "metadata": {"name": "script"},
                 "spec": {
-                    # Stands for the makers, which travel beside the job.
-                    "env": {"gymnasium": {"entrypoint": "script:environment", "vectorization": settings.vectorization}},
+                    "env": {"gymnasium": gymnasium} | info_block(settings.info),
                     "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
                     "collection": collection,
                     "output": {"queue": {"capacityBatches": 1}},
@@ -312,6 +315,7 @@ class FleetCollector:
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
         add_root_flags(batch)
+        lift_info(batch)
         if self._counts is not None:
             rows = batch.shape[0] // len(loan.parts)
             self._counts.add(batch, [(part.worker, row) for part in loan.parts for row in range(rows)])

@@ -1,6 +1,6 @@
 """The keyword arguments of TorchRL's collectors, read and checked before anything starts."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -96,6 +96,8 @@ class Settings:
     """Batches lie in pinned memory, where there is a CUDA device to pin them for."""
     vectorization: Literal["subprocess", "inline"] = "subprocess"
     """Ours: several environments of one collector each in a process of its own, or all in the collector's."""
+    info: Sequence[str | Mapping[str, Any]] = ()
+    """Ours: keys of gymnasium environments' info that are stored at the root of `next`, or items of `spec.env.info`."""
     max_restarts: int = 10
     """Ours: deaths of the collector in one place that are made good; one more ends everything."""
     startup_timeout_s: float = 300.0
