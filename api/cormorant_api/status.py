@@ -148,6 +148,10 @@ def _progressing(head: Head, running: Running, stats: FleetStats) -> Condition:
     if starting and not any(group.ready for group in stats.groups.values()):
         sentence = f"waiting for workers: {starting} are still importing code or building environments and the policy"
         return Condition(type="Progressing", status="False", reason="WaitingForWorkers", message=sentence)
+    serving = [group.name for group in running.fleet.job.spec.worker_groups if group.serves]
+    if serving and not any(stats.groups[name].ready for name in serving):
+        sentence = f"waiting for inference servers: none of {', '.join(serving)} is ready; workers keep their rows"
+        return Condition(type="Progressing", status="False", reason="WaitingForServers", message=sentence)
     rate = head.rates.rate()
     return _condition("Progressing", rate > 0, "FramesCollected", "NoFrames", f"{rate:.0f} frames per second")
 

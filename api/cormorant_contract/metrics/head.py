@@ -103,6 +103,21 @@ INFERENCE = _of_job(
     GROUP,
     buckets=_STEPS_S,
 )
+_WITH_SERVERS = "the job has inference servers"
+INFERENCE_ROWS = _of_job(
+    "inference_rows_total", "counter", "Environments that servers acted for.", GROUP, when=_WITH_SERVERS
+)
+INFERENCE_PADDED_ROWS = _of_job(
+    "inference_padded_rows_total", "counter", "Rows that only fill a batch up to its shape.", GROUP, when=_WITH_SERVERS
+)
+INFERENCE_ACTS = _of_job("inference_acts_total", "counter", "Acts of servers' policies.", GROUP, when=_WITH_SERVERS)
+INFERENCE_REQUESTS = _of_job(
+    "inference_requests_total", "counter", "Requests of workers, several rows each.", GROUP, when=_WITH_SERVERS
+)
+INFERENCE_WAIT = _of_job(
+    "inference_wait_seconds_total", "counter", "Time that requests waited for their act.", GROUP, when=_WITH_SERVERS
+)
+INFERENCE_ACT = _of_job("inference_act_seconds_total", "counter", "Time of acts.", GROUP, when=_WITH_SERVERS)
 BATCH = _of_job(
     "batch_duration_seconds", "histogram", "Time to collect one batch, without pauses.", GROUP, buckets=_BATCHES_S
 )
@@ -184,7 +199,8 @@ FLEET_METRICS = (
     RECENT_LENGTH, EPISODE_METRIC, ENV_STEP, INFERENCE,
     BATCH, PHASE_SECONDS, POLICY_VERSION, POLICY_VERSION_PUBLISHED, STALENESS, FRAMES_DROPPED, QUEUE_BATCHES,
     QUEUE_CAPACITY, QUEUE_WAIT, WORKERS, WORKER_RESTARTS, ENV_RESTARTS, SINK_LAG, BUILD_INFO, GPU_UTILIZATION,
-    GPU_MEMORY, PAUSED, PAUSE_SECONDS,
+    GPU_MEMORY, PAUSED, PAUSE_SECONDS, INFERENCE_ROWS, INFERENCE_PADDED_ROWS, INFERENCE_ACTS, INFERENCE_REQUESTS,
+    INFERENCE_WAIT, INFERENCE_ACT,
 )  # fmt: skip
 """What a fleet tells of itself; `cormorant run --metrics-port` exports these alone."""
 HEAD_METRICS = (

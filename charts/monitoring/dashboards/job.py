@@ -22,7 +22,7 @@ def build() -> Dashboard:
             ),
             choice("group", "Group", f"label_values(cormorant_stepped_frames_total{{{_JOB}}}, group)"),
         ),
-        sections=(_NOW, _FRAMES, _TIME, _EPISODES, _WEIGHTS, _QUEUE, _TROUBLE, _REST),
+        sections=(_NOW, _FRAMES, _TIME, _SERVERS, _EPISODES, _WEIGHTS, _QUEUE, _TROUBLE, _REST),
     )
 
 
@@ -160,6 +160,44 @@ _TIME = Section(
         ),
     ),
 )
+_SERVERS = Section(
+    title="Inference servers",
+    panels=(
+        Panel(
+            title="Environments acted for per second",
+            description="Rows of all workers, and rows that only fill batches up to their shape.",
+            unit="suffix: rows/s",
+            queries={
+                "{{group}}": _rate("cormorant_inference_rows_total", "group", _GROUP),
+                "{{group}}: padding": _rate("cormorant_inference_padded_rows_total", "group", _GROUP),
+            },
+            width=8,
+        ),
+        Panel(
+            title="Environments in one act",
+            description="Batch fill: rows per act of the policy.",
+            unit="none",
+            queries={
+                "{{group}}": f"{_rate('cormorant_inference_rows_total', 'group', _GROUP)} / "
+                f"{_rate('cormorant_inference_acts_total', 'group', _GROUP)}"
+            },
+            width=8,
+        ),
+        Panel(
+            title="Wait and act",
+            description="Mean time that a request waits for its act, and mean duration of an act.",
+            unit="s",
+            queries={
+                "{{group}}: wait": f"{_rate('cormorant_inference_wait_seconds_total', 'group', _GROUP)} / "
+                f"{_rate('cormorant_inference_requests_total', 'group', _GROUP)}",
+                "{{group}}: act": f"{_rate('cormorant_inference_act_seconds_total', 'group', _GROUP)} / "
+                f"{_rate('cormorant_inference_acts_total', 'group', _GROUP)}",
+            },
+            width=8,
+        ),
+    ),
+)
+
 _EPISODES = Section(
     title="Episodes",
     panels=(

@@ -116,6 +116,7 @@ class FleetCore:
             queue_capacity=queue.capacity_batches if queue is not None else 0,
             queue_waits_s=counters.waits_s,
             undurable_frames=sum(undurable),
+            inference={group: dict(books) for group, books in self.servers.served.items()},
         )
 
 

@@ -95,6 +95,8 @@ class FleetStats:
     """Seconds waited: producers for room, consumers for a batch."""
     undurable_frames: int
     """In sealed batches that the dataset has not made durable yet; 0 without one."""
+    inference: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """What inference servers did so far, by group: the fields of the message `Served`."""
 
     @property
     def metric_means(self) -> dict[str, float | None]:

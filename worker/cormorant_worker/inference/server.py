@@ -162,6 +162,7 @@ class InferenceServer:
         return is_told
 
     def close(self) -> None:
+        """May be called twice."""
         for client in tuple(self._clients):
             self._drop(client)
         self._selector.close()
@@ -361,4 +362,4 @@ class InferenceServer:
 
 def make_shapes(max_rows: int) -> tuple[int, ...]:
     """Powers of two up to a number of rows: what batches on a device are padded to unless told."""
-    return tuple(1 << power for power in range(max(1, max_rows - 1).bit_length() + 1))
+    return tuple(1 << power for power in range((max_rows - 1).bit_length() + 1))

@@ -3,6 +3,7 @@
 import platform
 import threading
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from statistics import fmean
 
@@ -15,6 +16,15 @@ from cormorant_worker.metrics.exposition import Exposition, Rising
 from cormorant_worker.metrics.gpus import read_gpus
 from cormorant_worker.worker.messages import Sealed
 
+_SERVED = {
+    "rows": declared.INFERENCE_ROWS,
+    "padded_rows": declared.INFERENCE_PADDED_ROWS,
+    "acts": declared.INFERENCE_ACTS,
+    "requests": declared.INFERENCE_REQUESTS,
+    "wait_s": declared.INFERENCE_WAIT,
+    "act_s": declared.INFERENCE_ACT,
+}
+"""By field of the message `Served`."""
 _SIDES = ("producer", "consumer")
 
 
@@ -39,6 +49,7 @@ class FleetMetrics:
         self._paused_s = exposition.counter(declared.PAUSE_SECONDS)
         self._groups = {group.name: _Group(group.name, self._env, exposition) for group in job.spec.worker_groups}
         self._dropped: dict[str, Rising] = {}
+        self._served: dict[tuple[str, str], Rising] = {}
         self._episodes = {end: exposition.counter(declared.EPISODES, env=self._env, end=end) for end in END.values}
         self._returns = exposition.spread(declared.EPISODE_RETURN, env=self._env)
         self._lengths = exposition.spread(declared.EPISODE_LENGTH, env=self._env)
@@ -80,7 +91,15 @@ class FleetMetrics:
                     self._exposition.gauge(declared.EPISODE_METRIC, name=name, task="").set(mean)
             if self._job.spec.output.dataset is not None:
                 self._exposition.gauge(declared.SINK_LAG).set(stats.undurable_frames)
+            for name, served in stats.inference.items():
+                self._serve(name, served)
             self._sample_gpus()
+
+    def _serve(self, group: str, served: Mapping[str, float]) -> None:
+        for name, number in served.items():
+            if (group, name) not in self._served:
+                self._served[group, name] = self._exposition.rising(_SERVED[name], group=group)
+            self._served[group, name].follow(number)
 
     def dropped(self, reason: str) -> Rising:
         if reason not in self._dropped:

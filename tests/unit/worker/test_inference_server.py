@@ -1,0 +1,206 @@
+"""One inference server and its workers, in threads: batches, versions, padding, and workers that go."""
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from cormorant_worker.errors import PolicyMismatch
+from cormorant_worker.inference.handshake import Greeting, listen
+from cormorant_worker.inference.remote_actor import RemoteActor
+from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
+from cormorant_worker.policy.actor import PolicyActor
+from cormorant_worker.policy.loading import wrap_policy
+from cormorant_worker.spaces import Space
+from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
+
+OBS = gymnasium.spaces.Box(-np.inf, np.inf, (3,), np.float32)
+ACTION = gymnasium.spaces.Discrete(1000)
+
+
+AT_ONCE_OR_ALL = Gathering()
+ACTORS: list[RemoteActor] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_actors() -> Iterator[None]:
+    """Every worker of a test is closed after it."""
+    yield
+    for actor in ACTORS:
+        actor.close()
+    ACTORS.clear()
+
+
+class Summing(torch.nn.Module):
+    """Acts the sum of a row, plus its weight; notes the size of each batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.sizes: list[int] = []
+
+    def forward(self, observation: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.sizes.append(len(observation))
+        return {"action": (observation.sum(-1) + self.weight).long(), "twice": observation * 2}
+
+
+class Running:
+    """A server that turns in a thread until it is told to stop."""
+
+    def __init__(self, listener: socket.socket, how: Gathering) -> None:
+        self.policy = Summing()
+        models = wrap_policy(self.policy, "test")
+
+        def build(observation: Space, action: Space, rows: int) -> ServedPolicy:
+            actor = PolicyActor(models, observation, action, device=torch.device("cpu"), num_rows=rows)
+            self.policy.sizes.clear()
+            self.weights = StagedWeights(models.modules)
+            return ServedPolicy(actor=actor, weights=self.weights, observation_space=OBS, action_space=ACTION)
+
+        self.server = InferenceServer(listener.dup(), build, how)
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._is_over.is_set():
+            self.server.turn(nullcontext)
+
+    def stop(self) -> None:
+        """May be called twice."""
+        self._is_over.set()
+        self._thread.join(10)
+        self.server.close()
+
+
+@contextmanager
+def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, socket.socket]]:
+    listener = listen()
+    server = Running(listener, how)
+    try:
+        yield server, listener
+    finally:
+        server.stop()
+        listener.close()
+
+
+def worker(listener: socket.socket, *, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
+    greeting = Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=rows, num_slots=slots)
+    ACTORS.append(RemoteActor([listener.getsockname()], greeting))
+    return ACTORS[-1]
+
+
+def wait_for(predicate: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not predicate():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def rows_of(*values: float) -> tuple[Any, ...]:
+    return (np.array([[value, 0, 0] for value in values], np.float32),)
+
+
+def init(n: int) -> Any:
+    return np.ones(n, np.bool_)
+
+
+def test_rows_come_back_in_order_with_outputs_and_version() -> None:
+    with running() as (server, listener):
+        actor = worker(listener, slots=1)
+        acted, version = actor.ask(rows_of(1, 2, 3), (), init(3)).answer()
+        assert acted.actions[0].tolist() == [1, 2, 3]
+        assert acted.outputs[0][:, 0].tolist() == [2, 4, 6]
+        assert version == 0
+        assert [leaf.key for leaf in actor.outputs] == [("twice",)]
+        assert actor.weights.specs == server.weights.specs
+
+
+def test_slots_of_one_worker_are_answered_apart() -> None:
+    with running(Gathering(max_wait_s=0.0)) as (_, listener):
+        actor = worker(listener)
+        first, second = actor.ask(rows_of(1), (), init(1)), actor.ask(rows_of(2, 3), (), init(2))
+        assert second.answer()[0].actions[0].tolist() == [2, 3]
+        assert first.answer()[0].actions[0].tolist() == [1]
+
+
+def test_rows_of_all_workers_are_acted_on_at_once() -> None:
+    with running(Gathering(max_wait_s=20.0)) as (server, listener):
+        actors = [worker(listener, slots=1) for _ in range(3)]
+        asked = [actor.ask(rows_of(i, i + 1), (), init(2)) for i, actor in enumerate(actors)]
+        assert [a.answer()[0].actions[0].tolist() for a in asked] == [[0, 1], [1, 2], [2, 3]]
+        assert server.policy.sizes == [6]
+
+
+def test_batches_are_no_larger_than_max_rows_and_padded_to_shapes() -> None:
+    with running(Gathering(max_rows=4, max_wait_s=0.3, shapes=(1, 4))) as (server, listener):
+        actors = [worker(listener, slots=1) for _ in range(2)]
+        asked = [actor.ask(rows_of(5, 6, 7), (), init(3)) for actor in actors]
+        for one in asked:
+            assert one.answer()[0].actions[0].tolist() == [5, 6, 7]
+        assert server.policy.sizes == [4, 4]
+        server.stop()
+        assert (server.server.served.rows, server.server.served.padded_rows) == (6, 2)
+
+
+def test_rows_wait_for_the_version_that_their_ticket_names() -> None:
+    with running() as (server, listener):
+        actor = worker(listener, slots=1)
+        actor.weights.wait_until_offered(PolicyVersion(1), 0.0)
+        asked = actor.ask(rows_of(1), (), init(1))
+        time.sleep(0.05)
+        assert server.policy.sizes == []
+        server.weights.offer({"policy": {"weight": torch.tensor(10.0)}}, version=PolicyVersion(1))
+        acted, version = asked.answer()
+        assert (acted.actions[0].tolist(), version, actor.weights.version) == ([11], 1, 1)
+
+
+def test_worker_that_is_gone_holds_nobody_up() -> None:
+    with running(Gathering(max_wait_s=20.0)) as (server, listener):
+        gone, other = worker(listener, slots=1), worker(listener, slots=1)
+        gone.ask(rows_of(9), (), init(1))
+        wait_for(lambda: len(server.server._waiting) == 1)
+        gone.close()
+        wait_for(lambda: not server.server._waiting)
+        acted, _ = other.ask(rows_of(1), (), init(1)).answer()
+        assert acted.actions[0].tolist() == [1]
+        assert server.policy.sizes == [1]
+
+
+def test_rows_are_asked_again_at_the_next_server_with_the_same_words() -> None:
+    listener = listen()
+    first = Running(listener, Gathering(max_wait_s=60.0))
+    actor, _ = worker(listener), worker(listener)  # with the other one, a batch would not be complete
+    waits: list[bool] = []
+    actor.on_waiting = waits.append
+    asked = [actor.ask(rows_of(1, 2), (), init(2)), actor.ask(rows_of(3), (), init(1))]
+    words = [one.arrays[-1].copy() for one in asked]
+    first.stop()
+    assert first.policy.sizes == []
+    second = Running(listener, Gathering(max_wait_s=0.0))
+    assert [one.answer()[0].actions[0].tolist() for one in asked] == [[1, 2], [3]]
+    assert all(np.array_equal(one.arrays[-1], before) for one, before in zip(asked, words, strict=True))
+    assert waits in ([], [True, False])
+    second.stop()
+    listener.close()
+
+
+def test_worker_with_other_spaces_is_refused() -> None:
+    with running() as (_, listener):
+        worker(listener)
+        with pytest.raises(PolicyMismatch, match="environments must not differ between workers"):
+            worker(listener, obs=gymnasium.spaces.Box(0, 1, (2,), np.float32))
+
+
+def test_shapes_on_a_device_are_powers_of_two() -> None:
+    assert make_shapes(100) == (1, 2, 4, 8, 16, 32, 64, 128)
+    assert make_shapes(1) == (1,)
+    assert Gathering(shapes=(4, 16)).padded(5) == 16
+    assert Gathering(shapes=(4, 16)).padded(17) == 17
