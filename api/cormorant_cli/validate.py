@@ -9,6 +9,7 @@ import typer
 
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import CollectorJob
+from cormorant_contract.variants import unplayed
 from cormorant_manifest.entrypoints import missing_entrypoints
 from cormorant_manifest.reader import STDIN, load_jobs
 
@@ -49,7 +50,8 @@ def judge(file: str, *, imports: bool = False) -> Verdict:
     try:
         jobs = tuple(load_jobs(file))
         folder = None if file == STDIN else Path(file).resolve().parent
-        found = [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
+        found = [problem for job in jobs for problem in unplayed(job)]
+        found += [problem for job in jobs for problem in missing_entrypoints(job, folder=folder)] if imports else []
         if found:
             return Verdict(source=file, problems=tuple(replace(problem, source=file) for problem in found))
         return Verdict(source=file, jobs=jobs)

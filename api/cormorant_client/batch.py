@@ -31,6 +31,7 @@ _OWN_KEYS = frozenset(
         "is_init",
         "collector/traj_ids",
         "collector/policy_version",
+        "collector/task_id",
         "collector/lengths",
         "ends/time",
         "ends/env",
@@ -86,6 +87,8 @@ class Batch:
         self.statistics = {int(version): found for version, found in metadata.get("statistics", {}).items()}
         """What each policy version in the batch acted with, for `cormorant_postproc.normalized`; empty unless the
         manifest has `normalize`."""
+        self.task_names = tuple(metadata.get("tasks", ()))
+        """Names of the manifest's variants, in the order of their ids; empty: it has none."""
         self.is_shared = is_shared
         self._on_ack = on_ack
         self._on_forget = on_forget
@@ -99,7 +102,8 @@ class Batch:
         Returns:
             `observation` (nested for Dict spaces), `action`, the policy's outputs, recurrent states and `is_init`;
             `next`: observation, states, `reward` float32, `done`, `terminated`, `truncated` bool, each `[B, T, 1]`;
-            `collector`: `traj_ids` and `policy_version` int64 `[B, T]`, and `mask` bool `[B, T]` where columns have
+            `collector`: `traj_ids` and `policy_version` int64 `[B, T]`, with variants `task_id` int64 `[B, T]` (see
+            `task_names`), and `mask` bool `[B, T]` where columns have
             different lengths. Where the mask is False every value is zero, except that the observation right after
             a column's last frame stays what that frame led to.
 
@@ -295,7 +299,9 @@ def _assemble(parts: Sequence[Part]) -> dict[str, Any]:
             for part, m in zip(parts, masks, strict=True)
         ]
         root["collector"]["mask"] = _env_first(_stack(parts, whole, longest))
-    for name in ("traj_ids", "policy_version"):
+    for name in ("traj_ids", "policy_version", "task_id"):
+        if f"collector/{name}" not in model.arrays and name == "task_id":
+            continue
         root["collector"][name] = _env_first(_join(parts, f"collector/{name}", model, longest))
     flags = {name: _env_first(_join(parts, f"next/{name}", model, longest))[..., None] for name in _FLAGS}
     root["next"]["reward"] = _env_first(_join(parts, "next/reward", model, longest))[..., None]

@@ -7,6 +7,7 @@ from pydantic import Field
 from cormorant_contract.base import INT32_MAX, Contract, Count32, Entrypoint, JsonObject, Whole
 from cormorant_contract.info import InfoKeys, repeated
 from cormorant_contract.rule import Rule, Transition, Value
+from cormorant_contract.variants import Variant, Variants, variant_rules
 
 MAX_NUM_ENVS = 65536
 NumEnvs = Annotated[Whole, Field(ge=1, le=MAX_NUM_ENVS)]
@@ -130,6 +131,9 @@ class Env(Contract):
     info: InfoKeys | None = None
     """Values of the environment's info that are stored with every frame. Unset means none."""
 
+    variants: Variants | None = None
+    """Settings that shares of the environments have."""
+
     @property
     def num_envs(self) -> int:
         """Environments that one worker steps, whichever kind they are."""
@@ -137,13 +141,25 @@ class Env(Contract):
             return self.envpool.num_envs
         return self.gymnasium.num_envs if self.gymnasium is not None else 0
 
+    def of_variant(self, variant: Variant) -> "Env":
+        """This environment as one of its variants has it, without variants."""
+        changes: dict[str, object] = {"variants": None}
+        if self.envpool is not None:
+            task = variant.task_id or self.envpool.task_id
+            kwargs = {**self.envpool.kwargs, **variant.kwargs}
+            changes["envpool"] = self.envpool.model_copy(update={"task_id": task, "kwargs": kwargs})
+        if self.gymnasium is not None:
+            name, kwargs = variant.task_id or self.gymnasium.id, {**self.gymnasium.kwargs, **variant.kwargs}
+            changes["gymnasium"] = self.gymnasium.model_copy(update={"id": name, "kwargs": kwargs})
+        return self.model_copy(update=changes)
+
     @property
     def info_keys(self) -> tuple[str, ...]:
         return tuple(item.key for item in self.info or ())
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Env], ...]":
-        """One kind of environment, and keys that are stored once."""
+        """One kind of environment, keys that are stored once, and variants that can be built."""
         return (
             Rule(
                 cel="has(self.envpool) != has(self.gymnasium)",
@@ -163,6 +179,7 @@ class Env(Contract):
                 values={"key": Value(cel="", get=lambda env: repeated(env.info_keys))},
                 path=("info",),
             ),
+            *variant_rules(),
         )
 
     @classmethod

@@ -82,7 +82,14 @@ class CollectorJobSpec(Contract):
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
         """What must hold between env, collection and worker groups."""
-        return (*_BATCH_RULES, *_METRIC_RULES, *_EVALUATION_RULES, *_LEARNER_RULES, *_GROUP_RULES, *_ROLE_RULES)
+        return (
+            *_BATCH_RULES,
+            *_METRIC_RULES,
+            *_EVALUATION_RULES,
+            *_LEARNER_RULES,
+            *_GROUP_RULES,
+            *_ROLE_RULES,
+        )
 
 
 _NUM_ENVS = "(has(self.env.envpool) ? self.env.envpool.numEnvs : self.env.gymnasium.numEnvs)"

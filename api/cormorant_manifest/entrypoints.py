@@ -17,6 +17,7 @@ from typing import Any
 from cormorant_contract.errors import Problem
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.sentences import did_you_mean
+from cormorant_contract.variants import Variant
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
@@ -56,10 +57,11 @@ def _entrypoints(job: CollectorJob) -> Iterator[Entrypoint]:
             location=("spec", "policy", "entrypoint"),
         )  # fmt: skip
     if block is not None and block.entrypoint:
-        yield Entrypoint(
-            path=block.entrypoint, kwargs=block.kwargs, num_positional=0, what="environment",
-            location=("spec", "env", "gymnasium", "entrypoint"),
-        )  # fmt: skip
+        for variant in job.spec.env.variants or (Variant(name="all"),):
+            yield Entrypoint(
+                path=block.entrypoint, kwargs={**block.kwargs, **variant.kwargs}, num_positional=0, what="environment",
+                location=("spec", "env", "gymnasium", "entrypoint"),
+            )  # fmt: skip
 
 
 def _trouble(entry: Entrypoint, path: Sequence[str]) -> str:

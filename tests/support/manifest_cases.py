@@ -77,6 +77,8 @@ VALID: dict[str, Document] = {
     "dataset-only": manifest(output={"dataset": {"uri": "file:///data/pong"}}),
     "queue-and-dataset": manifest(output={"queue": {"onFull": "drop_oldest"}, "dataset": {"uri": "s3://b/pong"}}),
     "entrypoint": manifest(policy={"entrypoint": "my_pkg.policies:Actor.make", "kwargs": {"hidden": [64, 64]}}),
+    "variants": manifest(env__variants=[{"name": "easy"}, {"name": "hard", "weight": 3, "kwargs": {"a": None}}]),
+    "variants-of-tasks": manifest(env__variants=[{"name": "Pong", "taskId": "Pong-v5"}, {"name": "b.0"}]),
     "registered": gymnasium(),
     "namespaced-id": gymnasium(id="ALE/Pong-v5"),
     "factory": gymnasium(id=None, entrypoint="my_pkg.envs:make"),
@@ -246,6 +248,33 @@ INVALID: dict[str, Case] = {
         document=manifest(env__envpool__batchSize=3),
         path="spec.env.envpool.batchSize",
         sentence="batchSize 3 does not divide numEnvs 8",
+        by="rule",
+    ),
+    "variant-twice": Case(
+        document=manifest(env__variants=[{"name": "easy"}, {"name": "hard"}, {"name": "easy"}]),
+        path="spec.env.variants",
+        sentence="the name easy occurs twice in variants; give each variant a name of its own",
+    ),
+    "variant-without-weight": Case(
+        document=manifest(env__variants=[{"name": "easy", "weight": 0}]),
+        path="spec.env.variants[0].weight",
+        sentence="0",
+    ),
+    "variant-of-a-factory-with-a-task": Case(
+        document=manifest(
+            env={
+                "gymnasium": {"entrypoint": "a:b", "numEnvs": 8},
+                "variants": [{"name": "easy"}, {"name": "hard", "taskId": "CartPole-v1"}],
+            }
+        ),
+        path="spec.env.variants",
+        sentence="a variant has a taskId, but gymnasium.entrypoint names a factory; write kwargs, or use gymnasium.id",
+        by="rule",
+    ),
+    "variants-of-an-asynchronous-pool": Case(
+        document=manifest(env__envpool__batchSize=4, env__variants=[{"name": "easy"}]),
+        path="spec.env.variants",
+        sentence="variants step in lockstep, found batchSize 4; set batchSize: 0",
         by="rule",
     ),
     "multi-step-gamma": Case(

@@ -194,16 +194,15 @@ def make_collector(
         manifest, name, env, policy=policy, policy_factory=policy_factory, num_envs=num_envs,
         vectorization=vectorization, seed=seed, collection=collection or {}, info=info,
     )  # fmt: skip
-    if (pool := job.spec.env.envpool) is not None and pool.kwargs:
-        from cormorant_worker.envs.envpool import EnvPoolTask
+    if job.spec.env.envpool is not None:
+        from cormorant_worker.collect.variants import check_tasks, envpool_tasks
         from cormorant_worker.envs.probe import probe
 
-        task = EnvPoolTask(
-            task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=job.spec.env.max_episode_steps
-        )
-        task.check()
+        tasks = {name: task for name, task in envpool_tasks(job.spec.env).items() if task.kwargs}
+        check_tasks(tasks)
         # Some arguments abort the process that uses them, and this process is the caller's.
-        probe(task)
+        for task in tasks.values():
+            probe(task)
     return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), overrides).collector
 
 
@@ -294,10 +293,9 @@ def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> 
         EnvBuildError: its runtime is missing, or it has no such argument.
         ManifestError: an entrypoint's module, attribute or argument does not exist, with near matches.
     """
-    block = job.spec.env.envpool
-    if block is not None:
-        from cormorant_worker.envs.envpool import EnvPoolTask
+    if job.spec.env.envpool is not None:
+        from cormorant_worker.collect.variants import check_tasks, envpool_tasks
 
-        EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs)).check()
+        check_tasks(envpool_tasks(job.spec.env))
     if is_this_machine and (problems := missing_entrypoints(job)):
         raise ManifestError("\n".join(map(str, problems)))

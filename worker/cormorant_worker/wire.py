@@ -8,6 +8,7 @@ Tensors of part p (a worker's share, in slot order) are named `p/<key>`:
     action, policy outputs, next/info/<key> [T, B, ...]
     is_init, next/terminated, next/truncated [T, B] bool    next/reward [T, B] f32
     collector/traj_ids, collector/policy_version [T, B] i64    collector/lengths [B] i64: frames of each column
+    collector/task_id [T, B] i64, where the manifest has variants, which the metadata names as "tasks"
     ends/time, ends/env [K] i64    final/<observation or state> [K, ...]: what those steps really led to
 
 Nested keys are joined by "/". Tensors without elements are left out. Rows past a column's length are zero, but for the
@@ -92,6 +93,8 @@ def describe(loan: Loan, batch_id: str, delivery: int) -> dict[str, Any]:
     asked: dict[str, Any] = {"post_processing": loan.post_processing} if loan.post_processing else {}
     if loan.statistics:
         asked["statistics"] = loan.statistics
+    if names := loan.parts[0].block.layout.task_names:
+        asked["tasks"] = names
     return asked | {
         "format": FORMAT,
         "id": batch_id,
@@ -127,6 +130,7 @@ def _all_arrays(block: Block) -> Iterator[tuple[str, Array]]:
     yield "next/truncated", block.truncated[:rows]
     yield "collector/traj_ids", block.traj_ids[:rows]
     yield "collector/policy_version", block.policy_version[:rows]
+    yield from _named("collector/", layout.tasks, block.tasks, rows)
     yield "collector/lengths", block.lengths
     yield "ends/time", block.end_rows[:ends]
     yield "ends/env", block.end_columns[:ends]

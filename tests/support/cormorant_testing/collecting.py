@@ -83,6 +83,7 @@ def make_job(
     collection: Mapping[str, Any] | None = None,
     workers: int = 1,
     info: Sequence[Mapping[str, Any]] = (),
+    variants: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ) -> Any:
     """A CollectorJob of CountingEnvs (or of `env`)."""
@@ -98,7 +99,11 @@ def make_job(
     if dataset:
         output["dataset"] = {"uri": dataset}
     spec: dict[str, Any] = {
-        "env": {**block, **({"info": [dict(item) for item in info]} if info else {})},
+        "env": {
+            **block,
+            **({"info": [dict(item) for item in info]} if info else {}),
+            **({"variants": [dict(item) for item in variants]} if variants else {}),
+        },
         "policy": {"entrypoint": _entrypoint(policy), "kwargs": dict(policy_kwargs or {})}
         if policy
         else {"random": {}},

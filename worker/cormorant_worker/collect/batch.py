@@ -27,7 +27,8 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         TensorDict `[B, T]` with `observation`, `action`, the policy's other outputs, recurrent states and `is_init`
         (recurrent policies only), `("next", ...)` with observation, states, `reward` float32 `[B, T, 1]`, `done`,
         `terminated`, `truncated` bool `[B, T, 1]`, `("info", key)` `[B, T, ...]`; `("collector", "traj_ids")` and
-        `("collector", "policy_version")` int64 `[B, T]`; and, when columns have different lengths,
+        `("collector", "policy_version")` int64 `[B, T]`, with variants `("collector", "task_id")` int64 `[B, T]`; and,
+        when columns have different lengths,
         `("collector", "mask")` bool `[B, T]`. Where the mask is False every value is zero, except that the
         observation right after a column's last frame stays what that frame led to.
     """
@@ -40,6 +41,7 @@ def to_tensordict(block: Block, *, copy: bool = False) -> TensorDict:
         collector["mask"] = torch.from_numpy(mask_TB).transpose(0, 1)
     collector["traj_ids"] = _env_first(own(block.traj_ids[rows]))
     collector["policy_version"] = _env_first(own(block.policy_version[rows]))
+    _put(collector, layout.tasks, (_env_first(own(a[rows])) for a in block.tasks))
 
     root: dict[str, Any] = {}
     # Rows 0..T in one piece, from which both the observation and what followed it are cut.

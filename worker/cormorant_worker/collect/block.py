@@ -25,6 +25,7 @@ from cormorant_worker.spaces import Array, Arrays, Leaf
 
 _ALIGNMENT = 64
 _CARRIED = ("observation", "state")
+TASK_ID = Leaf(key=("task_id",), shape=(), dtype=np.dtype(np.int64))
 _ENDS = ("end_rows", "end_columns", "final", "final_state")
 
 
@@ -44,6 +45,13 @@ class Layout:
     """Recurrent states, stored as they were when the step began."""
     info: tuple[Leaf, ...] = ()
     """Declared keys of the environments' info: `("info", key)`, within `next`."""
+    task_names: tuple[str, ...] = ()
+    """Names of the manifest's variants, in the order of their ids; empty: it has none."""
+
+    @property
+    def tasks(self) -> tuple[Leaf, ...]:
+        """The id of the variant that each environment plays, within `collector`, where there are variants."""
+        return (TASK_ID,) if self.task_names else ()
 
     @property
     def num_frames(self) -> int:
@@ -63,6 +71,8 @@ class Layout:
             yield f"state.{i}", (rows + 1, envs, *leaf.shape), leaf.dtype
         for i, leaf in enumerate(self.info):
             yield f"info.{i}", (rows, envs, *leaf.shape), leaf.dtype
+        for i, leaf in enumerate(self.tasks):
+            yield f"task.{i}", (rows, envs), leaf.dtype
         yield "reward", (rows, envs), np.dtype(np.float32)
         yield "terminated", (rows, envs), np.dtype(np.bool_)
         yield "truncated", (rows, envs), np.dtype(np.bool_)
@@ -119,6 +129,7 @@ class Block:
         self.outputs = _series(arrays, "output")
         self.states = _series(arrays, "state")
         self.info = _series(arrays, "info")
+        self.tasks = _series(arrays, "task")
         self.final = _series(arrays, "final")
         self.final_states = _series(arrays, "final_state")
         self.reward = arrays["reward"]
@@ -170,8 +181,8 @@ class Block:
         if self.is_full:
             return
         rows, columns = np.nonzero(np.arange(self.num_rows)[:, None] >= self.lengths[None, :])
-        plain = (*self.action, *self.outputs, *self.info, self.reward, self.terminated, self.truncated, self.is_init)
-        for array in plain:
+        flags = (self.terminated, self.truncated, self.is_init)
+        for array in (*self.action, *self.outputs, *self.info, *self.tasks, self.reward, *flags):
             array[rows, columns] = 0
         self.traj_ids[rows, columns] = 0
         self.policy_version[rows, columns] = 0

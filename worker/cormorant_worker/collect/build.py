@@ -9,6 +9,7 @@ import numpy as np
 import structlog
 import torch
 
+from cormorant_contract.env import Env as EnvBlock
 from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
@@ -16,6 +17,12 @@ from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
+from cormorant_worker.collect.variants import (
+    Assignment,
+    assign,
+    check_tasks,
+    envpool_tasks,
+)
 from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
@@ -26,6 +33,7 @@ from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.subprocess import SubprocessVectorEnv
+from cormorant_worker.envs.variants import VariantEnvs, check_spaces, naming
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.handshake import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -36,7 +44,7 @@ from cormorant_worker.policy.exploration import ExplorationType
 from cormorant_worker.policy.loading import PolicyModels, load_policy, wrap_policy
 from cormorant_worker.policy.normalizer import Normalizer, NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.spaces import Space
+from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.file import read as read_weights
 from cormorant_worker.weights.staged import StagedWeights
 
@@ -98,6 +106,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
             seeds=seeds,
+            variants=assign(spec.env, place),
             first_trajectory=place.first_trajectory,
             max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
             reset_at_each_batch=spec.collection.reset_at_each_batch,
@@ -196,14 +205,18 @@ def build_envs(
     """Build the environments, one VectorEnv for each EnvGroup. Returns them and the number of EnvPool threads."""
     env = job.spec.env
     if overrides.envs and env.gymnasium is not None:
+        if env.variants:
+            raise ManifestError(
+                "spec.env.variants cannot be combined with environments of a script; remove one of them"
+            )
         info = _info_fields(job)
         return (_build_made(overrides.envs, env.gymnasium, place, info, raises=overrides.raises),), 0
     seeds = place.seeds.env_seeds(env.num_envs)
     if env.envpool is not None:
         return _build_envpool(job, env.envpool, place, seeds)
     if env.gymnasium is not None:
-        shares = np.array_split(np.asarray(seeds), _num_served_groups(place, len(seeds)))
-        return tuple(_build_gymnasium(job, env.gymnasium, share.tolist()) for share in shares), 0
+        parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
+        return tuple(_build_gymnasium(job, env.gymnasium, place, columns) for columns in parts), 0
     raise ManifestError("spec.env has neither envpool nor gymnasium; write one of them")
 
 
@@ -211,9 +224,9 @@ def _build_envpool(
     job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int]
 ) -> tuple[Sequence[VectorEnv], int]:
     collection = job.spec.collection
-    task = EnvPoolTask(
-        task_id=block.task_id, kwargs=dict(block.kwargs), max_episode_steps=job.spec.env.max_episode_steps
-    )
+    if (assignment := assign(job.spec.env, place)) is not None:
+        return _build_pools(job, block, place, seeds, assignment)
+    (task,) = envpool_tasks(job.spec.env).values()
     task.check()
     is_async = 0 < block.batch_size < block.num_envs
     if is_async:
@@ -234,6 +247,32 @@ def _build_envpool(
         return (pool,), threads
     shares = np.array_split(np.asarray(seeds), env_groups)
     pools = (EnvPoolVectorEnv(task, num_threads=threads, seeds=share.tolist(), info=info) for share in shares)
+    return tuple(pools), threads
+
+
+def _build_pools(
+    job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int], assignment: Assignment
+) -> tuple[Sequence[VectorEnv], int]:
+    """One pool for each variant that this worker plays; their threads are those of one pool, shared by size."""
+    tasks = envpool_tasks(job.spec.env)
+    check_tasks(tasks)
+    check_spaces({name: task.spaces() for name, task in tasks.items()})
+    shares = assignment.shares()
+    largest = tasks[max(shares, key=lambda share: share[1].stop - share[1].start)[0].name]
+    threads = block.num_threads or place.num_threads or _calibrated(largest, block, place, 1)
+    pools: list[VectorEnv] = []
+    try:
+        for variant, columns in shares:
+            own = seeds[columns]
+            num_threads = max(1, round(threads * len(own) / len(seeds)))
+            with naming(variant.name):
+                pools.append(
+                    EnvPoolVectorEnv(tasks[variant.name], num_threads=num_threads, seeds=own, info=_info_fields(job))
+                )
+    except BaseException:
+        for pool in pools:
+            pool.close()
+        raise
     return tuple(pools), threads
 
 
@@ -282,15 +321,28 @@ def _num_served_groups(place: WorkerPlace, num_envs: int) -> int:
     return 2 if place.servers and num_envs > 1 else 1
 
 
-def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, seeds: list[int]) -> VectorEnv:
-    factory = EnvFactory(
+def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, place: WorkerPlace, columns: Array) -> VectorEnv:
+    """The environments of some columns of the worker."""
+    env = job.spec.env
+    seeds = place.seeds.env_seeds(env.num_envs)
+    factory: EnvSource = _factory(env)
+    if (assignment := assign(env, place)) is not None:
+        factories = tuple(_factory(env.of_variant(variant)) for variant in assignment.variants)
+        factory = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
+    limits = RestartLimits(total=block.max_restarts)
+    return _vectorize(factory, block, [seeds[column] for column in columns], limits, _info_fields(job))
+
+
+def _factory(env: EnvBlock) -> EnvFactory:
+    block = env.gymnasium
+    assert block is not None
+    return EnvFactory(
         id=block.id or "",
         entrypoint=block.entrypoint or "",
         kwargs=dict(block.kwargs),
         wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
-        max_episode_steps=job.spec.env.max_episode_steps,
+        max_episode_steps=env.max_episode_steps,
     )
-    return _vectorize(factory, block, seeds, RestartLimits(total=block.max_restarts), _info_fields(job))
 
 
 def _build_made(

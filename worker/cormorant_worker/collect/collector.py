@@ -27,6 +27,7 @@ from cormorant_worker.collect.served_env_group import ServedAsyncEnvGroup, Serve
 from cormorant_worker.collect.state import load_state, save_state
 from cormorant_worker.collect.timing import IDLE, PAUSED, Timing
 from cormorant_worker.collect.trajectories import Episodes, Trajectories, trajectory_base
+from cormorant_worker.collect.variants import Assignment
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.inference.remote_actor import RemoteActor
@@ -52,6 +53,8 @@ class CollectorConfig:
     """Cut trajectories at this length, truncated; 0 = never."""
     reset_at_each_batch: bool = False
     """Begin every batch with new episodes."""
+    variants: Assignment | None = None
+    """Which environment plays which variant; None: the manifest has none."""
     first_trajectory: int = 0
     """No trajectory id may be lower; 0: as the seeds say."""
     init_random_frames: int = 0
@@ -203,6 +206,7 @@ class Collector:
             outputs=self._actor.outputs,
             states=self._actor.states,
             info=self._envs[0].info_leaves,
+            task_names=self._config.variants.names if self._config.variants is not None else (),
         )
 
     def collect(
@@ -274,6 +278,8 @@ class Collector:
         Raises as `fill`.
         """
         block.begin(int(quota.max()))
+        if self._config.variants is not None:
+            block.tasks[0][: block.num_rows] = self._config.variants.task_ids
         block.lengths[:] = quota
         self.is_first_batch = False
         with self._acting() as version:

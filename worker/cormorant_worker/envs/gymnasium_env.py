@@ -22,6 +22,10 @@ class EnvSource(Protocol):
     @property
     def name(self) -> str: ...
 
+    def called(self, row: int) -> str:
+        """What messages call the environment of a row."""
+        ...
+
     def build(self, row: int) -> Env:
         """Construct the environment of a row.
 
@@ -56,6 +60,9 @@ class EnvFactory:
     def name(self) -> str:
         """The id or the entrypoint: what messages call this environment."""
         return self.id or self.entrypoint
+
+    def called(self, row: int) -> str:
+        return f"environment {row}"
 
     def build(self, row: int = 0) -> Env:  # the same for every row
         """Construct the environment and its wrappers.

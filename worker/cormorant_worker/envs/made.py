@@ -35,6 +35,9 @@ class MadeEnvs:
     def name(self) -> str:
         return " | ".join(dict.fromkeys(name_of(maker) for maker in self._makers))
 
+    def called(self, row: int) -> str:
+        return f"environment {row}"
+
     def build(self, row: int) -> Env:
         """Call the maker of a row.
 

@@ -281,7 +281,7 @@ class SubprocessVectorEnv:
 
     def _map(self, process: EnvProcess, built: BuildReply) -> None:
         if not hasattr(self, "_first"):
-            self._first = built
+            self._first, self._first_row = built, process.row
             self.observation_space: Space = built.observation_space
             self.action_space: Space = built.action_space
             self._info = built.info
@@ -296,9 +296,10 @@ class SubprocessVectorEnv:
             for each in (self._first, built)
         )
         if ours != theirs:
+            called = self._factory.called
             raise EnvBuildError(
-                f"the environments of {self._factory.name} have different spaces: environment {process.row} has "
-                f"{theirs}; the first has {ours}"
+                f"the environments of {self._factory.name} have different spaces: {called(process.row)} has {theirs}; "
+                f"{called(self._first_row)} has {ours}"
             )
         process.map()
 

@@ -269,6 +269,9 @@ class _WithOptions:
     def name(self) -> str:
         return self._source.name
 
+    def called(self, row: int) -> str:
+        return self._source.called(row)
+
     def build(self, row: int) -> Env:
         env = self._source.build(row)
         return _ResetOptions(env, self._options[row]) if self._options[row] else env

@@ -85,7 +85,8 @@ class DatasetDescription:
                     f"{where} has format version {value['formatVersion']}, this version reads {FORMAT_VERSION}; "
                     "read it with the version that wrote it"
                 )
-            kinds: dict[str, list[Leaf]] = {name: [] for name in ("observation", "action", "output", "state", "info")}
+            names = ("observation", "action", "output", "state", "info", "task")
+            kinds: dict[str, list[Leaf]] = {name: [] for name in names}
             for leaf in value["leaves"]:
                 kinds[leaf["kind"]].append(
                     Leaf(key=tuple(leaf["key"]), shape=tuple(leaf["shape"]), dtype=np.dtype(leaf["dtype"]))
@@ -99,6 +100,7 @@ class DatasetDescription:
                     action=tuple(kinds["action"]),
                     outputs=tuple(kinds["output"]),
                     info=tuple(kinds["info"]),
+                    tasks=tuple(kinds["task"]),
                     states=tuple(kinds["state"]),
                 ),
                 job=value["job"],
@@ -172,7 +174,12 @@ def describe_job(job: CollectorJob, layout: Layout, observation: Space, action: 
 def _describe_env(job: CollectorJob) -> dict[str, Any]:
     """What tells environments apart, and nothing of how many there are or who steps them."""
     env = job.spec.env
-    limit = {"maxEpisodeSteps": env.max_episode_steps}
+    limit: dict[str, Any] = {"maxEpisodeSteps": env.max_episode_steps}
+    if env.variants:
+        limit["variants"] = [
+            {"id": task_id, "name": variant.name, "taskId": variant.task_id, "kwargs": dict(variant.kwargs)}
+            for task_id, variant in enumerate(env.variants)
+        ]
     if env.envpool is not None:
         return {"envpool": {"taskId": env.envpool.task_id, "kwargs": dict(env.envpool.kwargs)}, **limit}
     assert env.gymnasium is not None

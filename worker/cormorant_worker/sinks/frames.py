@@ -53,6 +53,7 @@ class FrameEncoder:
                 (self._schema.outputs, block.outputs),
                 (self._schema.states, block.states),
                 (self._schema.info, block.info),
+                (self._schema.tasks, block.tasks),
             )
             for leaf, values in zip(leaves, arrays, strict=True)
         ]
@@ -155,6 +156,8 @@ class Frames:
     outputs: Arrays
     states: Arrays
     info: Arrays
+    tasks: Arrays
+    """[n] int64 of the one leaf that there is with variants."""
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -214,6 +217,8 @@ class Frames:
             root["next", *leaf.key] = torch.from_numpy(value)
         for leaf, value in zip(self.schema.info, self.info, strict=True):
             root["next", *leaf.key] = torch.from_numpy(value.copy())
+        for leaf, value in zip(self.schema.tasks, self.tasks, strict=True):
+            root["collector", *leaf.key] = torch.from_numpy(value.copy())
         if self.schema.states:
             root["is_init",] = torch.from_numpy(self.is_init.copy()).unsqueeze(-1)
         flags = {"reward": self.reward, "terminated": self.terminated, "truncated": self.truncated}
@@ -249,6 +254,7 @@ def decode(schema: FrameSchema, part: str, batch: Any) -> Frames:
         outputs=tuple(read(schema.outputs)),
         states=tuple(read(schema.states)),
         info=tuple(read(schema.info)),
+        tasks=tuple(read(schema.tasks)),
         reward=plain("reward"),
         terminated=plain("terminated"),
         truncated=plain("truncated"),

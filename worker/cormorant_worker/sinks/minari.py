@@ -98,6 +98,7 @@ class _Episodes:
         found["infos/traj_id"] = np.full(len(stretch), stretch.traj_id, dtype=np.int64)
         found |= _infos(self._schema.outputs, stretch.outputs)
         found |= _infos(self._schema.states, tuple(values[:-1] for values in stretch.states))
+        found |= _infos(self._schema.tasks, stretch.tasks)
         for leaf, values in zip(self._schema.info, stretch.info, strict=True):
             path = _join("infos", leaf.key[1:])
             found[_join("infos", leaf.key) if path in found else path] = values

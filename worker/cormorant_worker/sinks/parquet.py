@@ -95,6 +95,7 @@ def _to_table(frames: Frames, arrow: Any) -> Any:
         (schema.outputs, frames.outputs),
         (schema.states, frames.states),
         (schema.info, frames.info),
+        (schema.tasks, frames.tasks),
     ):
         columns += [_column(leaf, values, everyone, len(frames)) for leaf, values in zip(leaves, arrays, strict=True)]
     columns += [pa.array(getattr(frames, name)) for name, _ in schema.plain]

@@ -5,6 +5,7 @@
     policy outputs         action_log_prob, ...
     recurrent states       hidden, ... and is_init (bool)
     info, where declared   info.<key>: of the step that the frame is
+    task_id int64, where the manifest has variants
     reward float32; terminated, truncated bool
     traj_id int64, step int32, env int32, policy_version int64
     next.<leaf>            list of 0 or 1 values, for each observation leaf and each state
@@ -51,6 +52,7 @@ class FrameSchema:
     outputs: tuple[Leaf, ...] = ()
     states: tuple[Leaf, ...] = ()
     info: tuple[Leaf, ...] = ()
+    tasks: tuple[Leaf, ...] = ()
 
     @classmethod
     def of(cls, layout: Layout) -> "FrameSchema":
@@ -61,17 +63,19 @@ class FrameSchema:
             outputs=layout.outputs,
             states=layout.states,
             info=layout.info,
+            tasks=layout.tasks,
         )
 
     @property
     def kinds(self) -> tuple[tuple[str, tuple[Leaf, ...]], ...]:
-        """The leaves by kind: observation, action, output, state, info."""
+        """The leaves by kind: observation, action, output, state, info, task."""
         return (
             ("observation", self.observation),
             ("action", self.action),
             ("output", self.outputs),
             ("state", self.states),
             ("info", self.info),
+            ("task", self.tasks),
         )
 
     @property
@@ -90,7 +94,7 @@ class FrameSchema:
 
     def frame_bytes(self) -> int:
         """Bytes of one frame before compression, without its `next.` columns."""
-        leaves = self.observation + self.action + self.outputs + self.states + self.info
+        leaves = self.observation + self.action + self.outputs + self.states + self.info + self.tasks
         return sum(leaf_bytes(leaf) for leaf in leaves) + sum(dtype.itemsize for _, dtype in self.plain)
 
     def fingerprint(self) -> str:

@@ -39,6 +39,7 @@ class Stretch:
     """[n, ...] a leaf."""
     outputs: Arrays
     info: Arrays
+    tasks: Arrays
     reward: Array
     """[n] float32."""
     terminated: Array
@@ -126,6 +127,7 @@ def _pieces(frames: Frames) -> Iterator[Stretch]:
             action=tuple(a[rows] for a in frames.action),
             outputs=tuple(a[rows] for a in frames.outputs),
             info=tuple(a[rows] for a in frames.info),
+            tasks=tuple(a[rows] for a in frames.tasks),
             reward=frames.reward[rows],
             terminated=frames.terminated[rows],
             truncated=frames.truncated[rows],
@@ -162,6 +164,7 @@ def _join(pieces: Sequence[Stretch], ending: Literal["ended", "cut", "open"]) ->
             action=plain([p.action for p in pieces]),
             outputs=plain([p.outputs for p in pieces]),
             info=plain([p.info for p in pieces]),
+            tasks=plain([p.tasks for p in pieces]),
             reward=np.concatenate([p.reward for p in pieces]),
             terminated=np.concatenate([p.terminated for p in pieces]),
             truncated=np.concatenate([p.truncated for p in pieces]),

@@ -144,6 +144,9 @@ class _Made:
         self._made = tuple(made)
         self.name = f"{type(made[0].unwrapped).__name__} given to the collector"
 
+    def called(self, row: int) -> str:
+        return f"environment {row}"
+
     def build(self, row: int) -> Env:
         return self._made[row]
 

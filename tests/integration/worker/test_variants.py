@@ -1,0 +1,104 @@
+"""Variants in subprocesses, in EnvPool, in fleets: in batches, datasets, exports, over HTTP."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet
+import pytest
+
+from cormorant_client import connect
+from cormorant_testing.collecting import make_job
+from cormorant_testing.serving import serve
+from cormorant_testing.vectors import COUNTING
+from cormorant_worker.errors import CormorantError, DatasetMismatch
+from cormorant_worker.launch import make_collector, open_fleet
+from cormorant_worker.sinks.dataset import read_dataset
+from cormorant_worker.sinks.export import export
+from cormorant_worker.sinks.reading import iter_frames
+
+VARIANTS = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
+
+
+def in_subprocesses(**kwargs: Any) -> dict[str, Any]:
+    return {"gymnasium": {"entrypoint": COUNTING, "vectorization": "subprocess", "numEnvs": 2, "kwargs": kwargs}}
+
+
+def test_subprocesses_play_their_variants() -> None:
+    with make_collector(make_job(env=in_subprocesses(), variants=VARIANTS)) as collector:
+        batch = collector.collect(num_steps=42)
+    assert batch["collector", "task_id"].tolist() == [[0] * 21, [1] * 21]
+    assert batch["next", "done"].squeeze(-1).sum(dim=1).tolist() == [7, 3]
+
+
+def test_spaces_of_subprocesses_are_named_with_their_variants() -> None:
+    variants = [{"name": "plain"}, {"name": "rich", "kwargs": {"observation": "dict"}}]
+    with pytest.raises(CormorantError, match=r"different spaces: environment \d \(variant \w+\) has .*; environ"):
+        make_collector(make_job(env=in_subprocesses(), variants=variants))
+
+
+def test_each_variant_of_envpool_has_its_own_kwargs() -> None:
+    cheetah = {"envpool": {"taskId": "HalfCheetah-v4", "numEnvs": 4, "numThreads": 2}}
+    variants = [
+        {"name": "free", "kwargs": {"ctrl_cost_weight": 0.0}},
+        {"name": "dear", "kwargs": {"ctrl_cost_weight": 1000.0}, "weight": 3},
+    ]
+    with make_collector(make_job(env=cheetah, variants=variants)) as collector:
+        batch = collector.collect(num_steps=80)
+    assert batch["collector", "task_id"][:, 0].tolist() == [0, 1, 1, 1]
+    reward = batch["next", "reward"].squeeze(-1)
+    assert (reward[0] > -50).all()
+    assert (reward[1:] < -50).any(dim=1).all()
+
+
+def test_tasks_of_envpool_must_have_the_same_spaces() -> None:
+    lake = {"envpool": {"taskId": "FrozenLake-v1", "numEnvs": 4}}
+    variants = [{"name": "small"}, {"name": "large", "taskId": "FrozenLake8x8-v1"}]
+    with pytest.raises(CormorantError, match=r"variants small and large of spec.env.variants have different spaces"):
+        make_collector(make_job(env=lake, variants=variants))
+    variants[1]["taskId"] = "FrozenLake8x9-v1"
+    with pytest.raises(CormorantError, match='variant large: EnvPool has no task "FrozenLake8x9-v1"; did you mean'):
+        make_collector(make_job(env=lake, variants=variants))
+
+
+def test_a_fleet_stores_and_exports_the_ids(tmp_path: Path) -> None:
+    data, job = str(tmp_path / "data"), {"num_envs": 1, "variants": VARIANTS, "workers": 2}
+    total = {"totalFrames": 80, "mode": "sync"}
+    with open_fleet(make_job(dataset=data, collection=total, **job), workers=2) as fleet:
+        assert fleet.wait_until_done(100)
+    dataset = read_dataset(data)
+    described = dataset.description.env["variants"]
+    assert [(variant["id"], variant["name"]) for variant in described] == [(0, "easy"), (1, "hard")]
+    ids = {frames.part: set(frames.tasks[0].tolist()) for frames in iter_frames(dataset)}
+    assert ids == {"cpu-0-0": {0}, "cpu-1-0": {1}}
+    frames = next(iter_frames(dataset))
+    assert frames.to_tensordict()["collector", "task_id"].tolist() == frames.tasks[0].tolist()
+    table = pyarrow.parquet.read_table(export(data, tmp_path / "out", to="parquet").path)
+    assert sorted(set(table["task_id"].to_pylist())) == [0, 1]
+    variants = [*VARIANTS[:1], {"name": "harder", "kwargs": {"lengths": [9]}}]
+    with (
+        pytest.raises(DatasetMismatch, match=r"env.variants: .*hard.* is stored, now it is .*harder"),
+        open_fleet(make_job(dataset=data, **job | {"variants": variants}), workers=2),
+    ):
+        pass
+
+
+def test_a_learner_gets_ids_and_names(tmp_path: Path) -> None:
+    job = make_job(num_envs=2, variants=VARIANTS, queue={"capacityBatches": 2}, step_s=0.001)
+    with serve(job, directory=tmp_path) as served:
+        for memory in ("auto", "never"):
+            with (
+                connect(served.server.url, token=served.writer.token) as client,
+                client.batches(memory=memory) as batches,  # type: ignore[arg-type]  # as a word
+            ):
+                batch = next(batches)
+                assert batch.is_shared == (memory == "auto")
+                assert batch.task_names == ("easy", "hard")
+                ids = batch.numpy()["collector"]["task_id"]
+                assert ids.dtype == np.int64
+                assert ids.tolist() == [[0] * 10, [1] * 10]
+                assert batch.tensordict()["collector", "task_id"].tolist() == ids.tolist()
+        served.fleet.seed(11)
+        with connect(served.server.url, token=served.writer.token) as client, client.batches() as batches:
+            for batch, _ in zip(batches, range(4), strict=False):
+                assert batch.numpy()["collector"]["task_id"].tolist() == [[0] * 10, [1] * 10]
