@@ -10,6 +10,7 @@ from benchmarks.runner import environment
 MICRO = (
     "own-cost",
     "metrics-cost",
+    "normalize-cost",
     "live-pages",
     "subprocess-envs",
     "hand-over",

@@ -289,6 +289,28 @@ INVALID: dict[str, Case] = {
         sentence="multiStep and splitTrajectories need output.queue",
         by="rule",
     ),
+    "normalize-nothing": Case(
+        document=manifest(collection__normalize={}),
+        path="spec.collection.normalize",
+        sentence="normalize is empty; write observation: {}, reward: {} or both",
+        by="rule",
+    ),
+    "normalize-key-twice": Case(
+        document=manifest(collection__normalize={"observation": {"keys": ["pos", "arm", "pos"]}}),
+        path="spec.collection.normalize.observation.keys",
+        sentence="keys contains a key twice",
+        by="rule",
+    ),
+    "normalize-gamma": Case(
+        document=manifest(collection__normalize={"reward": {"gamma": 1.01}}),
+        path="spec.collection.normalize.reward.gamma",
+        sentence="1.01 is greater than 1",
+    ),
+    "normalize-clip": Case(
+        document=manifest(collection__normalize={"observation": {"clip": -1}}),
+        path="spec.collection.normalize.observation.clip",
+        sentence="-1 is less than 0",
+    ),
     "preempt-async": Case(
         document=manifest(collection__preemptiveThreshold=0.5),
         path="spec.collection.preemptiveThreshold",

@@ -203,7 +203,9 @@ def make_collector(
         # Some arguments abort the process that uses them, and this process is the caller's.
         for task in tasks.values():
             probe(task)
-    return build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), overrides).collector
+    collector = build_collector(job, WorkerPlace(device=device, seed=job.spec.collection.seed), overrides).collector
+    collector.keep_statistics()
+    return collector
 
 
 def _described(

@@ -1,19 +1,24 @@
 """`collection.normalize` with real workers: the fleet's statistics, what policies saw, kills, states."""
 
+import json
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from cormorant_postproc import normalized
 from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout
+from cormorant_worker.launch import load_job
 from cormorant_worker.normalize.moments import Statistics
+from cormorant_worker.sinks.dataset import read_dataset
 
 NORMALIZE = {"observation": {"clip": 3}, "reward": {"gamma": 0.9}}
 
@@ -133,3 +138,39 @@ def test_a_restored_fleet_goes_on_with_its_statistics() -> None:
         found = fleet.statistics.current.moments["observation"]
         assert found.count == len(expected.seen) >= 360
         assert np.abs(found.mean - np.array(expected.seen).mean(axis=0)).max() <= 1e-9 * np.abs(found.mean).max()
+
+
+def test_a_dataset_tells_the_next_run_the_statistics_of_its_frames(tmp_path: Path) -> None:
+    uri = (tmp_path / "data").as_uri()
+    with make_fleet(job_of(200, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:
+        while fleet.take() is not None:
+            pass
+        wanted = fleet.statistics.current
+    found = read_dataset(uri)
+    frames = [part.statistics.moments["observation"].count for part in found.parts()]
+    assert sum(frames) == found.frames == 200
+    with make_fleet(job_of(400, dataset=uri, queue={"capacityBatches": 2}), workers=2) as fleet:
+        before = fleet.statistics.current
+        for name in ("observation", "next/reward"):
+            assert before.moments[name].count == 200
+            close = np.abs(before.moments[name].mean - wanted.moments[name].mean).max()
+            assert close <= 1e-9 * np.abs(wanted.moments[name].mean).max()
+        while fleet.take() is not None:
+            pass
+        assert fleet.statistics.current.count == 400
+
+
+def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
+    shape = {"count": 50, "mean": [5.0, 1.0, 2.0, 3.0], "m2": [50.0] * 4, "clip": 3.0}
+    reward = {"count": 50, "mean": 1.0, "m2": 50.0, "clip": 10.0}
+    document = {"observation": shape, "next/reward": reward}
+    path = tmp_path / "policy.safetensors"
+    save_file(numbered(1), path, metadata={"cormorant_statistics": json.dumps(document)})
+    plain = job_of(40).to_document()
+    plain["spec"]["policy"]["initialWeights"] = path.as_uri()
+    with make_fleet(load_job(plain), workers=1) as fleet:
+        assert fleet.statistics[0] == fleet.statistics.current.document() == document
+        batch = fleet.take(copy=True)
+        check_seen(batch.tensordict, batch.statistics)
+        assert batch.statistics == {0: document}
+        assert fleet.statistics.current.count == 70

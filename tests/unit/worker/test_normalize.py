@@ -12,12 +12,14 @@ from tensordict import TensorDict
 
 from cormorant_contract.normalize import Normalize
 from cormorant_postproc import PostprocError, normalized
-from cormorant_testing.collecting import make_collector
+from cormorant_testing.collecting import make_collector, make_job
+from cormorant_testing.policies import numbered
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.errors import EnvError, ManifestError, StateError
+from cormorant_worker.launch import make_collector as stand_alone
 from cormorant_worker.normalize.book import KEPT_VERSIONS, StatisticsBook
 from cormorant_worker.normalize.moments import RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
@@ -106,6 +108,21 @@ def test_returns_go_on_from_a_restored_state() -> None:
         wanted, found = fill(first, 12)[1].moments.document(), fill(second, 12)[1].moments.document()
         assert found == wanted
         assert found["next/reward"]["count"] == 12
+
+
+def test_a_collector_alone_keeps_its_own_statistics() -> None:
+    job = make_job(
+        policy="seer", action="box", num_envs=2, lengths=4, collection={"normalize": {"observation": {"clip": 3}}}
+    )
+    with stand_alone(job) as collector:
+        first = collector.collect(num_steps=8)
+        assert torch.equal(normalized(first, collector.statistics)["observation"], first["seen"])
+        collector.weights.offer({"policy": numbered(1)}, version=1)
+        second = collector.collect(num_steps=8)
+        assert torch.equal(normalized(second, collector.statistics)["observation"], second["seen"])
+        assert second["collector", "policy_version"].unique().tolist() == [1]
+        assert collector.statistics[1]["observation"]["count"] == 8
+        assert collector.statistics.current.count == 16
 
 
 def test_a_value_that_is_no_number_is_named() -> None:

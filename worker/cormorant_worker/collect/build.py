@@ -46,6 +46,7 @@ from cormorant_worker.policy.normalizer import Normalizer, NormalizingActor
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Space
 from cormorant_worker.weights.file import read as read_weights
+from cormorant_worker.weights.file import read_statistics
 from cormorant_worker.weights.staged import StagedWeights
 
 log = structlog.get_logger()
@@ -85,8 +86,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         warmup = RandomActor(action, seeds.seed("actions"))
         actor: Actor = warmup
         weights = StagedWeights({})
-        normalize = spec.collection.normalize
-        normalizer = None if normalize is None else Normalizer(normalize, observation)
+        normalizer = make_normalizer(job, observation)
         num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
         remote: RemoteActor | None = None
         if place.servers:
@@ -124,6 +124,28 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
             env.close()
         raise
     return BuiltCollector(collector=collector, num_threads=num_threads, remote=remote)
+
+
+def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
+    """What normalises observations, with what came with the initial weights; None: nothing does.
+
+    Raises:
+        ManifestError, WeightsError: the manifest's keys, or those statistics, do not fit the observations.
+    """
+    normalize, uri = job.spec.collection.normalize, job.spec.policy.initial_weights
+    if normalize is None:
+        return None
+    normalizer = Normalizer(normalize, observation)
+    if uri and (found := read_statistics(uri)) is not None:
+        normalizer.use(found)
+    elif uri and normalize.observation is not None:
+        log.warning(
+            "weights_without_statistics",
+            weights=uri,
+            reason="the policy acts on observations that are clipped and not normalised; if it was trained with "
+            "normalised ones, save its statistics as metadata of the file",
+        )
+    return normalizer
 
 
 def build_policy(

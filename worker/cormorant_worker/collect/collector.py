@@ -31,6 +31,7 @@ from cormorant_worker.collect.variants import Assignment
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.inference.remote_actor import RemoteActor
+from cormorant_worker.normalize.book import StatisticsBook
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Actor
@@ -112,6 +113,8 @@ class Collector:
         """Where this thread's time goes; replaced, as `pulse` is."""
         self.moments: BatchMoments | None = None
         """Set where the manifest normalises."""
+        self.statistics: StatisticsBook | None = None
+        """Of what was collected so far, where no fleet keeps them; see `keep_statistics`."""
         self._actor = actor
         self.warmup = warmup
         self._random: Actor = first_actor or WarmupActor(warmup, actor)
@@ -291,6 +294,8 @@ class Collector:
         self.frames += num_frames
         episodes = self.trajectories.take_finished()
         moments = None if self.moments is None else self.moments.of(block)
+        if self.statistics is not None and moments is not None:
+            self.statistics.merge(moments)
         return Filled(num_frames=num_frames, version=version, episodes=episodes, moments=moments)
 
     def restart(self) -> None:
@@ -382,6 +387,15 @@ class Collector:
                 return env_group.look(column, leaf)
             column -= env_group.env.num_envs
         raise IndexError(f"environment {column + self.num_envs} of {self.num_envs}")
+
+    def keep_statistics(self) -> None:
+        """Be one's own fleet, where the manifest normalises: what is collected counts at once, and weights that are
+        offered act with the statistics of that moment.
+        """
+        if self.moments is not None:
+            self.statistics = StatisticsBook()
+            self.statistics.begin(self.moments.initial)
+            self.weights.stamp = self.statistics.stamp
 
     def state(self) -> bytes:
         """Everything that is needed to go on from this batch boundary: see `state.py`."""

@@ -150,7 +150,8 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
     found_frames = options.floor_frames if dataset is None else dataset.frames
     if episodes is not None:
         found_frames = episodes.found
-    statistics = None if collection.normalize is None else StatisticsBook(options.statistics)
+    earlier = options.statistics if dataset is None or not dataset.frames else dataset.statistics
+    statistics = None if collection.normalize is None else StatisticsBook(earlier)
     return FleetCore(
         job=job,
         options=options,

@@ -14,6 +14,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.errors import DatasetError
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.lock import FolderLock, LockHeld
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset, split_part_name
 from cormorant_worker.sinks.description import describe_job
 from cormorant_worker.sinks.local_store import local_path
@@ -42,10 +43,13 @@ class DatasetRoot:
             """Durable frames of earlier runs, by slot."""
             self._attempts: dict[Slot, int] = {}
             """The last attempt of each slot that has a part."""
+            self.statistics = Statistics()
+            """Of the durable frames of earlier runs, where the manifest normalises."""
             runs = self._dataset.runs() if self._dataset is not None else ()
             for part in self._dataset.parts() if self._dataset is not None else ():
                 group, index, attempt = split_part_name(part.name)
                 self.written[group, index] += part.frames
+                self.statistics = self.statistics.merged(part.statistics)
                 self._attempts[group, index] = max(attempt, self._attempts.get((group, index), -1))
             # Runs of versions that did not number them have one epoch a part at most.
             last = max(runs, default=max(self._attempts.values(), default=-1))

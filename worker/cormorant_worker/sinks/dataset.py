@@ -7,9 +7,11 @@
 
 import re
 from dataclasses import dataclass
+from functools import reduce
 
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError, DatasetMismatch
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.local_store import LocalStore, local_path
 from cormorant_worker.sinks.record import ShardRecord
@@ -36,6 +38,12 @@ class DatasetPart:
     @property
     def frames(self) -> int:
         return sum(record.frames for record in self.records)
+
+    @property
+    def statistics(self) -> Statistics:
+        """Of its frames; empty unless the manifest normalised."""
+        found = [Statistics.of_document(record.statistics) for record in self.records if record.statistics]
+        return reduce(Statistics.merged, found, Statistics())
 
 
 class Dataset:

@@ -3,6 +3,7 @@
 from typing import Protocol
 
 from cormorant_worker.collect.block import Block
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Array
 
 
@@ -14,8 +15,9 @@ class Sink(Protocol):
         """Frames that survive a crash of this process; never more than were appended, and it only grows."""
         ...
 
-    def append(self, block: Block) -> None:
-        """Take a sealed block. When this returns, the block's memory may be written again.
+    def append(self, block: Block, moments: Statistics | None = None) -> None:
+        """Take a sealed block, and what it adds to the job's statistics. When this returns, the block's memory may be
+        written again.
 
         Raises:
             DatasetError: the block could not be stored; the message says what was kept. The sink takes no more.

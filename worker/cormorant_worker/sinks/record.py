@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, dataclass, fields
 
 from cormorant_worker.errors import DatasetCorrupt
+from cormorant_worker.normalize.moments import Document
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,12 @@ class ShardRecord:
     """Fingerprint of the schema: `FrameSchema.fingerprint`."""
     sealed_at: str
     """UTC, ISO 8601; for people."""
+    statistics: Document | None = None
+    """Of the shard's frames, where the manifest normalises; left out elsewhere."""
 
     def to_line(self) -> str:
         """One line of JSON without a newline."""
-        return json.dumps(asdict(self))
+        return json.dumps({name: value for name, value in asdict(self).items() if value is not None})
 
     @classmethod
     def from_line(cls, line: str, *, where: str) -> "ShardRecord":
@@ -46,6 +49,8 @@ class ShardRecord:
         except (ValueError, TypeError) as error:
             raise DatasetCorrupt(f"{where} is not a manifest line: {error}; restore the file from a copy") from error
         for field in fields(cls):
+            if field.name == "statistics":
+                continue
             value = getattr(record, field.name)
             if type(value) is not field.type:
                 raise DatasetCorrupt(f"{where}: {field.name} is {value!r}; restore the file from a copy")

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.errors import DatasetError, PartExists
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.sinks.frames import FrameEncoder
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
@@ -54,6 +55,7 @@ class _Open:
     ends: int = 0
     min_version: int = np.iinfo(np.int64).max
     max_version: int = np.iinfo(np.int64).min
+    statistics: Statistics | None = None
 
 
 class ShardWriter:
@@ -108,7 +110,7 @@ class ShardWriter:
         except OSError as error:
             raise DatasetError(f"{store.uri}/{part} cannot be created: {error.strerror or error}") from error
 
-    def append(self, block: Block) -> None:
+    def append(self, block: Block, moments: Statistics | None = None) -> None:
         """DatasetStore a sealed block. When this returns, the block's memory may be written again.
 
         Costs about a file write of the frames; compresses (lz4) when observations are images.
@@ -126,6 +128,8 @@ class ShardWriter:
             shard = self._open or self._begin()
             shard.writer.write_batch(batch)
         shard.frames += frames
+        if moments is not None:
+            shard.statistics = moments if shard.statistics is None else shard.statistics.merged(moments)
         shard.batches += 1
         self._frames += frames
         versions = batch.column("policy_version").to_numpy()
@@ -205,6 +209,7 @@ class ShardWriter:
                 sha256=sha256,
                 schema=self._fingerprint,
                 sealed_at=datetime.now(UTC).isoformat(timespec="seconds"),
+                statistics=None if shard.statistics is None else shard.statistics.document(),
             )
             self._store.note(self.part, number, record.to_line())
         finally:

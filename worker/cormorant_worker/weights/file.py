@@ -3,16 +3,23 @@
 One model's tensors carry their state dict's names; several models are told apart by a prefix: `policy/heads.weight`.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
 import fsspec
 import torch
 
-from cormorant_worker.errors import WeightsError
+from cormorant_worker.errors import StateError, WeightsError
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.loading import MAIN_MODEL
 from cormorant_worker.weights.blob import WeightsBlob, read_weights
 from cormorant_worker.weights.staged import Weights, is_extra_state
+
+STATISTICS = "cormorant_statistics"
+"""Key of a file's metadata: the statistics that its weights act with, as JSON."""
+_LONGEST_HEADER = 100_000_000
+"""As in safetensors."""
 
 
 def to_bytes(weights: Weights) -> bytes:
@@ -63,6 +70,22 @@ def _published(weights: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in weights.items()
         if not is_extra_state(name)
     }
+
+
+def read_statistics(uri: str) -> Statistics | None:
+    """What the weights in a safetensors file act with, from its metadata; None: it does not say.
+
+    Raises:
+        WeightsError: it cannot be opened, is not safetensors, or says something else.
+    """
+    try:
+        with fsspec.open(uri, "rb") as file:
+            length = file.read(8)
+            header = json.loads(file.read(min(int.from_bytes(length, "little"), _LONGEST_HEADER)))
+        found = header.get("__metadata__", {}).get(STATISTICS)
+        return None if found is None else Statistics.of_document(json.loads(found))
+    except (OSError, ValueError, ImportError, AttributeError, StateError) as error:
+        raise WeightsError(f"cannot read the statistics of the weights in {uri}: {error}") from error
 
 
 def read(uri: str) -> dict[str, dict[str, torch.Tensor]]:

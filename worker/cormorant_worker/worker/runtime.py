@@ -202,7 +202,7 @@ class WorkerRuntime:
             if self._sink is not None:
                 self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)
-                self._sink.append(block)
+                self._sink.append(block, filled.moments)
             if self._overrides.on_batch is not None:
                 self._heartbeat.enter(Phase.STORING)
                 self._timing.rest(STORE)

@@ -15,7 +15,7 @@ import structlog
 import torch
 
 from cormorant_contract.workers import Inference
-from cormorant_worker.collect.build import build_policy
+from cormorant_worker.collect.build import build_policy, make_normalizer
 from cormorant_worker.collect.collector import TorchStream
 from cormorant_worker.collect.overrides import read_overrides
 from cormorant_worker.collect.place import find_device
@@ -24,7 +24,6 @@ from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import CormorantError, PolicyLoadError
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedCounts, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
-from cormorant_worker.policy.normalizer import Normalizer
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
@@ -116,8 +115,7 @@ class ServerRuntime:
     def _build(self, observation: Space, action: Space, num_rows: int) -> ServedPolicy:
         self._heartbeat.enter(Phase.BUILDING)
         overrides = read_overrides(self._start.overrides)
-        normalize = self._start.job.spec.collection.normalize
-        normalizer = None if normalize is None else Normalizer(normalize, observation)
+        normalizer = make_normalizer(self._start.job, observation)
         policy = build_policy(
             self._start.job, overrides, observation, action, normalizer, device=self._device, num_rows=num_rows
         )
