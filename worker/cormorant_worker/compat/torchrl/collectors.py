@@ -101,6 +101,7 @@ class Collector(FleetCollector):
 
     def reset(self) -> None:
         self.fleet.restart()
+        self._forget_episodes()
 
 
 class _MultiCollector(FleetCollector):

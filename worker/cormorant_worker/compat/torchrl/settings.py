@@ -24,7 +24,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "extend_buffer": (True,),
     "init_fn": (None,),
     "interruptor": (None,),
-    "traj_format": (None,),
+    "traj_format": (None, "padded"),
     "trajs_per_write": (None,),
     "weight_recv_schemes": (None, {}),
     "weight_sync_schemes": (None, {}),
