@@ -272,7 +272,7 @@ class Head:
     @property
     def is_cut_short(self) -> bool:
         """Whether this head is draining before the job is complete, so that the next head continues it."""
-        total = self.job.spec.collection.target
+        total = self.job.spec.target
         return self.is_draining and (total is None or self.running.fleet.stats(workers=False).frames < total)
 
     # -- hearing -----------------------------------------------------------------------------------------------

@@ -163,6 +163,7 @@ def _evaluate(
         device=device,
         engine=site.engine(),
         look=_teller(Path(weights).name),
+        videos=video,
     )
 
 

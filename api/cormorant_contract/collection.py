@@ -92,11 +92,6 @@ class Collection(Contract):
     seed of the other fields matters."""
 
     @property
-    def target(self) -> int | None:
-        """What the job counts up to: frames, or an evaluation's episodes. None: it has no end."""
-        return self.total_frames if self.episodes is None else self.episodes.count_of_task
-
-    @property
     def post_processing(self) -> dict[str, Any]:
         """What becomes of batches on their way to learners, as plain data that travels with them; often nothing."""
         asked: dict[str, Any] = {}

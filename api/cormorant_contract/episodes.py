@@ -43,7 +43,7 @@ class EvaluatedEpisodes(Contract):
     """Which episodes an evaluation plays: exactly one of count, seeds and resetOptions."""
 
     count: Annotated[Whole, Field(ge=1, le=MAX_EPISODES)] | None = None
-    """Number of episodes; episode i is reset with collection.seed + i."""
+    """Number of episodes, of each variant of the environment; episode i is reset with collection.seed + i."""
 
     seeds: (
         Annotated[
@@ -72,12 +72,15 @@ class EvaluatedEpisodes(Contract):
         """Episodes of one task."""
         return self.count or len(self.seeds or self.reset_options or ())
 
-    def plan(self, first_seed: int) -> tuple[PlannedEpisode, ...]:
-        """The episodes, in the order of the result table."""
-        if self.seeds is not None:
-            return tuple(PlannedEpisode(seed=seed, options={}) for seed in self.seeds)
-        options = self.reset_options or ({},) * (self.count or 0)
-        return tuple(PlannedEpisode(seed=first_seed + i, options=given) for i, given in enumerate(options))
+    def plan(self, first_seed: int, tasks: tuple[str, ...] = ("",)) -> tuple[PlannedEpisode, ...]:
+        """The episodes, in the order of the result table: every task plays all of them."""
+        seeds = self.seeds or range(first_seed, first_seed + self.count_of_task)
+        options = self.reset_options or ({},) * self.count_of_task
+        return tuple(
+            PlannedEpisode(task=task, seed=seed, options=given)
+            for task in tasks
+            for seed, given in zip(seeds, options, strict=True)
+        )
 
     @classmethod
     def rules(cls) -> "tuple[Rule[EvaluatedEpisodes], ...]":

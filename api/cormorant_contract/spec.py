@@ -66,6 +66,13 @@ class CollectorJobSpec(Contract):
     """Deadlines, restart limits, and what happens to a finished job."""
 
     @property
+    def target(self) -> int | None:
+        """What the job counts up to: frames, or an evaluation's episodes. None: it has no end."""
+        if self.collection.episodes is None:
+            return self.collection.total_frames
+        return self.collection.episodes.count_of_task * len(self.env.variants or (None,))
+
+    @property
     def elastic(self) -> WorkerGroup:
         """The group that spec.replicas sizes: the named one, else the first."""
         return next(group for group in self.worker_groups if group.name == (self.elastic_group or group.name))
@@ -167,6 +174,13 @@ _EVALUATION_RULES: tuple[Rule[CollectorJobSpec], ...] = (
         sentence="collection.episodes needs a folder for its results and delivers no batches; set "
         "output.dataset.uri and remove output.queue",
         path=("output",),
+    ),
+    Rule(
+        cel="",  # the API server refuses role inference altogether
+        holds=lambda spec: spec.collection.episodes is None or not spec.is_served,
+        sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
+        "inference",
+        path=("workerGroups",),
     ),
     Rule(
         cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || has(self.env.gymnasium)",

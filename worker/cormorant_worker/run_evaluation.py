@@ -41,6 +41,7 @@ def evaluate(
     device: str = "",
     engine: "Engine | None" = None,
     look: "Callable[[FleetStats], None]" = lambda stats: None,
+    videos: int = 0,
 ) -> ResultTable:
     """Play episodes, each exactly once, and return their table. It is bit for bit the same for any number of workers,
     and whatever is killed and started again meanwhile.
@@ -63,12 +64,15 @@ def evaluate(
         device: torch device of the policy; empty: as in the worker groups.
         engine: where workers run; None: this machine. Workers on other machines need a `directory` that all can write.
         look: called with the fleet's counters about five times a second; its frames are episodes.
+        videos: record so many of the first episodes as MP4 in `directory`, with imageio-ffmpeg.
 
     Raises:
         ManifestError: the manifest is refused.
         EvaluationError: the folder cannot be used, or an episode was played twice with two results.
         WeightsMismatch, WorkerFailed, EnvError: the weights do not fit the policy; an environment or the policy fails.
     """
+    if videos and (not directory or "://" in str(directory)):
+        raise EvaluationError("videos need a folder of this machine; pass directory=")
     if engine is not None and not directory:
         raise EvaluationError("workers on other machines need a folder that all can write; pass directory=")
     with _folder(directory) as folder, _weights_file(weights) as weights_uri:
@@ -77,7 +81,12 @@ def evaluate(
             deterministic=deterministic,
         )  # fmt: skip
         refuse_unknown_names(job, is_this_machine=engine is None)
-        return run_evaluation(job, workers=workers, device=device, engine=engine, look=look)
+        table = run_evaluation(job, workers=workers, device=device, engine=engine, look=look)
+        if videos:
+            from cormorant_worker.evaluation.video import record_videos
+
+            record_videos(job, table, videos, Path(folder) / "videos")
+        return table
 
 
 def evaluation_job(
@@ -116,6 +125,8 @@ def evaluation_job(
         collection["seed"] = seed
     if deterministic is not None:
         collection["episodes"]["deterministic"] = deterministic
+    if job.spec.is_served:
+        spec["workerGroups"] = [group for group in spec["workerGroups"] if group.get("role") != "inference"]
     if weights:
         spec["policy"]["initialWeights"] = weights
     spec["collection"], spec["output"] = collection, {"dataset": {"uri": folder}}

@@ -18,7 +18,7 @@ def frames_settled(view: View) -> int:
     known = [view.job.status.frames.settled]
     if view.observed.answer is not None:
         known.append(view.observed.answer.settled)
-    target = view.job.spec.collection.target
+    target = view.job.spec.target
     for head in view.heads:
         if head.settled_frames is not None:
             known.append(head.settled_frames)
@@ -44,7 +44,7 @@ def frames_collected(view: View, *, epoch: int = 0) -> int:
 
 
 def is_all_collected(view: View) -> bool:
-    target = view.job.spec.collection.target
+    target = view.job.spec.target
     return target is not None and frames_collected(view) >= target
 
 
@@ -60,7 +60,7 @@ def frames_status(view: View, *, epoch: int = 0) -> FramesStatus:
     return FramesStatus(
         collected=collected,
         settled=frames_settled(view),
-        target=view.job.spec.collection.target,
+        target=view.job.spec.target,
         per_second=rate,
         last_progress_time=view.now if collected > before.collected else before.last_progress_time,
     )

@@ -17,7 +17,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
 from cormorant_worker import evaluate
-from cormorant_worker.errors import EvaluationError, ManifestError, WeightsError, WorkerFailed
+from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -162,3 +162,22 @@ def test_bad_input_gets_a_sentence(tmp_path: Path) -> None:
         evaluate(CARTPOLE, tmp_path / "missing.safetensors", episodes=1)
     with pytest.raises(WorkerFailed, match=r"raised ValueError: told to fail .* \(in one of the episodes with seed 3"):
         evaluate(slow(failures=[{"step": 3}]), episodes=2, workers=1)
+
+
+def test_videos_are_of_the_episodes_in_the_table(tmp_path: Path) -> None:
+    ffmpeg = pytest.importorskip("imageio_ffmpeg")
+    environment = {"entrypoint": "cormorant_testing.envs:PicturedEnv", "kwargs": {"longest": 20}, "numEnvs": 2}
+    job = job_of({"gymnasium": {**environment, "vectorization": "inline"}})
+    table = evaluate(job, episodes=3, workers=1, directory=tmp_path, videos=2)
+    files = sorted((tmp_path / "videos").iterdir())
+    assert [file.name for file in files] == ["episode-0-seed-3.mp4", "episode-1-seed-4.mp4"]
+    pictures = [ffmpeg.count_frames_and_secs(str(file))[0] for file in files]
+    assert pictures == [row.length + 1 for row in table.episodes[:2]]
+
+
+def test_what_cannot_be_recorded_says_so(tmp_path: Path) -> None:
+    pytest.importorskip("imageio_ffmpeg")
+    with pytest.raises(EvaluationError, match="videos need a folder of this machine"):
+        evaluate(CARTPOLE, episodes=1, videos=1)
+    with pytest.raises(EnvError, match="EnvPool's CartPole-v1 cannot be recorded"):
+        evaluate(CARTPOLE, episodes=1, workers=1, directory=tmp_path, videos=1)

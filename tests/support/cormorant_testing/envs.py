@@ -432,3 +432,17 @@ class Clock(gymnasium.Env[Any, Any]):
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         time.sleep(self._step_s)
         return np.array([time.monotonic()]), 0.0, False, False, {}
+
+
+class PicturedEnv(CountingEnv):
+    """A CountingEnv that renders: its step as a grey tone."""
+
+    metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012  # as gymnasium declares it
+
+    def __init__(self, *, render_mode: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.render_mode = render_mode
+
+    def render(self) -> Any:
+        assert self.render_mode == "rgb_array"
+        return np.full((48, 63, 3), 5 * self._counts.step % 256, np.uint8)

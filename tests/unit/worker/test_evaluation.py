@@ -13,7 +13,14 @@ from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import EnvError, EvaluationError
 from cormorant_worker.evaluation.book import EpisodeBook
 from cormorant_worker.evaluation.player import Player, alone
-from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, ResultTable, summarize, wilson
+from cormorant_worker.evaluation.results import (
+    PlayedEpisode,
+    ResultFolder,
+    ResultTable,
+    planned_episodes,
+    summarize,
+    wilson,
+)
 from cormorant_worker.run_evaluation import evaluation_job
 
 COUNTING = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline", "numEnvs": 4}
@@ -196,3 +203,17 @@ def test_parquet_has_the_rows(tmp_path: Path) -> None:
         "task": ["", ""], "seed": [1, 2], "options": ["{}", "{}"], "return": [0.1, 0.2], "length": [2, 3],
         "terminated": [True, True], "metrics.success": [1.0, None],
     }  # fmt: skip
+
+
+def test_every_variant_plays_every_seed(tmp_path: Path) -> None:
+    variants = [{"name": "short", "kwargs": {"lengths": 2}}, {"name": "long", "kwargs": {"lengths": 5}}]
+    env = {"gymnasium": COUNTING, "variants": variants}
+    job = job_of(tmp_path, env, seed=5, episodes={"count": 3})
+    assert job.spec.target == 6
+    rows = played_by(job, [5, 0, 3], [1, 2, 4])
+    table = ResultTable.of(planned_episodes(job), {row.key: row for row in rows.values()})
+    assert table.is_complete
+    assert [(row.task, row.seed, row.length) for row in table.episodes] == [
+        ("short", 5, 2), ("short", 6, 2), ("short", 7, 2), ("long", 5, 5), ("long", 6, 5), ("long", 7, 5)
+    ]  # fmt: skip
+    assert {name: found["length"]["mean"] for name, found in table.tasks.items()} == {"short": 2.0, "long": 5.0}

@@ -12,7 +12,7 @@ Decision 0039 has the measurements. Environments step in parallel, as many as th
 
 import math
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +20,15 @@ import gymnasium
 import numpy as np
 import torch
 
+from cormorant_contract.env import Env
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.collector import Collector, TorchStream
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
-from cormorant_worker.envs.gymnasium_env import Env, EnvFactory, EnvSource
+from cormorant_worker.envs.gymnasium_env import Env as OneEnv
+from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
 from cormorant_worker.envs.info import InfoField
 from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
@@ -40,6 +42,8 @@ from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
+
+Film = Callable[[Array, float], None]
 
 LONGEST = 100_000
 """Steps after which an episode without a limit of its own is given up."""
@@ -86,6 +90,8 @@ class Player:
         self._job, self._actor, self._overrides = job, collector.actor, overrides
         self._gate, self._frames, self._max_threads = collector.gate, collector.pulse, max_threads
         self._planned = planned_episodes(job)
+        self.film: Film | None = None
+        """Gets a picture of every observation, with its environment's pictures per second."""
         self._folder = ResultFolder(job.spec.output.dataset.uri)
         collector.weights.set_evaluating()
         asked = ExplorationType(job.spec.policy.exploration_type)
@@ -102,9 +108,21 @@ class Player:
             PolicyError: the policy fails.
             Stopped: the gate was stopped.
         """
-        planned = [self._planned[position] for position in positions]
+        played: dict[int, PlayedEpisode] = {}
+        for task in dict.fromkeys(self._planned[position].task for position in positions):
+            own = [position for position in positions if self._planned[position].task == task]
+            played.update(zip(own, self._play_task(task, [self._planned[position] for position in own]), strict=True))
+        return [played[position] for position in positions]
+
+    def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         try:
-            env = build_envs(self._job, planned, self._overrides, max_threads=self._max_threads)
+            env = build_envs(
+                _of_task(self._job.spec.env, task),
+                planned,
+                self._overrides,
+                max_threads=self._max_threads,
+                film=self.film,
+            )
             try:
                 with torch.inference_mode(), exploring(self._exploration):
                     return self._play(env, planned)
@@ -205,6 +223,8 @@ class Player:
 def alone(job: CollectorJob) -> CollectorJob:
     """The job with one environment, whose policy acts on one row, in its dry run, too, and as it was written."""
     env, policy = job.spec.env, job.spec.policy.model_copy(update={"compile": "off"})
+    if env.variants:
+        env = env.of_variant(env.variants[0])
     if env.envpool is not None:
         env = env.model_copy(update={"envpool": env.envpool.model_copy(update={"num_envs": 1, "batch_size": 0})})
     elif env.gymnasium is not None:
@@ -214,21 +234,34 @@ def alone(job: CollectorJob) -> CollectorJob:
     return job.model_copy(update={"spec": job.spec.model_copy(update={"env": env, "policy": policy})})
 
 
+def _of_task(env: Env, task: str) -> Env:
+    """The environment with the settings of one variant."""
+    variant = next((variant for variant in env.variants or () if variant.name == task), None)
+    return env if variant is None else env.of_variant(variant)
+
+
 def build_envs(
-    job: CollectorJob, planned: Sequence[PlannedEpisode], overrides: WorkerOverrides, *, max_threads: int = 1
+    env: Env,
+    planned: Sequence[PlannedEpisode],
+    overrides: WorkerOverrides,
+    *,
+    max_threads: int = 1,
+    film: Film | None = None,
 ) -> VectorEnv:
-    """New environments, one an episode, in lockstep.
+    """New environments, one an episode, in lockstep; with `film`, in this process and rendering.
 
     Raises:
         EnvError: as the implementations say.
     """
-    seeds, env = [episode.seed for episode in planned], job.spec.env
+    seeds = [episode.seed for episode in planned]
     info = [
         InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill) for item in env.info or ()
     ]
     if (pool := env.envpool) is not None:
         task = EnvPoolTask(task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=env.max_episode_steps)
         task.check()
+        if film is not None:
+            raise EnvError(f"EnvPool's {pool.task_id} cannot be recorded; use the gymnasium environment of that name")
         threads = min(len(seeds), pool.num_threads or max_threads)
         return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds, info=info)
     block = env.gymnasium
@@ -240,13 +273,15 @@ def build_envs(
         source = EnvFactory(
             id=block.id or "",
             entrypoint=block.entrypoint or "",
-            kwargs=dict(block.kwargs),
+            kwargs=dict(block.kwargs) if film is None else {**block.kwargs, "render_mode": "rgb_array"},
             wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
             max_episode_steps=env.max_episode_steps,
         )
     source = _WithOptions(source, tuple(dict(episode.options) for episode in planned))
+    if film is not None:
+        source = _Filmed(source, film)
     limits = RestartLimits(total=0, raises=True)
-    if block.vectorization == "inline":
+    if block.vectorization == "inline" or film is not None:
         return InlineVectorEnv(source, num_envs=len(seeds), seeds=seeds, limits=limits, info=info)
     return SubprocessVectorEnv(
         source,
@@ -272,18 +307,63 @@ class _WithOptions:
     def called(self, row: int) -> str:
         return self._source.called(row)
 
-    def build(self, row: int) -> Env:
+    def build(self, row: int) -> OneEnv:
         env = self._source.build(row)
         return _ResetOptions(env, self._options[row]) if self._options[row] else env
 
 
 class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
-    def __init__(self, env: Env, options: dict[str, Any]) -> None:
+    def __init__(self, env: OneEnv, options: dict[str, Any]) -> None:
         super().__init__(env)
         self._given = options
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         return self.env.reset(seed=seed, options={**self._given, **(options or {})})
+
+
+class _Filmed:
+    """An EnvSource whose environments show each observation until their first episode has ended."""
+
+    def __init__(self, source: EnvSource, film: Film) -> None:
+        self._source, self._film = source, film
+
+    @property
+    def name(self) -> str:
+        return self._source.name
+
+    def called(self, row: int) -> str:
+        return self._source.called(row)
+
+    def build(self, row: int) -> OneEnv:
+        return _Filming(self._source.build(row), self._film)
+
+
+class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
+    def __init__(self, env: OneEnv, film: Film) -> None:
+        super().__init__(env)
+        self._film, self._has_ended = film, False
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        found = self.env.reset(seed=seed, options=options)
+        self._show()
+        return found
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        found = self.env.step(action)
+        self._show()
+        self._has_ended = self._has_ended or bool(found[2] or found[3])
+        return found
+
+    def _show(self) -> None:
+        if self._has_ended:
+            return
+        picture = np.asarray(self.env.render())
+        if picture.ndim != 3 or picture.shape[2] != 3 or picture.dtype != np.uint8:
+            raise EnvError(
+                f"the environment rendered {picture.dtype} of shape {list(picture.shape)} for rgb_array, not uint8 "
+                "[height, width, 3]; it cannot be recorded"
+            )
+        self._film(picture, float(self.env.metadata.get("render_fps", 30)))
 
 
 def _aligned(array: Array) -> Array:

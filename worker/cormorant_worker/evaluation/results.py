@@ -75,7 +75,7 @@ def planned_episodes(job: CollectorJob) -> tuple[PlannedEpisode, ...]:
     """The episodes of an evaluation, in the order of its table."""
     collection = job.spec.collection
     assert collection.episodes is not None
-    return collection.episodes.plan(collection.seed)
+    return collection.episodes.plan(collection.seed, tuple(v.name for v in job.spec.env.variants or ()) or ("",))
 
 
 class ResultFolder:

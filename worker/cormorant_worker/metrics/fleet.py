@@ -116,8 +116,8 @@ class FleetMetrics:
 
     def _describe_what_stays(self) -> None:
         spec = self._job.spec
-        if spec.collection.target is not None:
-            self._exposition.gauge(declared.TARGET_FRAMES).set(spec.collection.target)
+        if spec.target is not None:
+            self._exposition.gauge(declared.TARGET_FRAMES).set(spec.target)
         if spec.output.queue is not None:
             self._exposition.gauge(declared.QUEUE_CAPACITY).set(spec.output.queue.capacity_batches)
         for reason in ("crash", "stale"):

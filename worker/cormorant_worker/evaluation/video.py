@@ -1,0 +1,72 @@
+"""Videos of an evaluation's episodes. Recording plays an episode again: it is a pure function, so nothing changes."""
+
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.build import build_collector
+from cormorant_worker.collect.place import WorkerPlace
+from cormorant_worker.errors import EvaluationError
+from cormorant_worker.evaluation.player import Player, alone
+from cormorant_worker.evaluation.results import ResultTable
+from cormorant_worker.spaces import Array
+
+
+def record_videos(job: CollectorJob, table: ResultTable, count: int, folder: Path) -> list[Path]:
+    """Record the first episodes of a table as MP4, one file each.
+
+    Raises:
+        EvaluationError: imageio-ffmpeg is missing, or an episode ended differently while it was recorded.
+        EnvError: the environment does not render.
+    """
+    try:
+        import imageio_ffmpeg  # noqa: F401  # asked for before anything is played
+    except ModuleNotFoundError as error:
+        raise EvaluationError(
+            "videos need imageio-ffmpeg, which is not installed: pip install 'cormorant[video]'"
+        ) from error
+    collector = build_collector(alone(job), WorkerPlace(seed=job.spec.collection.seed)).collector
+    collector.close()
+    player, files = Player(job, collector), []
+    for position, row in enumerate(table.episodes[:count]):
+        path = folder / f"{row.task or 'episode'}-{position}-seed-{row.seed}.mp4"
+        with _Recording(path) as recording:
+            player.film = recording.add
+            (played,) = player.play([position])
+        if (played.total, played.length) != (row.total, row.length):
+            raise EvaluationError(
+                f"the episode with seed {row.seed} returned {row.total!r} in {row.length} steps, and {played.total!r} "
+                f"in {played.length} while it was recorded: the environment acts differently when it renders"
+            )
+        files.append(path)
+    return files
+
+
+class _Recording:
+    """One MP4 file, begun with the first picture."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._writer: Generator[None, Any, None] | None = None
+
+    def add(self, picture: Array, per_second: float) -> None:
+        import imageio_ffmpeg
+
+        if self._writer is None:
+            height, width, _ = picture.shape
+            self._writer = imageio_ffmpeg.write_frames(
+                str(self._path), (width, height), fps=per_second, macro_block_size=2
+            )
+            self._writer.send(None)
+        self._writer.send(np.ascontiguousarray(picture))
+
+    def __enter__(self) -> "_Recording":
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._writer is not None:
+            self._writer.close()
