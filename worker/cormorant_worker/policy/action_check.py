@@ -70,7 +70,7 @@ def _value_check(space: Space) -> _Check:
         case gymnasium.spaces.Discrete():
             first, count = int(space.start), int(space.n)
             # Below `first` wraps to a huge unsigned number: one comparison serves both bounds.
-            return lambda a: bool((a - first).view(_UNSIGNED[a.itemsize]).max() < count)
+            return lambda a: bool((a - first if first else a).view(_UNSIGNED[a.itemsize]).max() < count)
         case gymnasium.spaces.MultiDiscrete():
             start, nvec = np.asarray(space.start), np.asarray(space.nvec)
             return lambda a: bool(((a >= start) & (a < start + nvec)).all())
