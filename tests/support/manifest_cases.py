@@ -59,6 +59,7 @@ class Case:
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 
+_SUCCESS = {"name": "success", "key": "won"}
 _RESULTS = {"dataset": {"uri": "s3://b/results"}}
 
 VALID: dict[str, Document] = {
@@ -94,6 +95,19 @@ VALID: dict[str, Document] = {
         output=_RESULTS,
     ),
     "last-seeds": manifest(collection__seed=2**31 - 10, collection__episodes={"count": 10}, output=_RESULTS),
+    "info": manifest(
+        env__info=[
+            {"key": "lives"},
+            {"key": "TimeLimit.truncated", "dtype": "bool", "shape": [], "fill": 1},
+            {"key": "ram", "dtype": "uint8", "shape": [128], "fill": 255},
+            {"key": "x", "dtype": "float64", "fill": 0.5},
+            {"key": "steps", "dtype": "int64", "fill": -(2**53 - 1)},
+        ]
+    ),
+    "episode-metrics": manifest(
+        env__info=[{"key": "won"}],
+        collection__episodeMetrics=[_SUCCESS, {"name": "ever", "key": "won", "reduce": "any"}],
+    ),
     "code": manifest(code={"configMap": "my-policies"}),
     "two-groups": groups(CPU, GPU),
     "second-is-elastic": groups({"name": "a", "replicas": 0}, {"name": "b", "maxReplicas": 4}, elasticGroup="b"),
@@ -115,6 +129,74 @@ VALID: dict[str, Document] = {
 }
 
 INVALID: dict[str, Case] = {
+    "info-twice": Case(
+        document=manifest(env__info=[{"key": "lives"}, {"key": "lives", "dtype": "int32"}]),
+        path="spec.env.info",
+        sentence="the key lives occurs twice in info",
+    ),
+    "info-key": Case(
+        document=manifest(env__info=[{"key": "a/b"}]),
+        path="spec.env.info[0].key",
+        sentence='"a/b" is not valid; write letters, digits, underscores, dashes and dots',
+    ),
+    "info-of-words": Case(
+        document=manifest(env__info=[{"key": "name", "dtype": "str"}]),
+        path="spec.env.info[0].dtype",
+        sentence='"str" is not one of bool, uint8',
+    ),
+    "info-fill-no-flag": Case(
+        document=manifest(env__info=[{"key": "won", "dtype": "bool", "fill": 2}]),
+        path="spec.env.info[0].fill",
+        sentence="fill 2 of won is no bool",
+        by="rule",
+    ),
+    "info-fill-no-integer": Case(
+        document=manifest(env__info=[{"key": "lives", "dtype": "int64", "fill": 0.5}]),
+        path="spec.env.info[0].fill",
+        sentence="fill 0.5 of lives is no int64",
+        by="rule",
+    ),
+    "info-fill-too-small": Case(
+        document=manifest(env__info=[{"key": "ram", "dtype": "uint8", "fill": -1}]),
+        path="spec.env.info[0].fill",
+        sentence="fill -1 of ram is no uint8",
+        by="rule",
+    ),
+    "metric-twice": Case(
+        document=manifest(env__info=[{"key": "won"}], collection__episodeMetrics=[_SUCCESS, _SUCCESS]),
+        path="spec.collection.episodeMetrics",
+        sentence="the name success occurs twice in episodeMetrics",
+    ),
+    "metric-of-undeclared-key": Case(
+        document=manifest(env__info=[{"key": "lives"}], collection__episodeMetrics=[_SUCCESS]),
+        path="spec.collection.episodeMetrics",
+        sentence="the metric success reads a key that env.info does not declare; add the key to env.info, which has "
+        '["lives"]',
+        by="rule",
+    ),
+    "metric-without-info": Case(
+        document=manifest(collection__episodeMetrics=[_SUCCESS]),
+        path="spec.collection.episodeMetrics",
+        sentence="the metric success reads a key that env.info does not declare",
+        by="rule",
+    ),
+    "metric-of-a-shape": Case(
+        document=manifest(env__info=[{"key": "won", "shape": [2]}], collection__episodeMetrics=[_SUCCESS]),
+        path="spec.collection.episodeMetrics",
+        sentence="the metric success reads a key with a shape",
+        by="rule",
+    ),
+    "metric-of-a-taken-name": Case(
+        document=manifest(env__info=[{"key": "won"}], collection__episodeMetrics=[{"name": "return", "key": "won"}]),
+        path="spec.collection.episodeMetrics[0].name",
+        sentence="the name return is taken",
+        by="rule",
+    ),
+    "metric-of-an-unknown-reduction": Case(
+        document=manifest(env__info=[{"key": "won"}], collection__episodeMetrics=[{**_SUCCESS, "reduce": "median"}]),
+        path="spec.collection.episodeMetrics[0].reduce",
+        sentence='"median" is not one of last, sum, mean, max, any',
+    ),
     "episodes-without-list": Case(
         document=manifest(collection__episodes={}, output=_RESULTS),
         path="spec.collection.episodes",
