@@ -6,7 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 import structlog.testing
+from prometheus_client.parser import text_string_to_metric_families
 
+from cormorant_contract.metrics.head import FLEET_METRICS
 from cormorant_testing.collecting import make_job
 from cormorant_testing.info import INFO, METRICS, expected_metrics
 from cormorant_testing.stats import make_stats
@@ -14,6 +16,8 @@ from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.launch import make_collector
+from cormorant_worker.metrics.exposition import Exposition
+from cormorant_worker.metrics.fleet import FleetMetrics
 
 
 def counting(metrics: Any = METRICS, **options: Any) -> Collector:
@@ -100,3 +104,30 @@ def test_a_metric_of_values_with_a_shape_gets_a_sentence() -> None:
 def test_means_leave_out_what_is_no_number() -> None:
     stats = make_stats(recent_metrics={"a": (1.0, float("nan"), 4.0, float("inf")), "b": (float("nan"),)})
     assert stats.metric_means == {"a": 2.5, "b": None}
+
+
+def test_metrics_are_told_by_variant() -> None:
+    variants = [{"name": "short", "kwargs": {"lengths": [2]}}, {"name": "long", "kwargs": {"lengths": [5]}}]
+    with counting(num_envs=2, variants=variants, collection={"framesPerBatch": 20}) as collector:
+        found = collector.fill(Block(collector.layout(10)), 20).episodes
+    assert list(zip(found.tasks, found.metrics["longest"], strict=True)).count(("short", 2.0)) == 5
+    assert list(zip(found.tasks, found.metrics["longest"], strict=True)).count(("long", 5.0)) == 2
+    assert len(found.tasks) == 7
+
+
+def test_the_gauge_has_a_series_for_each_variant() -> None:
+    job = make_job(info=INFO, collection={"episodeMetrics": list(METRICS)})
+    for recent, expected in (
+        ({}, {("success", ""): 0.5}),
+        ({("success", "a"): (1.0,), ("success", "b"): (0.0, float("nan"))}, {("success", "a"): 1, ("success", "b"): 0}),
+    ):
+        exposition = Exposition(FLEET_METRICS, collectorjob="counting")
+        stats = make_stats(recent_metrics={"success": (1.0, 0.0)}, recent_task_metrics=recent)
+        FleetMetrics(job, exposition).sample(stats)
+        found = {
+            (sample.labels["name"], sample.labels["task"]): sample.value
+            for family in text_string_to_metric_families(exposition.text()[0].decode())
+            for sample in family.samples
+            if sample.name == "cormorant_episode_metric"
+        }
+        assert found == expected

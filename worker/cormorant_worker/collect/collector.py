@@ -128,7 +128,8 @@ class Collector:
         self.rng = TorchStream(config.seeds.seed("policy"), actor.device)
         first = trajectory_base(config.seeds, after=config.first_trajectory)
         metrics = EpisodeMetrics(config.episode_metrics, self._envs[0].info_leaves, self.num_envs)
-        self.trajectories = Trajectories(self.num_envs, first, metrics)
+        tasks = config.variants.tasks if config.variants is not None else ()
+        self.trajectories = Trajectories(self.num_envs, first, metrics, tasks=tasks)
         if isinstance(actor, RemoteActor):
             actor.while_waiting = self._look_at_gate
         self.env_groups: list[EnvGroup] = []
@@ -468,4 +469,9 @@ def _same_spaces(envs: Sequence[VectorEnv]) -> tuple[Space, Space]:
     spaces = {(describe(env.observation_space), describe(env.action_space)) for env in envs}
     if len(spaces) != 1:
         raise EnvBuildError(f"the environments of one collector have different spaces: {sorted(spaces)}")
+    if len({env.info_leaves for env in envs}) != 1:
+        infos = [[f"{leaf.key[-1]} {leaf.dtype.name}{list(leaf.shape)}" for leaf in env.info_leaves] for env in envs]
+        raise EnvBuildError(
+            f"the environments of one collector have different info: {infos}; declare dtypes in env.info"
+        )
     return envs[0].observation_space, envs[0].action_space

@@ -8,6 +8,7 @@ An epoch is one fleet: a head, or one run that writes to a dataset. Within an ep
 at n * 2^24, or higher if its predecessors got further. docs/decisions/0032 says why.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -61,6 +62,8 @@ class Episodes:
     """Frames."""
     metrics: dict[str, list[float]] = field(default_factory=dict)
     """Those of the manifest, by name."""
+    tasks: list[str] = field(default_factory=list)
+    """Names of the variants that were played; none without variants."""
     num_terminated: int = 0
     """Episodes that the environment ended; the rest were truncated."""
 
@@ -68,7 +71,10 @@ class Episodes:
 class Trajectories:
     """The open trajectory of each of B environments."""
 
-    def __init__(self, num_envs: int, base: int, metrics: EpisodeMetrics | None = None) -> None:
+    def __init__(
+        self, num_envs: int, base: int, metrics: EpisodeMetrics | None = None, *, tasks: Sequence[str] = ()
+    ) -> None:
+        self._tasks = tuple(tasks)
         self.next_id = base
         """The id of the next trajectory that opens: higher than any before."""
         self.ids: Array = np.empty(num_envs, dtype=np.int64)
@@ -116,6 +122,8 @@ class Trajectories:
         self.finished.returns.extend(self.returns[columns].tolist())
         lengths = self.lengths[columns]
         self.finished.lengths.extend(lengths.tolist())
+        if self._tasks:
+            self.finished.tasks.extend([self._tasks[column] for column in columns.tolist()])
         self.metrics.close(columns, last=last, lengths=lengths)
         self.open(columns)
 

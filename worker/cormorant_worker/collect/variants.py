@@ -33,6 +33,11 @@ class Assignment:
     def names(self) -> tuple[str, ...]:
         return tuple(variant.name for variant in self.variants)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """[B] the variant that each environment plays."""
+        return tuple(self.names[i] for i in self.task_ids.tolist())
+
     def shares(self) -> list[tuple[Variant, slice]]:
         """The variants that this worker plays, with their columns."""
         ids, firsts = np.unique(self.task_ids, return_index=True)

@@ -101,6 +101,7 @@ class FleetCore:
             total_frames=self.scheduler.total_frames,
             episodes=counters.episodes,
             recent_returns=tuple(counters.returns),
+            recent_task_metrics={key: tuple(values) for key, values in counters.task_metrics.items()},
             recent_metrics={name: tuple(values) for name, values in counters.metrics.items()},
             recent_lengths=tuple(counters.lengths),
             version=self.offers.published.version,

@@ -24,6 +24,8 @@ class FleetCounters:
         self.returns: deque[float] = deque(maxlen=_RECENT)
         self.lengths: deque[int] = deque(maxlen=_RECENT)
         self.metrics: dict[str, deque[float]] = {}
+        self.task_metrics: dict[tuple[str, str], deque[float]] = {}
+        """By metric and variant."""
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._producer_s = self._consumer_s = 0.0
@@ -57,6 +59,8 @@ class FleetCounters:
         self.lengths.extend(sealed.lengths)
         for name, values in sealed.metrics.items():
             self.metrics.setdefault(name, deque(maxlen=_RECENT)).extend(values)
+            for task, value in zip(sealed.tasks, values, strict=False):  # no tasks without variants
+                self.task_metrics.setdefault((name, task), deque(maxlen=_RECENT)).append(value)
         self._group(handle.group).env_restarts += sealed.env_restarts - handle.env_restarts
         self.follow(handle)
 

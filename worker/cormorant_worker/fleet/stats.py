@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import isfinite
 from statistics import fmean
-from typing import Literal
+from typing import Literal, TypeVar
 
 from cormorant_worker.weights.staged import PolicyVersion
+
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,8 @@ class FleetStats:
     recent_lengths: tuple[int, ...]
     recent_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What the manifest reports of the same episodes, by name. NaN where a value was missing."""
+    recent_task_metrics: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
+    """The same by name and variant, of the last 100 episodes of each; empty without variants."""
     version: PolicyVersion
     """The newest published version."""
     dropped: Mapping[str, int]
@@ -101,5 +105,14 @@ class FleetStats:
     @property
     def metric_means(self) -> dict[str, float | None]:
         """`recent_metrics` by name, without what is no number; None: nothing is left."""
-        numbers = {name: [v for v in values if isfinite(v)] for name, values in self.recent_metrics.items()}
-        return {name: fmean(values) if values else None for name, values in numbers.items()}
+        return _means(self.recent_metrics)
+
+    @property
+    def task_metric_means(self) -> dict[tuple[str, str], float | None]:
+        """The same by name and variant; without variants, under an empty one."""
+        return _means(self.recent_task_metrics or {(name, ""): v for name, v in self.recent_metrics.items()})
+
+
+def _means(recent: Mapping[K, tuple[float, ...]]) -> dict[K, float | None]:
+    numbers = {key: [value for value in values if isfinite(value)] for key, values in recent.items()}
+    return {key: fmean(values) if values else None for key, values in numbers.items()}

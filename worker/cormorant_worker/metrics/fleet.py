@@ -86,9 +86,9 @@ class FleetMetrics:
             if stats.recent_returns:
                 self._exposition.gauge(declared.RECENT_RETURN, env=self._env).set(fmean(stats.recent_returns))
                 self._exposition.gauge(declared.RECENT_LENGTH, env=self._env).set(fmean(stats.recent_lengths))
-            for name, mean in stats.metric_means.items():
+            for (name, task), mean in stats.task_metric_means.items():
                 if mean is not None:
-                    self._exposition.gauge(declared.EPISODE_METRIC, name=name, task="").set(mean)
+                    self._exposition.gauge(declared.EPISODE_METRIC, name=name, task=task).set(mean)
             if self._job.spec.output.dataset is not None:
                 self._exposition.gauge(declared.SINK_LAG).set(stats.undurable_frames)
             for name, served in stats.inference.items():

@@ -113,6 +113,8 @@ class Sealed:
     env_restarts: int
     metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What the manifest reports of the same episodes, by name. NaN where a value is missing."""
+    tasks: tuple[str, ...] = ()
+    """Variants that the same episodes played; empty without variants."""
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
     num_steps: int = 0

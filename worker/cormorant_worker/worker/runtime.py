@@ -221,6 +221,7 @@ class WorkerRuntime:
                 returns=tuple(filled.episodes.returns),
                 lengths=tuple(filled.episodes.lengths),
                 num_terminated=filled.episodes.num_terminated,
+                tasks=tuple(filled.episodes.tasks),
                 metrics={name: tuple(values) for name, values in filled.episodes.metrics.items()},
                 timing=timing,
                 durable_frames=self._sink.durable_frames if self._sink is not None else 0,
