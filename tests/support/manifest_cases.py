@@ -59,7 +59,7 @@ class Case:
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 
-_SUCCESS = {"name": "success", "key": "won"}
+_WON, _SUCCESS = {"key": "won"}, {"name": "success", "key": "won"}
 _RESULTS = {"dataset": {"uri": "s3://b/results"}}
 
 VALID: dict[str, Document] = {
@@ -129,74 +129,35 @@ VALID: dict[str, Document] = {
 }
 
 INVALID: dict[str, Case] = {
-    "info-twice": Case(
-        document=manifest(env__info=[{"key": "lives"}, {"key": "lives", "dtype": "int32"}]),
-        path="spec.env.info",
-        sentence="the key lives occurs twice in info",
-    ),
-    "info-key": Case(
-        document=manifest(env__info=[{"key": "a/b"}]),
-        path="spec.env.info[0].key",
-        sentence='"a/b" is not valid; write letters, digits, underscores, dashes and dots',
-    ),
-    "info-of-words": Case(
-        document=manifest(env__info=[{"key": "name", "dtype": "str"}]),
-        path="spec.env.info[0].dtype",
-        sentence='"str" is not one of bool, uint8',
-    ),
-    "info-fill-no-flag": Case(
-        document=manifest(env__info=[{"key": "won", "dtype": "bool", "fill": 2}]),
-        path="spec.env.info[0].fill",
-        sentence="fill 2 of won is no bool",
-        by="rule",
-    ),
-    "info-fill-no-integer": Case(
-        document=manifest(env__info=[{"key": "lives", "dtype": "int64", "fill": 0.5}]),
-        path="spec.env.info[0].fill",
-        sentence="fill 0.5 of lives is no int64",
-        by="rule",
-    ),
-    "info-fill-too-small": Case(
-        document=manifest(env__info=[{"key": "ram", "dtype": "uint8", "fill": -1}]),
-        path="spec.env.info[0].fill",
-        sentence="fill -1 of ram is no uint8",
-        by="rule",
-    ),
-    "metric-twice": Case(
-        document=manifest(env__info=[{"key": "won"}], collection__episodeMetrics=[_SUCCESS, _SUCCESS]),
-        path="spec.collection.episodeMetrics",
-        sentence="the name success occurs twice in episodeMetrics",
-    ),
-    "metric-of-undeclared-key": Case(
-        document=manifest(env__info=[{"key": "lives"}], collection__episodeMetrics=[_SUCCESS]),
-        path="spec.collection.episodeMetrics",
-        sentence="the metric success reads a key that env.info does not declare; add the key to env.info, which has "
-        '["lives"]',
-        by="rule",
-    ),
-    "metric-without-info": Case(
-        document=manifest(collection__episodeMetrics=[_SUCCESS]),
-        path="spec.collection.episodeMetrics",
-        sentence="the metric success reads a key that env.info does not declare",
-        by="rule",
-    ),
-    "metric-of-a-shape": Case(
-        document=manifest(env__info=[{"key": "won", "shape": [2]}], collection__episodeMetrics=[_SUCCESS]),
-        path="spec.collection.episodeMetrics",
-        sentence="the metric success reads a key with a shape",
-        by="rule",
-    ),
-    "metric-of-a-taken-name": Case(
-        document=manifest(env__info=[{"key": "won"}], collection__episodeMetrics=[{"name": "return", "key": "won"}]),
-        path="spec.collection.episodeMetrics[0].name",
-        sentence="the name return is taken",
-        by="rule",
-    ),
-    "metric-of-an-unknown-reduction": Case(
-        document=manifest(env__info=[{"key": "won"}], collection__episodeMetrics=[{**_SUCCESS, "reduce": "median"}]),
-        path="spec.collection.episodeMetrics[0].reduce",
-        sentence='"median" is not one of last, sum, mean, max, any',
-    ),
+    **{
+        name: Case(
+            document=manifest(env__info=info, **({"collection__episodeMetrics": metrics} if metrics else {})),
+            path=f"spec.{'collection.episodeMetrics' if metrics else 'env.info'}{field}",
+            sentence=sentence,
+            by=by,
+        )
+        for name, info, metrics, field, sentence, by in (
+            ("info-twice", [_WON, _WON], [], "", "the key won occurs twice in info", "schema"),
+            ("info-key", [{"key": "a/b"}], [], "[0].key", '"a/b" is not valid; write letters, digits', "schema"),
+            ("info-of-words", [{**_WON, "dtype": "str"}], [], "[0].dtype", '"str" is not one of bool', "schema"),
+            ("fill-no-flag", [{**_WON, "dtype": "bool", "fill": 2}], [], "[0].fill", "2 of won is no bool", "rule"),
+            (
+                "fill-no-int",
+                [{**_WON, "dtype": "int64", "fill": 0.5}],
+                [],
+                "[0].fill",
+                "0.5 of won is no int64",
+                "rule",
+            ),
+            ("fill-too-low", [{**_WON, "dtype": "uint8", "fill": -1}], [], "[0].fill", "-1 of won is no uint8", "rule"),
+            ("metric-twice", [_WON], [_SUCCESS] * 2, "", "the name success occurs twice", "schema"),
+            ("metric-undeclared", [{"key": "x"}], [_SUCCESS], "", 'to env.info, which has ["x"]', "rule"),
+            ("metric-without-info", None, [_SUCCESS], "", "reads a key that env.info does not declare", "rule"),
+            ("metric-shape", [{**_WON, "shape": [2]}], [_SUCCESS], "", "success reads a key with a shape", "rule"),
+            ("metric-name", [_WON], [{**_SUCCESS, "name": "return"}], "[0].name", "the name return is taken", "rule"),
+            ("metric-reduce", [_WON], [{**_SUCCESS, "reduce": "p50"}], "[0].reduce", '"p50" is not one of', "schema"),
+        )
+    },
     "episodes-without-list": Case(
         document=manifest(collection__episodes={}, output=_RESULTS),
         path="spec.collection.episodes",
