@@ -238,3 +238,16 @@ def test_a_compiled_collection_is_the_same_frame_by_frame() -> None:
             batches.append(collector.collect(num_steps=256))
     for key, value in batches[0].items(include_nested=True, leaves_only=True):
         assert torch.equal(value, batches[1][key]), key
+
+
+@pytest.mark.slow
+def test_without_a_compiler_the_layers_act(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setattr(config.cpp, "cxx", ("/nonexistent/g++",))
+    actor = actor_of(mlp(BOX, ACTIONS["discrete"]))
+    with capture_logs() as logs:
+        found = compile_actor(actor, BOX, mode="on", num_rows=4, exploration=ExplorationType.RANDOM)
+    assert found.chosen == "layers"
+    assert "InvalidCxxCompiler" in found.refused["torch.compile"]
+    assert [line["event"] for line in logs] == ["policy_not_compiled", "policy_compiled"]
