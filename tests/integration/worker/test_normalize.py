@@ -174,3 +174,16 @@ def test_statistics_in_a_weights_file_are_gone_on_from(tmp_path: Path) -> None:
         check_seen(batch.tensordict, batch.statistics)
         assert batch.statistics == {0: document}
         assert fleet.statistics.current.count == 70
+
+
+def test_an_inference_server_normalises_with_the_version_that_acts() -> None:
+    document = job_of(400).to_document()
+    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
+    versions = set()
+    with make_fleet(load_job(document), workers=2) as fleet:
+        while (batch := fleet.take(copy=True)) is not None:
+            check_seen(batch.tensordict, batch.statistics)
+            versions |= set(batch.tensordict["collector", "policy_version"].unique().tolist())
+            fleet.publish(numbered(fleet.version + 1))
+        assert fleet.statistics.current.count == 400
+    assert len(versions) > 2

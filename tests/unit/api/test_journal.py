@@ -3,10 +3,12 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cormorant_api.control.journal import Journal
 from cormorant_api.errors import StoreError
+from cormorant_worker.normalize.moments import RunningMoments, Statistics
 
 
 def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:
@@ -88,3 +90,19 @@ def test_head_without_a_folder_begins_at_its_floor() -> None:
 def test_a_folder_of_a_head_that_exported_nothing_is_taken(tmp_path: Path) -> None:
     (tmp_path / "frames").write_text(f"{5:020d}")
     assert Journal(tmp_path).exported_frames == 5
+
+
+def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:
+    first, more = (Statistics({"observation": RunningMoments.of(np.array(x))}) for x in ([[0.1], [0.2]], [[0.3]]))
+    journal = Journal(tmp_path, floor_frames=10)
+    assert journal.statistics is None
+    journal.settle(2, first)
+    # Killed after the file was replaced and before the count was written: both are of the later acknowledgement.
+    journal.keep(first.merged(more), frames=13)
+    again = Journal(tmp_path)
+    assert again.frames == 13
+    assert again.statistics is not None
+    assert again.statistics.document() == first.merged(more).document()
+    (tmp_path / "statistics.json").write_text("{}")
+    with pytest.raises(StoreError, match="cannot use"):
+        Journal(tmp_path)

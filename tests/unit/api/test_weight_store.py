@@ -1,13 +1,16 @@
 """Kept weights: whole versions or none, the newest of each model, over restarts."""
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cormorant_api.errors import StoreError
 from cormorant_api.weights.store import StoredModel, StoredVersion, WeightStore, digest_of
+from cormorant_worker.normalize.moments import RunningMoments, Statistics
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -120,3 +123,16 @@ def test_a_folder_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "weights").write_text("")
     with pytest.raises(StoreError, match=r"cannot use .*weights to store weights"):
         WeightStore(tmp_path, keeps=1)
+
+
+def test_a_version_keeps_its_statistics_and_others_say_nothing(tmp_path: Path) -> None:
+    statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
+    store = WeightStore(tmp_path, keeps=5)
+    store.put(version(1, policy=b"policy-1"))
+    store.put(replace(version(2, policy=b"policy-2"), statistics=statistics))
+    assert "statistics" not in json.loads((tmp_path / "weights" / "1" / "meta.json").read_text())
+    again = WeightStore(tmp_path, keeps=5)
+    found = again.version(2)
+    assert found is not None
+    assert found.statistics is not None
+    assert found.statistics.document() == statistics.document()

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cormorant_worker.errors import MalformedWeights
+from cormorant_worker.normalize.moments import RunningMoments, Statistics
 from cormorant_worker.weights.cached import CachedWeights, read_cached
 from cormorant_worker.weights.staged import PolicyVersion
 
@@ -26,6 +28,16 @@ def test_the_newest_publish_outlives_the_actor(tmp_path: Path) -> None:
     again = CachedWeights(tmp_path / "kept")
     assert (again.version, read(again)) == (12, [(12, "policy", "bytes of 12")])
     assert [path.name for path in (tmp_path / "kept").iterdir()] == ["12.weights"]
+
+
+def test_statistics_are_kept_with_the_weights_that_act_with_them(tmp_path: Path) -> None:
+    statistics = Statistics({"observation": RunningMoments.of(np.array([[0.1], [0.2]]), clip=10.0)})
+    CachedWeights(tmp_path).keep(
+        memoryview(b"bytes"), version=PolicyVersion(4), default_model="policy", models=["policy"], statistics=statistics
+    )
+    (found,) = read_cached(CachedWeights(tmp_path).read())
+    assert found.statistics is not None
+    assert found.statistics.document() == statistics.document()
 
 
 def test_of_several_models_the_newest_of_each_is_kept(tmp_path: Path) -> None:
