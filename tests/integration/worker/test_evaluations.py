@@ -16,6 +16,7 @@ import torch
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
+from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker import evaluate
 from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
@@ -181,3 +182,22 @@ def test_what_cannot_be_recorded_says_so(tmp_path: Path) -> None:
         evaluate(CARTPOLE, episodes=1, videos=1)
     with pytest.raises(EnvError, match="EnvPool's CartPole-v1 cannot be recorded"):
         evaluate(CARTPOLE, episodes=1, workers=1, directory=tmp_path, videos=1)
+
+
+def test_the_python_of_the_how_to_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from safetensors.torch import save_file
+
+    from cormorant_worker import make_collector
+    from cormorant_worker.policies import mlp
+
+    (block,) = blocks("docs/how-to/evaluate.md", "python")
+    (tmp_path / "job.yaml").write_text((ROOT / "examples/cartpole-ppo.yaml").read_text())
+    with make_collector(CARTPOLE) as collector:
+        save_file(mlp(*collector.spaces).state_dict(), tmp_path / "policy.safetensors")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(block, "evaluate.md", "exec"), {"__name__": "page"})
+    mean, returns = capsys.readouterr().out.splitlines()[-1].split(" ", 1)
+    assert len(json.loads(returns)) == 100
+    assert float(mean) == pytest.approx(sum(json.loads(returns)) / 100)
