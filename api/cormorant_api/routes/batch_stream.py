@@ -11,7 +11,7 @@ from cormorant_api.routes.lending import lend_next, oldest_wanted
 from cormorant_contract.rest.headers import BATCH_STREAM
 from cormorant_worker.errors import CormorantError
 from cormorant_worker.fleet.batch_queue import Loan
-from cormorant_worker.wire import encode
+from cormorant_worker.fleet.wire import encode
 
 _LOOK_S = 1.0
 _LENGTH_BYTES = 8

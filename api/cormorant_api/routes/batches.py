@@ -26,7 +26,7 @@ from cormorant_contract.rest.headers import (
     SAFETENSORS,
 )
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.wire import encode
+from cormorant_worker.fleet.wire import encode
 
 _HEADERS = {
     name: {"schema": {"type": "string"}, "description": text}

@@ -320,7 +320,7 @@ class Quiesce:
         handle = self._core.pool.find(worker)
         if handle is None or not handle.is_synced:
             raise FleetError(f"worker {worker} does not work now; its pod may offer its weights again")
-        handle.cached_version = INITIAL_VERSION
+        handle.offers_cached_once()
         asked = {self._core.requests.ask(handle, "kept"): handle}
         replies = self.replies(asked, "hand over the weights that it kept", timeout_s=_FETCH_S)
         if handle.slot not in replies:

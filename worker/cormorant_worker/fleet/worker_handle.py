@@ -142,6 +142,10 @@ class WorkerHandle:
         self.cached_version = PolicyVersion(ready.kept_version)
         self.last_progress = now
 
+    def offers_cached_once(self) -> None:
+        """What its pod has of an earlier head is being fetched: it is not offered again."""
+        self.cached_version = INITIAL_VERSION
+
     def serves(self, *, now: float) -> None:
         """An inference server has built its policy."""
         self.is_ready = True
