@@ -148,6 +148,8 @@ def run(
     with interrupts.installed():
         try:
             job = read_job(manifest, name, frames)
+            if job.spec.collection.episodes is not None and not serve:
+                raise BadInput(f"{job.metadata.name} is an evaluation; run it with: cormorant evaluate {manifest}")
             with translated_errors(), _logged_to(display, debug=debug):
                 session = _Session(job, display, interrupts, site, serving, metrics_port)
                 reason = session.run(workers, "" if device is Device.AUTO else device.value)

@@ -62,6 +62,13 @@ def test_a_sweep_is_one_line_a_checkpoint(
     assert [episode["seed"] for episode in again["episodes"]] == list(range(4, 13))
 
 
+def test_run_names_the_command_for_evaluations(write: Written, capsys: pytest.CaptureFixture[str]) -> None:
+    collection = {"framesPerBatch": 64, "episodes": {"count": 2}}
+    job = write(collection=collection, output={"dataset": {"uri": "results"}})
+    assert entry.run(["run", str(job)]) == 2
+    assert f"small is an evaluation; run it with: cormorant evaluate {job}" in capsys.readouterr().err
+
+
 def test_bad_input_gets_a_sentence(write: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     job = str(write(policy=MLP))
     for arguments, sentence in (
