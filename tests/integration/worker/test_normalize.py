@@ -80,6 +80,15 @@ def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) 
     assert len(versions) > 2
 
 
+def test_weights_may_be_published_before_the_first_batch() -> None:
+    with make_fleet(job_of(60), workers=1) as fleet:
+        fleet.publish(numbered(1), wait_s=60)
+        while (batch := fleet.take(copy=True)) is not None:
+            check_seen(batch.tensordict, batch.statistics)
+            assert fleet.statistics[1]["observation"]["count"] == 0
+        assert fleet.stats().restarts == 0
+
+
 def test_killed_workers_neither_lose_nor_double_frames_in_the_statistics() -> None:
     expected = Expected()
     with make_fleet(job_of(800, step_s=0.0005), workers=2) as fleet:

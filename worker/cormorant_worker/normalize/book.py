@@ -42,6 +42,8 @@ class StatisticsBook(Mapping[int, Document]):
         with self._lock:
             self._versions.setdefault(0, initial)
             self._base(initial)
+            # Every key has statistics from the start, for what is published before a batch is acknowledged.
+            self._current = initial.emptied().merged(self._current)
 
     def inherit(self, statistics: Statistics) -> None:
         """Go on from what an earlier fleet had merged when it published, unless this one knows more already."""

@@ -90,6 +90,10 @@ class Statistics:
         """Frames that they are made of."""
         return max((moments.count for moments in self.moments.values()), default=0)
 
+    def emptied(self) -> "Statistics":
+        """The same keys, shapes and bounds, of no frames."""
+        return Statistics({name: RunningMoments.none(m.mean.shape, clip=m.clip) for name, m in self.moments.items()})
+
     def merged(self, other: "Statistics") -> "Statistics":
         """Of both."""
         found = dict(self.moments)
