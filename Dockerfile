@@ -60,7 +60,8 @@ RUN site="$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path(
  && python images/without_cuda.py "$site" \
  && images/slim "$site" \
  && /opt/venv/bin/python -m compileall -q -j 0 -x '/(torch|sympy|networkx|matplotlib|fontTools)/' "$site" \
- && /opt/venv/bin/python -c 'import torch, torch.distributed, torch.export, tensordict, tensordict.nn, ray, envpool; torch.ones(2, requires_grad=True).sum().backward()'
+ && /opt/venv/bin/python -c 'import envpool, fastapi, gymnasium, pyarrow.dataset, pyarrow.parquet, ray, safetensors.torch; \
+      import torch, torch.distributed, torch.export, tensordict.nn; torch.ones(2, requires_grad=True).sum().backward()'
 
 # -- project: pure Python, the same in all images -------------------------------------------------------------------
 

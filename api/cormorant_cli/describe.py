@@ -81,9 +81,8 @@ def lines_of(picture: Picture) -> Iterator[str]:
     yield f"{identity(job)}: {status.get('phase') or 'not reconciled yet'}, {age(born, now)} old"
     yield f"  {'env':<10}{_env(spec)}"
     yield f"  {'policy':<10}{(spec.get('policy') or {}).get('entrypoint') or 'random actions'}"
-    code = (spec.get("code") or {}).get("configMap")
-    if code:
-        yield f"  {'code':<10}ConfigMap {code}"
+    for kind, source in (spec.get("code") or {}).items():
+        yield f"  {'code':<10}{'ConfigMap' if kind == 'configMap' else kind} {source}"
     yield f"  {'frames':<10}{_frames(status.get('frames') or {}, spec, now)}"
     yield f"  {'weights':<10}{_weights(status.get('weights') or {}, now)}"
     restarts = int(status.get("headRestarts") or 0)

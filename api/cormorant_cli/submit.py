@@ -124,11 +124,9 @@ def _refuse_contradictions(job: CollectorJob, files: CodeMap | None, *, namespac
         return
     if not is_alone:
         raise BadInput("--code works with one job, but the manifest has several; submit them one by one")
-    if job.spec.code is not None:
-        raise BadInput(
-            f'spec.code of {name} names the ConfigMap "{job.spec.code.config_map}", but --code creates another one; '
-            "remove one of them"
-        )
+    if (code := job.spec.code) is not None:
+        source = f'the ConfigMap "{code.config_map}"' if code.image is None else f'the image "{code.image}"'
+        raise BadInput(f"spec.code of {name} names {source}, but --code creates another ConfigMap; remove one of them")
 
 
 def _submit(

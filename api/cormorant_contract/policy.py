@@ -1,11 +1,13 @@
 """`spec.policy` and `spec.code`: what acts in the environments, and where its code comes from."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from cormorant_contract.base import Contract, Entrypoint, JsonObject, Label, Text
 from cormorant_contract.rule import Rule, Transition, Value
+
+IMAGE_PATTERN = "^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 
 
 class RandomPolicy(Contract):
@@ -95,8 +97,30 @@ class Policy(Contract):
 
 
 class Code(Contract):
-    """User code for environments and policies."""
+    """User code for environments and policies: exactly one of configMap and image."""
 
-    config_map: Label
+    config_map: Label | None = None
     """ConfigMap of the job's namespace whose files, and whose packages.zip, are on PYTHONPATH of head and workers.
     `cormorant submit --code` makes it; `cormorant run` puts the manifest's folder there instead."""
+
+    image: Annotated[str, Field(strict=True, max_length=512, pattern=IMAGE_PATTERN)] | None = None
+    """Image whose folder /code is on PYTHONPATH instead."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Code], ...]":
+        """One source of code."""
+        return (
+            Rule(
+                cel="has(self.configMap) != has(self.image)",
+                holds=lambda code: (code.config_map is None) != (code.image is None),
+                sentence="exactly one of configMap and image is required, found {found}; write one",
+                values={
+                    "found": Value(
+                        cel="has(self.image) ? 'configMap ' + self.configMap + ' and image ' + self.image : 'neither'",
+                        get=lambda code: (
+                            "neither" if code.image is None else f"configMap {code.config_map} and image {code.image}"
+                        ),
+                    )
+                },
+            ),
+        )

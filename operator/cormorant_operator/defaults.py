@@ -16,6 +16,8 @@ class OperatorDefaults:
     """Pods run as user 65532. Off on platforms that assign users per namespace, such as OpenShift."""
     architectures: tuple[str, ...] = ()
     """CPU architectures of `image` (label kubernetes.io/arch); empty: unknown."""
+    has_image_volumes: bool = False
+    """The cluster mounts images as volumes; otherwise an init container copies `spec.code.image`."""
     has_network_policies: bool = False
     """Each job gets a NetworkPolicy."""
     open_to_cidrs: tuple[str, ...] = ()

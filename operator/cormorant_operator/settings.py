@@ -64,6 +64,7 @@ def read_settings(arguments: Sequence[str] | None = None) -> Settings:
         image_pull_secrets=tuple(given.image_pull_secret),
         has_fixed_user=not given.any_user,
         architectures=tuple(given.architecture),
+        has_image_volumes=given.image_volumes,
         has_network_policies=given.network_policies,
         open_to_cidrs=tuple(given.open_to_cidr),
         poll_s=given.poll_seconds,
@@ -125,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--image-pull-policy", choices=("Always", "IfNotPresent", "Never"), default="IfNotPresent")
     parser.add_argument(
         "--image-pull-secret", action="append", default=[], help="Secret in each job's namespace (repeatable)"
+    )
+    parser.add_argument(
+        "--image-volumes", action="store_true", help="mount spec.code.image as a volume instead of copying its files"
     )
     parser.add_argument("--network-policies", action="store_true", help="create a NetworkPolicy for each job")
     parser.add_argument(

@@ -65,4 +65,5 @@ class Templates:
 
     @property
     def _code(self) -> str:
-        return self.spec.code.config_map if self.spec.code is not None else ""
+        code = self.spec.code
+        return "" if code is None else code.config_map or f"image {code.image}"

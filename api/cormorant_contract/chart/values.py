@@ -112,6 +112,10 @@ class Jobs(Contract):
     image_pull_secrets: tuple[Name, ...] = ()
     """Names of image pull Secrets; they must exist in each job's namespace."""
 
+    image_volumes: Literal["auto", "always", "never"] = "auto"
+    """Whether `spec.code.image` is mounted as an image volume; otherwise an init container copies it. `auto`: from
+    Kubernetes 1.35 on, which has the feature gate ImageVolume on by default."""
+
     network_policy: JobNetworkPolicy = JobNetworkPolicy()
     """One NetworkPolicy per job: its pods reach each other; others reach ports 8000 and 8001 only."""
 

@@ -22,6 +22,8 @@ _REQUESTS: Mapping[str, Mapping[str, str]] = {
 """Default requests: what an idle container of each role needs."""
 _SCRATCH_SIZE, _STATE_SIZE = "10Gi", "20Gi"
 """Limits on what a pod may write to its node's disk; a pod that exceeds them is evicted."""
+_CODE_OF_IMAGE = "code"
+"""Folder of `spec.code.image` with the user's code."""
 _USER = 65532
 _NODE_LOST_S = 30
 """Seconds after which pods of a lost node are given up; Kubernetes' default is five minutes."""
@@ -176,22 +178,25 @@ class _PodParts:
 
 def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
     volumes, mounts = _scratch(_resources(parts))
-    code = job.spec.code
+    resources = _with_defaults(parts)
+    code, init_containers = job.spec.code, []
     if code is not None:
-        volumes.append({"name": "code", "configMap": {"name": code.config_map}})
-        mounts.append({"name": "code", "mountPath": entrypoints.CODE_FOLDER, "readOnly": True})
+        mount: dict[str, Any] = {"name": "code", "mountPath": entrypoints.CODE_FOLDER}
+        source: dict[str, Any] = {"configMap": {"name": code.config_map}}
+        if code.image and defaults.has_image_volumes:
+            source = {"image": {"reference": code.image, "pullPolicy": defaults.image_pull_policy}}
+            mount["subPath"] = _CODE_OF_IMAGE
+        elif code.image:
+            source = {"emptyDir": {"sizeLimit": _SCRATCH_SIZE}}
+            copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", entrypoints.CODE_FOLDER]
+            init_containers.append(
+                {**_container("code", code.image, defaults, resources), "command": copy, "volumeMounts": [mount]}
+            )
+        volumes.append({"name": "code", **source})
+        mounts.append({**mount, "readOnly": True})
+    image = (parts.is_gpu and origin.cuda_image) or origin.base_image
     container = {
-        "name": parts.role,
-        "image": (parts.is_gpu and origin.cuda_image) or origin.base_image,
-        "imagePullPolicy": defaults.image_pull_policy,
-        "resources": _with_defaults(parts),
-        # Without a termination message, Kubernetes reports the last lines of the log.
-        "terminationMessagePolicy": "FallbackToLogsOnError",
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
+        **_container(parts.role, image, defaults, resources),
         **parts.container,
         "volumeMounts": [*parts.container["volumeMounts"], *mounts],
     }
@@ -216,11 +221,28 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
                 # Clouds taint GPU nodes with this key; some do not add the toleration by themselves.
                 *([{"key": GPU, "operator": "Exists", "effect": "NoSchedule"}] if parts.is_gpu else ()),
             ],
+            **({"initContainers": init_containers} if init_containers else {}),
             "containers": [container],
             "volumes": [*parts.volumes, *volumes],
         },
     }
     return _sealed(merge(base, parts.overlay), job, parts, origin)
+
+
+def _container(name: str, image: str, defaults: OperatorDefaults, resources: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "image": image,
+        "imagePullPolicy": defaults.image_pull_policy,
+        "resources": resources,
+        # Without a termination message, Kubernetes reports the last lines of the log.
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
 
 
 def _sealed(template: dict[str, Any], job: Job, parts: _PodParts, origin: PodOrigin) -> Manifest:

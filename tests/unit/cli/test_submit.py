@@ -71,6 +71,11 @@ def test_dry_run_of_the_client_needs_no_cluster(
         (MANIFEST.replace("framesPerBatch: 64", "framesPerBatch: 0"), [], "spec.collection.framesPerBatch: 0 is less"),
         (MANIFEST.replace("name: pong,", "name: pong, namespace: a,"), ["-n", "b"], 'puts pong in namespace "a"'),
         (MANIFEST + HERE, ["--code", "code"], 'spec.code of pong names the ConfigMap "mine"'),
+        (
+            MANIFEST + "  code: {image: me/code:1}\n",
+            ["--code", "code"],
+            'names the image "me/code:1"',
+        ),
         (MANIFEST + "---" + MANIFEST, ["--code", "code"], "--code works with one job"),
         (MANIFEST, ["--code", "none"], "--code none: no such folder"),
     ],

@@ -1,6 +1,7 @@
 """`cormorant validate`: one sentence an error, a line number each, and never a traceback."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,8 @@ import yaml
 
 from cormorant_cli.__main__ import run
 from cormorant_cli.validate import judge
-from cormorant_manifest.reader import MAX_BYTES
+from cormorant_contract.errors import ManifestError
+from cormorant_manifest.reader import MAX_BYTES, parse_jobs
 from manifest_cases import manifest
 
 GOOD = yaml.safe_dump(manifest())
@@ -219,3 +221,16 @@ def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
     assert judge(str(job)).problems == ()
     (problem,) = judge(str(job), imports=True).problems
     assert str(problem).startswith(f"{job}: spec.policy.entrypoint: mine:make: mine has no make; did you mean maker?")
+
+
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("{}", "exactly one of configMap and image is required, found neither; write one"),
+        ("{configMap: a, image: 'b:1'}", "found configMap a and image b:1"),
+        ("{image: 'b 1'}", "spec.code.image: "),
+    ],
+)
+def test_code_has_one_source(code: str, sentence: str) -> None:
+    with pytest.raises(ManifestError, match=re.escape(sentence)):
+        parse_jobs(f"{HEAD}{SPEC}  code: {code}\n")
