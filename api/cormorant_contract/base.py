@@ -180,8 +180,10 @@ OPTIONAL_NAME_PATTERN = "^([a-z0-9]([-a-z0-9.]*[a-z0-9])?)?$"
 REASON_PATTERN = "^[A-Za-z][A-Za-z0-9_]*$"
 IDENTIFIER_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 INFO_KEY_PATTERN = "^[A-Za-z_][-A-Za-z0-9_.]*$"
+IMAGE_PATTERN = "^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 
 PATTERN_WORDS = {
+    IMAGE_PATTERN: "the name of a container image, such as registry.example/team/code:1",
     LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
     OPTIONAL_LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
     OPTIONAL_NAME_PATTERN: "lower-case letters, digits, dashes and dots, beginning and ending with a letter or digit",

@@ -4,10 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cormorant_contract.base import Contract, Entrypoint, JsonObject, Label, Text
+from cormorant_contract.base import IMAGE_PATTERN, Contract, Entrypoint, JsonObject, Label, Text
 from cormorant_contract.rule import Rule, Transition, Value
-
-IMAGE_PATTERN = "^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
 
 
 class RandomPolicy(Contract):

@@ -228,7 +228,7 @@ def test_entrypoints_are_looked_up_when_asked(tmp_path: Path) -> None:
     [
         ("{}", "exactly one of configMap and image is required, found neither; write one"),
         ("{configMap: a, image: 'b:1'}", "found configMap a and image b:1"),
-        ("{image: 'b 1'}", "spec.code.image: "),
+        ("{image: 'b 1'}", 'spec.code.image: "b 1" is not valid; write the name of a container image'),
     ],
 )
 def test_code_has_one_source(code: str, sentence: str) -> None:
