@@ -13,6 +13,7 @@ from cormorant_contract.rest.status import (
     Phase,
     QueueReport,
     Status,
+    TaskReport,
     WeightsReport,
     Worker,
 )
@@ -50,6 +51,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
             mean_return=_mean(stats.recent_returns),
             mean_length=_mean(stats.recent_lengths),
             metrics=stats.metric_means,
+            tasks=_tasks(stats),
         ),
         weights=WeightsReport(
             version=stats.version,
@@ -83,6 +85,14 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         started_at=head.started_at,
         desired=running.group_sizes.describe(paused=head.leases.spec_paused),
     )
+
+
+def _tasks(stats: FleetStats) -> dict[str, TaskReport]:
+    means: dict[str, dict[str, float | None]] = {task: {} for task in stats.task_episodes}
+    for (name, task), mean in stats.task_metric_means.items():
+        if task in means:
+            means[task][name] = mean
+    return {task: TaskReport(count=count, means=means[task]) for task, count in stats.task_episodes.items()}
 
 
 def _group(name: str, size: int, stats: GroupStats) -> GroupReport:

@@ -87,7 +87,7 @@ RECENT_LENGTH = _of_job(
 )
 EPISODE_METRIC = _of_job(
     "episode_metric", "gauge", "Mean of an episode metric over the last 100 episodes.", METRIC, TASK,
-    when="the manifest has episodeMetrics and an episode has ended",
+    when="the manifest has episodeMetrics or variants, and an episode has ended",
 )  # fmt: skip
 ENV_STEP = _of_job(
     "env_step_duration_seconds",

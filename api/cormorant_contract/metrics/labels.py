@@ -28,8 +28,12 @@ DROPPED_FOR = Label(
     "than a consumer accepts.",
     values=DROP_REASONS,
 )
-METRIC = Label(name="name", help="Name of the metric in `collection.episodeMetrics`.", at_most=16)
-TASK = Label(name="task", help="Variant of the environment; empty without variants.")
+METRIC = Label(
+    name="name",
+    help="Name of the metric in `collection.episodeMetrics`; of a variant return and length, too.",
+    at_most=18,
+)
+TASK = Label(name="task", help="Variant of the environment; empty without variants.", at_most=65)
 RESTARTED_FOR = Label(
     name="reason",
     help="crash: the process ended. hang: no progress, killed. error: failed with a reason.",

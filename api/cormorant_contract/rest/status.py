@@ -128,6 +128,17 @@ class EpisodeReport(Answer):
     mean_length: float | None
     metrics: dict[str, float | None] = Field(default_factory=dict)
     """Mean of each of `collection.episodeMetrics` over the same episodes; null: none of them had a number."""
+    tasks: dict[str, "TaskReport"] = Field(default_factory=dict)
+    """The episodes of each of `env.variants` by name, once it has ended one; empty without variants."""
+
+
+class TaskReport(Answer):
+    """Completed episodes of one variant."""
+
+    count: Count
+    means: dict[str, float | None]
+    """`return`, `length` and `collection.episodeMetrics`: means over its last episodes (at most 100); null: none of
+    them had a number."""
 
 
 class Status(Answer):

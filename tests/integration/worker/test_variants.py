@@ -1,5 +1,7 @@
 """Variants in subprocesses, in EnvPool, in fleets: in batches, datasets, exports, over HTTP."""
 
+import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -102,3 +104,10 @@ def test_a_learner_gets_ids_and_names(tmp_path: Path) -> None:
         with connect(served.server.url, token=served.writer.token) as client, client.batches() as batches:
             for batch, _ in zip(batches, range(4), strict=False):
                 assert batch.numpy()["collector"]["task_id"].tolist() == [[0] * 10, [1] * 10]
+        deadline, pattern = time.monotonic() + 30, r'cormorant_episode_metric\{.*name="length",task="hard"\} 7'
+        while not re.search(pattern, scraped := served.nobody.get("/metrics").body.decode()):
+            assert time.monotonic() < deadline, scraped
+            time.sleep(0.1)
+        tasks = served.reader.get("/v1/status").json["episodes"]["tasks"]
+        assert {name: task["means"]["length"] for name, task in tasks.items()} == {"easy": 3, "hard": 7}
+        assert tasks["easy"]["count"] > tasks["hard"]["count"] > 0

@@ -1,5 +1,6 @@
 """How the command line starts and ends."""
 
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import typer
+import yaml
 
 from cormorant_cli import __main__ as entry
 from cormorant_cli.app import app
@@ -29,7 +31,8 @@ def test_committed_crd_is_the_one_of_the_models() -> None:
 
 
 def test_crd_fits_client_side_apply() -> None:
-    assert len(crd_yaml().encode()) < 64 * 1024
+    annotation = json.dumps(yaml.safe_load(crd_yaml()), separators=(",", ":"))  # what kubectl stores of it
+    assert len(annotation.encode()) < 64 * 1024
 
 
 def test_crd_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

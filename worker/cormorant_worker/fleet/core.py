@@ -104,6 +104,7 @@ class FleetCore:
             recent_task_metrics={key: tuple(values) for key, values in counters.task_metrics.items()},
             recent_metrics={name: tuple(values) for name, values in counters.metrics.items()},
             recent_lengths=tuple(counters.lengths),
+            task_episodes=dict(counters.task_episodes),
             version=self.offers.published.version,
             dropped=dict(self.queue.dropped),
             restarts=self.replacements.count,

@@ -25,7 +25,8 @@ class FleetCounters:
         self.lengths: deque[int] = deque(maxlen=_RECENT)
         self.metrics: dict[str, deque[float]] = {}
         self.task_metrics: dict[tuple[str, str], deque[float]] = {}
-        """By metric and variant."""
+        """By metric (return and length, too) and variant."""
+        self.task_episodes: Counter[str] = Counter()
         self._clock = clock
         self._groups: dict[str, _Group] = {}
         self._producer_s = self._consumer_s = 0.0
@@ -59,6 +60,8 @@ class FleetCounters:
         self.lengths.extend(sealed.lengths)
         for name, values in sealed.metrics.items():
             self.metrics.setdefault(name, deque(maxlen=_RECENT)).extend(values)
+        self.task_episodes.update(sealed.tasks)
+        for name, values in (("return", sealed.returns), ("length", sealed.lengths), *sealed.metrics.items()):
             for task, value in zip(sealed.tasks, values, strict=False):  # no tasks without variants
                 self.task_metrics.setdefault((name, task), deque(maxlen=_RECENT)).append(value)
         self._group(handle.group).env_restarts += sealed.env_restarts - handle.env_restarts

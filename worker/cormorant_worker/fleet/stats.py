@@ -82,7 +82,10 @@ class FleetStats:
     recent_metrics: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     """What the manifest reports of the same episodes, by name. NaN where a value was missing."""
     recent_task_metrics: Mapping[tuple[str, str], tuple[float, ...]] = field(default_factory=dict)
-    """The same by name and variant, of the last 100 episodes of each; empty without variants."""
+    """The same by name and variant, with return and length, of the last 100 episodes of each; empty without
+    variants."""
+    task_episodes: Mapping[str, int] = field(default_factory=dict)
+    """Episodes by variant; empty without variants."""
     version: PolicyVersion
     """The newest published version."""
     dropped: Mapping[str, int]

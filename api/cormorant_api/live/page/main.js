@@ -162,6 +162,9 @@ function showTiles(status) {
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
   const metrics = Object.entries(episodes.metrics ?? {});
   $("metrics-tile").hidden = !metrics.length;
+  const tasks = Object.entries(episodes.tasks ?? {});
+  $("tasks-tile").hidden = !tasks.length;
+  setText($("tasks"), tasks.map(([name, { means }]) => `${name} ${number(means.return)}`).join(", "));
   setText($("metrics"), metrics.map(([name, value]) => `${name} ${number(value)}`).join(", "));
 }
 
