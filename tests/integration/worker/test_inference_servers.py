@@ -56,10 +56,20 @@ def test_served_fleet_delivers_every_frame_exactly(mode: str, workers: int, tota
         num_envs=2, policy="counter", collection={"mode": mode, "totalFrames": total, "initRandomFrames": 8}, **OPTIONS
     )
     checker = make_checker(2, **OPTIONS)
+    random_frames = 0
     with fleet_of(served(job, servers=servers), workers=workers) as fleet:
-        assert sum(checker.take(batch) for batch in fleet.batches()) == total
+        for batch in fleet.batches():
+            checker.take(batch)
+            real = batch.get(("collector", "mask"), torch.ones(batch.shape, dtype=torch.bool))
+            random_frames += int((batch["collector", "policy_version"][real] == -1).sum())
+        assert checker.frames == total
         assert fleet.stats().frames == total
         assert fleet.is_done
+        # Every frame that is not a random one was a row at a server.
+        deadline = time.monotonic() + 20
+        while fleet.stats().workers and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert sum(served["rows"] for served in fleet.stats().inference.values()) == total - random_frames
         assert balance(fleet) == 0
     assert checker.attempts == {(0, index, 0) for index in range(workers)}
 
@@ -93,6 +103,17 @@ def test_weights_for_a_worker_without_a_policy_are_refused() -> None:
         pytest.raises(FleetError, match="no policy acts in worker cpu-0"),
     ):
         fleet.publish(numbered(1), workers=["cpu-0"])
+
+
+def test_served_fleet_is_seeded_again_and_resized() -> None:
+    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 400}, lengths=(3, 8))
+    with fleet_of(served(job, servers=2), workers=1) as fleet:
+        fleet.take()
+        assert fleet.seed(11) == ("cpu-0",)
+        fleet.resize({"act": 1})
+        fleet.resize(2)
+        assert sorted(worker.name for worker in fleet.stats().workers) == ["act-0", "cpu-0", "cpu-1"]
+        assert 20 + sum(batch.numel() for batch in fleet.batches()) == 400
 
 
 @pytest.mark.slow

@@ -192,6 +192,16 @@ def test_rows_are_asked_again_at_the_next_server_with_the_same_words() -> None:
     listener.close()
 
 
+def test_worker_whose_server_is_retired_uses_the_next_one() -> None:
+    retired = listen()
+    address = retired.getsockname()
+    retired.close()
+    with running() as (_, listener):
+        greeting = Greeting(name="w-0-0", observation_space=OBS, action_space=ACTION, rows=4, num_slots=1)
+        ACTORS.append(RemoteActor([address, listener.getsockname()], greeting))
+        assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
+
+
 def test_worker_with_other_spaces_is_refused() -> None:
     with running() as (_, listener):
         worker(listener)

@@ -8,8 +8,7 @@ from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.worker_handle import WorkerHandle
-from cormorant_worker.spaces import Space
-from cormorant_worker.worker.messages import Begin, Ready
+from cormorant_worker.worker.messages import Begin, BuildPolicy, Ready
 
 log = structlog.get_logger()
 
@@ -25,10 +24,12 @@ class Bootstrap:
         """Workers that are ready before that."""
         self._is_under_way = False
 
-    @property
-    def spaces(self) -> tuple[Space, Space] | None:
-        """Observation and action space, as the first worker told; None: not known."""
-        return (self.ready.observation_space, self.ready.action_space) if self.ready is not None else None
+    def tell_spaces(self, handle: WorkerHandle) -> None:
+        """An inference server need not wait for a worker, once one has told what its environments are."""
+        if self.ready is not None:
+            handle.send(
+                BuildPolicy(observation_space=self.ready.observation_space, action_space=self.ready.action_space)
+            )
 
     @property
     def num_threads(self) -> int:
@@ -96,6 +97,9 @@ class Bootstrap:
             core.lifecycle.fail(blocks, what="lay out memory for batches")
             return
         self.ready = ready
+        for server in core.pool.workers.values():
+            if server.is_server:
+                self.tell_spaces(server)
         if core.statistics is not None and ready.statistics is not None:
             core.statistics.begin(ready.statistics)
         core.queue.use(blocks)

@@ -56,7 +56,9 @@ class DesiredSlots:
         if isinstance(workers, int):
             counted = Counter(self._slot_of(number)[0] for number in range(workers))
             sizes: dict[str, int | Collection[int]] = {
-                group.name: self._job.spec.size_of(group) if group.name in self._serving_groups else counted[group.name]
+                group.name: self.sizes.get(group.name, self._job.spec.size_of(group))
+                if group.name in self._serving_groups
+                else counted[group.name]
                 for group in self._job.spec.worker_groups
             }
         else:

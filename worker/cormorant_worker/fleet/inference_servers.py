@@ -37,8 +37,8 @@ class InferenceServers:
     def of(self, slot: Slot) -> tuple[Address, ...]:
         """Addresses for a worker's slot, the one to use first; empty: it acts itself. Neighbours use different ones."""
         serving = self._slots.serving
-        if not serving:
-            return ()
+        if not serving or slot not in self._slots.collecting:
+            return self._assigned.get(slot, ())  # given up: it keeps what it has until it ends
         first = self._slots.collecting.index(slot) % len(serving)
         addresses = [self.listener(known).getsockname() for known in serving]
         self._assigned[slot] = (*addresses[first:], *addresses[:first])

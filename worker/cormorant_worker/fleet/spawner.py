@@ -89,7 +89,6 @@ class Spawner:
             place=place,
             frames_per_batch=core.scheduler.frames_per_batch,
             overrides=core.options.overrides_of(index),
-            spaces=self._bootstrap.spaces if is_server else None,
         )
         listener = core.servers.listener(slot) if is_server else None
         core.background.submit(lambda: core.engine.start(start, listener), lambda found: self._started(slot, found))
@@ -103,6 +102,8 @@ class Spawner:
         now = core.hang_detector.lived_s
         handle = WorkerHandle(connection, core.requests.stuck, stream=connection.place, last_progress=now)
         core.pool.admit(slot, handle)
+        if handle.is_server:
+            self._bootstrap.tell_spaces(handle)
         core.hang_detector.add(slot)
         core.counters.joined(slot[0])
         if slot not in core.pool.slots:

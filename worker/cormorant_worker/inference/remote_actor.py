@@ -226,7 +226,11 @@ class RemoteActor:
         found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             found.settimeout(_LOOK_S)
-            found.connect(address)
+            try:
+                found.connect(address)
+            except ConnectionRefusedError:
+                self.servers = (*self.servers[1:], address)  # that server is retired
+                raise
             found.sendall(frame(self._greeting))
             welcome, descriptor = self._await_welcome(found, address, deadline)
         except BaseException:

@@ -28,9 +28,6 @@ class Start:
     frames_per_batch: int
     overrides: bytes = b""
     """What the script made for this worker: see `parts.py`."""
-    spaces: tuple[Space, Space] | None = None
-    """To an inference server: observation and action space, where a worker has told them. The descriptor of its
-    listening socket follows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +43,14 @@ class Ready:
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
     statistics: Statistics | None = None
     """What its initial weights act with; None where the manifest normalises nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPolicy:
+    """Fleet -> inference server: what the first worker told of the environments, before any of them came."""
+
+    observation_space: Space
+    action_space: Space
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

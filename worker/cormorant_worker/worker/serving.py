@@ -28,7 +28,17 @@ from cormorant_worker.spaces import Space
 from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
-from cormorant_worker.worker.messages import Applied, Finish, Finished, Reply, Request, Served, ServerReady, Start
+from cormorant_worker.worker.messages import (
+    Applied,
+    BuildPolicy,
+    Finish,
+    Finished,
+    Reply,
+    Request,
+    Served,
+    ServerReady,
+    Start,
+)
 from cormorant_worker.worker.runtime import Uplink
 
 log = structlog.get_logger()
@@ -36,6 +46,8 @@ log = structlog.get_logger()
 _MOMENT_S = 0.01
 _TELL_S = 1.0
 """Between two reports of what was served."""
+_DRY_ROWS = 2
+"""In the dry run of a policy for which no worker has come yet."""
 _MOST_ROWS = 1024
 """Largest batch shape on a device where no limit is set."""
 
@@ -78,8 +90,6 @@ class ServerRuntime:
         self._exploration = ExplorationType(spec.policy.exploration_type)
         server = InferenceServer(self._listener, self._build, gathering(spec.inference or Inference(), device))
         server.watch(self._uplink)
-        if start.spaces is not None:
-            server.use(self._build(*start.spaces, 2))
         # The rows bring their own random words; what a policy draws beside them comes from this stream.
         stream = TorchStream(start.place.seeds.seed("server"), device)
         told_s = 0.0
@@ -90,6 +100,8 @@ class ServerRuntime:
                 if now_s > told_s + _TELL_S and server.served.acts:
                     self._tell(server)
                     told_s = now_s
+        if server.served.acts:
+            self._tell(server)
         server.close()
         self._uplink.send(Finished(durable_frames=0))
 
@@ -102,7 +114,10 @@ class ServerRuntime:
                 finally:
                     self._boundary.release()
             return False
-        return isinstance(self._uplink.recv(), Finish)  # a server gets no other message here
+        message = self._uplink.recv()
+        if isinstance(message, BuildPolicy) and self._policy is None:
+            server.use(self._build(message.observation_space, message.action_space, _DRY_ROWS))
+        return isinstance(message, Finish)
 
     @contextmanager
     def _acting(self) -> Iterator[None]:
