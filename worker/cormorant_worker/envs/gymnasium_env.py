@@ -2,14 +2,13 @@
 
 import importlib
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import gymnasium
 from gymnasium.wrappers import TimeLimit
 
-from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.errors import EnvBuildError, UnknownEnv
 from cormorant_worker.spaces import leaves
 
@@ -135,7 +134,7 @@ def load_object(entrypoint: str, *, what: str) -> Callable[..., Any]:
         ) from error
     for name in attribute.split("."):
         if not hasattr(found, name):
-            hint = did_you_mean(name, [known for known in vars(found) if not known.startswith("_")])
+            hint = _did_you_mean(name, [known for known in vars(found) if not known.startswith("_")])
             raise EnvBuildError(f"{module_name} has no {attribute}, named in the {what} entrypoint {entrypoint}{hint}")
         found = getattr(found, name)
     if not callable(found):
@@ -169,7 +168,7 @@ def _check_registered(env_id: str) -> None:
         )
     raise UnknownEnv(
         f'no gymnasium environment is registered as "{name}"; a package that registers it on import is named as '
-        f'"package:Name-v0"{did_you_mean(name, gymnasium.registry)}'
+        f'"package:Name-v0"{_did_you_mean(name, gymnasium.registry)}'
     )
 
 
@@ -204,3 +203,10 @@ def _construct(make: Callable[[], Any], what: str) -> Env:
     if not isinstance(env, gymnasium.Env):
         raise EnvBuildError(f"{what} is a {type(env).__module__}.{type(env).__name__}, not a gymnasium.Env")
     return env
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    # Processes of environments import this module, and never pydantic, which takes 0.4 s.
+    from cormorant_contract.sentences import did_you_mean
+
+    return did_you_mean(name, known)
