@@ -75,8 +75,12 @@ def test_a_listener_hears_what_the_api_says(watched: Served) -> None:
         assert len(history["at"]) == len(history["per_second"]) == len(history["mean_return"])
         status = watched.reader.get("/v1/status").json
         told = opening["moment"]["status"]
-        for name in ("job", "epoch", "groups", "started_at", "data_port"):
+        for name in ("job", "epoch", "started_at", "data_port"):
             assert told[name] == status[name]
+        sizes = ("name", "desired", "ready")
+        assert [[g[name] for name in sizes] for g in told["groups"]] == [
+            [g[name] for name in sizes] for g in status["groups"]
+        ]
         assert [w["id"] for w in opening["moment"]["workers"]] == ["cpu-0", "cpu-1"]
         version = watched.writer.put("/v1/models/policy/weights", weights_file(3)).json["version"]
         moment = first(frames, "moment", lambda data: data["status"]["weights"]["version"] == version)
