@@ -1,7 +1,9 @@
 """Supervisors of pods as processes of this machine: a head and workers, each with a Ray node of its own."""
 
+import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -38,10 +40,12 @@ RAY = {
 
 
 def free_port() -> int:
-    """A port that nobody uses now."""
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    """A port that is free now, below those that connections take: many tests connect while a head starts."""
+    for port in random.sample(range(20_000, 32_000), 100):
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("100 ports between 20,000 and 32,000 are taken")
 
 
 class Pod:
