@@ -35,7 +35,11 @@ JOB = {
     "kind": "CollectorJob",
     "metadata": {"name": "cart", "namespace": "team-a"},
     "spec": {
-        "env": {"gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4}},
+        "env": {
+            "gymnasium": {"id": "CartPole-v1", "vectorization": "inline", "numEnvs": 4},
+            # With variants, episodes are reported by variant, too.
+            "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
+        },
         "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
         "collection": {"mode": "async", "framesPerBatch": 128, "totalFrames": 100_000_000},
         "output": {"queue": {"capacityBatches": 4}},
