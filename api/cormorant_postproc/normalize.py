@@ -24,7 +24,6 @@ Document = Mapping[str, Mapping[str, Any]]
 def normalized(batch: TensorDictBase, statistics: Mapping[int, Document] | Document) -> TensorDict:
     """Normalise a batch as `spec.collection.normalize` of its job says.
 
-        batch = client.next_batch()
         seen = normalized(batch.tensordict(), batch.statistics)
 
     Args:
