@@ -133,9 +133,7 @@ def main() -> None:
     options.add_argument("--url", default="", help="the head; default: CORMORANT_URL")
     options.add_argument("--token-file", default="", help="default: CORMORANT_TOKEN, CORMORANT_TOKEN_FILE")
     options.add_argument("--checkpoints", type=Path, default=Path("checkpoints"), help="folder of optimizer and critic")
-    options.add_argument(
-        "--curve", type=Path, help="append starts and returns as JSON Lines (plot_returns.py draws them)"
-    )
+    options.add_argument("--curve", type=Path, help="append starts and returns as JSON Lines")
     options.add_argument("--seed", type=int, default=1)
     chosen = options.parse_args()
     folder = chosen.checkpoints.resolve()

@@ -51,6 +51,7 @@ def read_line(learner: subprocess.Popen[str]) -> dict[str, Any]:
 
 def published(client: Client) -> dict[str, Any]:
     """The newest version with its state; checks that the optimizer's file belongs to it."""
+    time.sleep(1)  # the head may still be reading a request of the learner that was killed
     version = client.models().version
     found = client.annotations.get("learner", version=version)
     assert found is not None
