@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium
 import numpy as np
@@ -14,25 +14,19 @@ from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.collector import Collector, CollectorConfig
+from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
 from cormorant_worker.collect.place import WorkerPlace, find_device
-from cormorant_worker.collect.variants import (
-    Assignment,
-    assign,
-    check_tasks,
-    envpool_tasks,
-)
+from cormorant_worker.collect.variants import Assignment, assign, check_tasks, envpool_tasks
 from cormorant_worker.envs.calibration import calibrate
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.envs.envpool import AsyncEnvPoolVectorEnv, EnvPoolTask, EnvPoolVectorEnv
-from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
+from cormorant_worker.envs.gymnasium_env import EnvSource
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.envs.variants import VariantEnvs, check_spaces, naming
 from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.handshake import Greeting
@@ -80,7 +74,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
     """
     device = find_device(overrides.device or place.device)
     spec, seeds = job.spec, place.seeds
-    envs, num_threads = build_envs(job, place, overrides)
+    envs, num_threads, assignment = _build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
         warmup = RandomActor(action, seeds.seed("actions"))
@@ -106,7 +100,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
             seeds=seeds,
-            variants=assign(spec.env, place),
+            variants=assignment,
             first_trajectory=place.first_trajectory,
             max_frames_per_trajectory=0 if not envs[0].lockstep else spec.collection.max_frames_per_trajectory,
             reset_at_each_batch=spec.collection.reset_at_each_batch,
@@ -212,7 +206,7 @@ def rebuild(
         ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
     """
     collector.close()
-    envs, _ = build_envs(job, place, overrides)
+    envs = _build_envs(job, place, overrides).groups
     try:
         collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
     except BaseException:
@@ -221,24 +215,38 @@ def rebuild(
         raise
 
 
-def build_envs(
-    job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES
-) -> tuple[Sequence[VectorEnv], int]:
-    """Build the environments, one VectorEnv for each EnvGroup. Returns them and the number of EnvPool threads."""
+class BuiltEnvs(NamedTuple):
+    """A worker's environments."""
+
+    groups: Sequence[VectorEnv]
+    """One for each EnvGroup."""
+    num_threads: int
+    """EnvPool threads of each EnvGroup; 0 without EnvPool."""
+    assignment: Assignment | None
+    """Which environment plays which variant; None: the manifest has no variants."""
+
+
+def _build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> BuiltEnvs:
     env = job.spec.env
     if overrides.envs and env.gymnasium is not None:
         if env.variants:
             raise ManifestError(
                 "spec.env.variants cannot be combined with environments of a script; remove one of them"
             )
-        info = _info_fields(job)
-        return (_build_made(overrides.envs, env.gymnasium, place, info, raises=overrides.raises),), 0
+        made = _build_made(overrides.envs, env.gymnasium, place, info_fields(env), raises=overrides.raises)
+        return BuiltEnvs((made,), 0, None)
     seeds = place.seeds.env_seeds(env.num_envs)
+    assignment = assign(env, place)
     if env.envpool is not None:
-        return _build_envpool(job, env.envpool, place, seeds)
+        if assignment is not None:
+            pools, num_threads = _build_pools(env, env.envpool, place, seeds, assignment)
+        else:
+            pools, num_threads = _build_envpool(job, env.envpool, place, seeds)
+        return BuiltEnvs(pools, num_threads, assignment)
     if env.gymnasium is not None:
         parts = np.array_split(np.arange(len(seeds)), _num_served_groups(place, len(seeds)))
-        return tuple(_build_gymnasium(job, env.gymnasium, place, columns) for columns in parts), 0
+        groups = tuple(_build_gymnasium(env, env.gymnasium, columns, seeds, assignment) for columns in parts)
+        return BuiltEnvs(groups, 0, assignment)
     raise ManifestError("spec.env has neither envpool nor gymnasium; write one of them")
 
 
@@ -246,9 +254,7 @@ def _build_envpool(
     job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int]
 ) -> tuple[Sequence[VectorEnv], int]:
     collection = job.spec.collection
-    if (assignment := assign(job.spec.env, place)) is not None:
-        return _build_pools(job, block, place, seeds, assignment)
-    (task,) = envpool_tasks(job.spec.env).values()
+    task = envpool_task(job.spec.env)
     task.check()
     is_async = 0 < block.batch_size < block.num_envs
     if is_async:
@@ -258,7 +264,7 @@ def _build_envpool(
                 f"spec.collection.resetAtEachBatch needs batchSize = numEnvs, found {block.batch_size} and "
                 f"{block.num_envs}: environments with steps in flight cannot be reset; set batchSize: 0"
             )
-    info = _info_fields(job)
+    info = info_fields(job.spec.env)
     max_threads = place.max_threads or available_cpus()
     env_groups = 1 if is_async else _num_env_groups(task.spaces()[0], block.num_envs, max_threads)
     if place.servers and not is_async:
@@ -273,10 +279,10 @@ def _build_envpool(
 
 
 def _build_pools(
-    job: CollectorJob, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int], assignment: Assignment
+    env: EnvBlock, block: EnvPoolBlock, place: WorkerPlace, seeds: list[int], assignment: Assignment
 ) -> tuple[Sequence[VectorEnv], int]:
     """One pool for each variant that this worker plays; their threads are those of one pool, shared by size."""
-    tasks = envpool_tasks(job.spec.env)
+    tasks = envpool_tasks(env)
     check_tasks(tasks)
     check_spaces({name: task.spaces() for name, task in tasks.items()})
     shares = assignment.shares()
@@ -288,9 +294,8 @@ def _build_pools(
             own = seeds[columns]
             num_threads = max(1, round(threads * len(own) / len(seeds)))
             with naming(variant.name):
-                pools.append(
-                    EnvPoolVectorEnv(tasks[variant.name], num_threads=num_threads, seeds=own, info=_info_fields(job))
-                )
+                task, info = tasks[variant.name], info_fields(env)
+                pools.append(EnvPoolVectorEnv(task, num_threads=num_threads, seeds=own, info=info))
     except BaseException:
         for pool in pools:
             pool.close()
@@ -343,27 +348,22 @@ def _num_served_groups(place: WorkerPlace, num_envs: int) -> int:
     return 2 if place.servers and num_envs > 1 else 1
 
 
-def _build_gymnasium(job: CollectorJob, block: GymnasiumBlock, place: WorkerPlace, columns: Array) -> VectorEnv:
+def _build_gymnasium(
+    env: EnvBlock, block: GymnasiumBlock, columns: Array, seeds: list[int], assignment: Assignment | None
+) -> VectorEnv:
     """The environments of some columns of the worker."""
-    env = job.spec.env
-    seeds = place.seeds.env_seeds(env.num_envs)
-    factory: EnvSource = _factory(env)
-    if (assignment := assign(env, place)) is not None:
-        factories = tuple(_factory(env.of_variant(variant)) for variant in assignment.variants)
-        factory = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
-    limits = RestartLimits(total=block.max_restarts)
-    return _vectorize(factory, block, [seeds[column] for column in columns], limits, _info_fields(job))
-
-
-def _factory(env: EnvBlock) -> EnvFactory:
-    block = env.gymnasium
-    assert block is not None
-    return EnvFactory(
-        id=block.id or "",
-        entrypoint=block.entrypoint or "",
-        kwargs=dict(block.kwargs),
-        wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
-        max_episode_steps=env.max_episode_steps,
+    source: EnvSource
+    if assignment is None:
+        source = env_factory(env)
+    else:
+        factories = tuple(env_factory(env.of_variant(variant)) for variant in assignment.variants)
+        source = VariantEnvs(factories, assignment.names, assignment.task_ids[columns].tolist())
+    return vectorize(
+        source,
+        block,
+        seeds=[seeds[column] for column in columns],
+        limits=RestartLimits(total=block.max_restarts),
+        info=info_fields(env),
     )
 
 
@@ -392,28 +392,4 @@ def _build_made(
             made.keep(0, only)
         block = block.model_copy(update={"vectorization": "inline"})
     limits = RestartLimits(total=block.max_restarts, raises=raises)
-    return _vectorize(made, block, place.seeds.env_seeds(len(makers)), limits, info)
-
-
-def _info_fields(job: CollectorJob) -> tuple[InfoField, ...]:
-    """What the manifest declares of info."""
-    return tuple(
-        InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill)
-        for item in job.spec.env.info or ()
-    )
-
-
-def _vectorize(
-    factory: EnvSource, block: GymnasiumBlock, seeds: list[int], limits: RestartLimits, info: tuple[InfoField, ...]
-) -> VectorEnv:
-    if block.vectorization == "inline":
-        return InlineVectorEnv(factory, num_envs=len(seeds), seeds=seeds, limits=limits, info=info)
-    return SubprocessVectorEnv(
-        factory,
-        num_envs=len(seeds),
-        seeds=seeds,
-        step_timeout_s=block.step_timeout_seconds,
-        reset_timeout_s=block.reset_timeout_seconds,
-        limits=limits,
-        info=info,
-    )
+    return vectorize(made, block, seeds=place.seeds.env_seeds(len(makers)), limits=limits, info=info)

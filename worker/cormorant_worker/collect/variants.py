@@ -14,6 +14,7 @@ import numpy as np
 
 from cormorant_contract.env import Env as EnvBlock
 from cormorant_contract.variants import Variant, seats_of
+from cormorant_worker.collect.env_sources import envpool_task
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.envs.envpool import EnvPoolTask
 from cormorant_worker.envs.variants import naming
@@ -57,13 +58,12 @@ def assign(env: EnvBlock, place: WorkerPlace) -> Assignment | None:
 
 
 def envpool_tasks(env: EnvBlock) -> dict[str, EnvPoolTask]:
-    """The EnvPool task of each variant, by its name; without variants one, under an empty name."""
-    named = {variant.name: env.of_variant(variant).envpool for variant in env.variants or ()} or {"": env.envpool}
-    return {
-        name: EnvPoolTask(task_id=block.task_id, kwargs=dict(block.kwargs), max_episode_steps=env.max_episode_steps)
-        for name, block in named.items()
-        if block is not None
-    }
+    """The EnvPool task of each variant by its name, or one under an empty name; none where EnvPool is not used."""
+    if env.envpool is None:
+        return {}
+    if not env.variants:
+        return {"": envpool_task(env)}
+    return {variant.name: envpool_task(env.of_variant(variant)) for variant in env.variants}
 
 
 def check_tasks(tasks: Mapping[str, EnvPoolTask]) -> None:

@@ -13,7 +13,7 @@ Decision 0039 has the measurements. Environments step in parallel, as many as th
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import gymnasium
@@ -24,17 +24,15 @@ from cormorant_contract.env import Env
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.collector import Collector, TorchStream
+from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.overrides import NO_OVERRIDES, WorkerOverrides
-from cormorant_worker.envs.envpool import EnvPoolTask, EnvPoolVectorEnv
+from cormorant_worker.envs.envpool import EnvPoolVectorEnv
 from cormorant_worker.envs.gymnasium_env import Env as OneEnv
 from cormorant_worker.envs.gymnasium_env import EnvFactory, EnvSource
-from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.inline import InlineVectorEnv
 from cormorant_worker.envs.made import MadeEnvs
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
-from cormorant_worker.envs.subprocess import SubprocessVectorEnv
 from cormorant_worker.errors import EnvCrashed, EnvError, EnvRaised
 from cormorant_worker.evaluation.results import PlayedEpisode, ResultFolder, planned_episodes
 from cormorant_worker.policy.action_check import ActionCheck
@@ -254,11 +252,9 @@ def build_envs(
         EnvError: as the implementations say.
     """
     seeds = [episode.seed for episode in planned]
-    info = [
-        InfoField(key=item.key, dtype=item.dtype or "", shape=item.shape, fill=item.fill) for item in env.info or ()
-    ]
+    info = info_fields(env)
     if (pool := env.envpool) is not None:
-        task = EnvPoolTask(task_id=pool.task_id, kwargs=dict(pool.kwargs), max_episode_steps=env.max_episode_steps)
+        task = envpool_task(env)
         task.check()
         if film is not None:
             raise EnvError(f"EnvPool's {pool.task_id} cannot be recorded; use the gymnasium environment of that name")
@@ -266,32 +262,14 @@ def build_envs(
         return EnvPoolVectorEnv(task, num_threads=max(1, threads), seeds=seeds, info=info)
     block = env.gymnasium
     assert block is not None
-    source: EnvSource
-    if overrides.envs:
-        source = MadeEnvs(overrides.envs[:1] * len(seeds))
-    else:
-        source = EnvFactory(
-            id=block.id or "",
-            entrypoint=block.entrypoint or "",
-            kwargs=dict(block.kwargs) if film is None else {**block.kwargs, "render_mode": "rgb_array"},
-            wrappers=tuple({"entrypoint": w.entrypoint, "kwargs": dict(w.kwargs)} for w in block.wrappers),
-            max_episode_steps=env.max_episode_steps,
-        )
+    source: EnvSource = MadeEnvs(overrides.envs[:1] * len(seeds)) if overrides.envs else env_factory(env)
+    if isinstance(source, EnvFactory) and film is not None:
+        source = replace(source, kwargs={**source.kwargs, "render_mode": "rgb_array"})
     source = _WithOptions(source, tuple(dict(episode.options) for episode in planned))
     if film is not None:
         source = _Filmed(source, film)
-    limits = RestartLimits(total=0, raises=True)
-    if block.vectorization == "inline" or film is not None:
-        return InlineVectorEnv(source, num_envs=len(seeds), seeds=seeds, limits=limits, info=info)
-    return SubprocessVectorEnv(
-        source,
-        num_envs=len(seeds),
-        seeds=seeds,
-        step_timeout_s=block.step_timeout_seconds,
-        reset_timeout_s=block.reset_timeout_seconds,
-        limits=limits,
-        info=info,
-    )
+        block = block.model_copy(update={"vectorization": "inline"})
+    return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
 
 
 class _WithOptions:
