@@ -16,7 +16,17 @@ import typer
 from cormorant_cli.connection import CaFile, Connection, Context, Namespace, Token, TokenFile, Url
 from cormorant_cli.errors import BadInput
 from cormorant_cli.printing import columns_of
-from cormorant_cli.run import Device, FleetKind, Site, read_job, translated_errors
+from cormorant_cli.run import (
+    Device,
+    DeviceOption,
+    FleetKind,
+    FleetOption,
+    JobName,
+    RayAddress,
+    Site,
+    read_job,
+    translated_errors,
+)
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
@@ -38,7 +48,7 @@ def evaluate(
             help="CollectorJob manifest in YAML (- reads standard input), or an evaluation's job in the cluster.",
         ),
     ] = "",
-    name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
+    name: JobName = "",
     weights: Annotated[
         list[str] | None,
         typer.Option(help="Safetensors file to evaluate; repeat it for a sweep (default: the manifest's weights)."),
@@ -66,21 +76,9 @@ def evaluate(
     workers: Annotated[
         int, typer.Option(min=0, rich_help_panel="Workers", help="Number of workers (0: one per core).")
     ] = 0,
-    device: Annotated[
-        Device, typer.Option(rich_help_panel="Workers", help="Device of the policy (auto: as in the worker groups).")
-    ] = Device.AUTO,
-    fleet: Annotated[
-        FleetKind,
-        typer.Option(rich_help_panel="Workers", help="local: processes on this machine; ray: actors on a Ray cluster."),
-    ] = FleetKind.LOCAL,
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            envvar="RAY_ADDRESS",
-            rich_help_panel="Workers",
-            help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
-        ),
-    ] = "",
+    device: DeviceOption = Device.AUTO,
+    fleet: FleetOption = FleetKind.LOCAL,
+    ray_address: RayAddress = "",
     wait: Annotated[
         float,
         typer.Option(min=0, rich_help_panel="A running job", help="With JOB: seconds to wait until it is complete."),

@@ -75,32 +75,44 @@ class FleetKind(StrEnum):
     RAY = "ray"
 
 
+JobName = Annotated[str, typer.Option("--name", help="metadata.name of the job, if the file has several.")]
+DeviceOption = Annotated[
+    Device,
+    typer.Option("--device", rich_help_panel="Workers", help="Device of the policies (auto: as in the worker groups)."),
+]
+FleetOption = Annotated[
+    FleetKind,
+    typer.Option(
+        "--fleet",
+        rich_help_panel="Workers",
+        help="local: processes on this machine; ray: actors on a Ray cluster.",
+    ),
+]
+RayAddress = Annotated[
+    str,
+    typer.Option(
+        "--ray-address",
+        envvar="RAY_ADDRESS",
+        rich_help_panel="Workers",
+        help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
+    ),
+]
+
+
 def run(
     manifest: Annotated[
         str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML; - reads standard input.")
     ],
-    name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
+    name: JobName = "",
     workers: Annotated[
         int,
         typer.Option(
             min=0, rich_help_panel="Workers", help="Number of workers (0: as in the manifest, at most one per core)."
         ),
     ] = 0,
-    device: Annotated[
-        Device, typer.Option(rich_help_panel="Workers", help="Device of the policies (auto: as in the worker groups).")
-    ] = Device.AUTO,
-    fleet: Annotated[
-        FleetKind,
-        typer.Option(rich_help_panel="Workers", help="local: processes on this machine; ray: actors on a Ray cluster."),
-    ] = FleetKind.LOCAL,
-    ray_address: Annotated[
-        str,
-        typer.Option(
-            envvar="RAY_ADDRESS",
-            rich_help_panel="Workers",
-            help='Ray cluster for --fleet ray: "auto" or host:port (empty: start one).',
-        ),
-    ] = "",
+    device: DeviceOption = Device.AUTO,
+    fleet: FleetOption = FleetKind.LOCAL,
+    ray_address: RayAddress = "",
     frames: Annotated[int, typer.Option(min=0, help="Frames to collect (0: totalFrames of the manifest).")] = 0,
     serve: Annotated[
         bool,

@@ -11,6 +11,7 @@ import typer
 from cormorant_cli.connection import AsJson, Connection, with_connection
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.printing import counted, size_of
+from cormorant_cli.run import JobName
 
 app = typer.Typer(
     name="weights", help="Create, publish, fetch and roll back weights.", no_args_is_help=True, rich_markup_mode="rich"
@@ -29,7 +30,7 @@ Wait = Annotated[
 def init(
     manifest: Annotated[str, typer.Argument(metavar="MANIFEST", help="CollectorJob manifest in YAML.")],
     out: Annotated[str, typer.Argument(metavar="FILE", help="Safetensors file to write.")],
-    name: Annotated[str, typer.Option(help="metadata.name of the job, if the file has several.")] = "",
+    name: JobName = "",
 ) -> None:
     """Build the policy of a manifest and write its initial weights, the ones its workers start with."""
     try:
