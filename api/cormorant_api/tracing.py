@@ -1,5 +1,5 @@
-"""OpenTelemetry traces: one for each publish and one for each round of batches. Off, and not imported, unless the
-standard OTEL_* variables name an exporter.
+"""Traces of the head: one for each publish and one for each round of batches. Off, and OpenTelemetry is not imported,
+unless the standard OTEL_* variables name an exporter.
 
     publish: receive, verify, store, distribute, one "apply" for each worker
     round:   for each worker ticket > collect, then seal, queue, deliver (each delivery), acknowledge
@@ -9,73 +9,15 @@ to cross Ray. A publish continues the caller's trace (`traceparent`); a round li
 """
 
 import os
-import threading
-import time
-from collections import OrderedDict
-from collections.abc import Mapping
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-
-import structlog
 
 from cormorant_api.errors import HeadError
-from cormorant_contract.rest.updates import FINAL_STATES, Update
-from cormorant_worker.fleet.batch_queue import Loan
-
-if TYPE_CHECKING:
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.trace import Span, SpanContext
-
-log = structlog.get_logger()
+from cormorant_api.traces import Traces
 
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = {"http/protobuf": "http", "grpc": "grpc"}
-ROUNDS_A_SECOND = 10
-"""Traced rounds; others are counted in the attribute `cormorant.rounds_untraced` of the next one. A round costs about
-0.5 ms of the head's time."""
-_MOST_OPEN = 256
-"""Traces that have not ended, of each kind; the oldest ends first."""
-_CLOSE_S = 3.0
-
-
-class Traces:
-    """What the head tells about; this one forgets it. Methods may be called from any thread and never block."""
-
-    def staged(
-        self, version: int, headers: Mapping[str, str], *, received: float, receive_ms: float, verify_ms: float
-    ) -> None:
-        """A publish is verified and stored. `received`: when its last byte came, in monotonic seconds."""
-
-    def distributed(self, version: int) -> None:
-        """The fleet has it."""
-
-    def applied(self, worker: str, version: int) -> None:
-        """A worker acts with this version."""
-
-    def update_ended(self, update: Update) -> None:
-        """Every worker has it, or it failed or is superseded."""
-
-    def added(self, number: int, loan: Loan) -> None:
-        """A round came out of the fleet's queue."""
-
-    def lent(self, number: int, consumer: str) -> None: ...
-
-    def sent(self, number: int) -> None:
-        """A response ended."""
-
-    def over(self, number: int, how: str) -> None:
-        """A round is never delivered again."""
-
-    def headers_of(self, number: int) -> dict[str, str]:
-        """`traceparent` of a round's trace, for the response that delivers it; empty when it is not traced."""
-        return {}
-
-    def close(self) -> None:
-        """Send what is left, for at most three seconds."""
 
 
 def open_traces(*, job: str, namespace: str) -> Traces:
-    """Traces as the environment wants them.
+    """Traces as the OTEL_* variables ask for them.
 
     Raises:
         HeadError: the variables ask for what is not installed, or for an unknown exporter.
@@ -83,250 +25,13 @@ def open_traces(*, job: str, namespace: str) -> Traces:
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp" if any(map(os.environ.get, _ENDPOINTS)) else "none")
     if exporter == "none" or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         return Traces()
-    return _SpanTraces(_provider(exporter, job=job, namespace=namespace))
-
-
-def _provider(exporter: str, *, job: str, namespace: str) -> "TracerProvider":
-    protocol = os.environ.get(
-        "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", os.environ.get("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")
-    )
+    endpoint = next(filter(None, map(os.environ.get, _ENDPOINTS)), "")
     try:
-        from opentelemetry.sdk.resources import Resource
-        from opentelemetry.sdk.trace import TracerProvider
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+        from cormorant_api.span_traces import SpanTraces, make_exporter
 
-        chosen: SpanExporter
-        if exporter == "console":
-            chosen = ConsoleSpanExporter()
-        elif exporter == "otlp" and protocol in _PROTOCOLS:
-            name = f"opentelemetry.exporter.otlp.proto.{_PROTOCOLS[protocol]}.trace_exporter"
-            chosen = __import__(name, fromlist=["OTLPSpanExporter"]).OTLPSpanExporter()
-        else:
-            raise HeadError(
-                f"OTEL_TRACES_EXPORTER={exporter} with protocol {protocol} is not supported; use otlp with "
-                f"{' or '.join(_PROTOCOLS)}, console or none"
-            )
+        return SpanTraces(make_exporter(exporter), job=job, namespace=namespace, endpoint=endpoint)
     except ImportError as error:
         raise HeadError(
             f"the OTEL_* variables ask for traces, but {error.name} is not installed; install cormorant[otel], or set "
             "OTEL_TRACES_EXPORTER=none"
         ) from None
-    attributes: dict[str, Any] = {"cormorant.job": job, "cormorant.namespace": namespace}
-    if not os.environ.get("OTEL_SERVICE_NAME"):
-        attributes["service.name"] = "cormorant-head"
-    provider = TracerProvider(resource=Resource.create(attributes), shutdown_on_exit=False)
-    provider.add_span_processor(BatchSpanProcessor(chosen))
-    log.info("traces_on", exporter=exporter, endpoint=next(filter(None, map(os.environ.get, _ENDPOINTS)), ""))
-    return provider
-
-
-class _OpenRound:
-    __slots__ = ("consumer", "lent_at", "root", "sent_at")
-
-    def __init__(self, root: "Span") -> None:
-        self.root = root
-        self.consumer = ""
-        self.lent_at = self.sent_at = 0.0
-
-
-class _OpenPublish:
-    __slots__ = ("at", "root", "workers")
-
-    def __init__(self, root: "Span", at: float) -> None:
-        self.root, self.at = root, at
-        self.workers: set[str] = set()
-
-
-class _SpanTraces(Traces):
-    def __init__(self, provider: "TracerProvider") -> None:
-        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-
-        self._provider = provider
-        self._tracer = provider.get_tracer("cormorant")
-        self._propagator = TraceContextTextMapPropagator()
-        self._lock = threading.Lock()
-        """Guards everything below."""
-        self._publishes: OrderedDict[int, _OpenPublish] = OrderedDict()
-        self._contexts: OrderedDict[int, SpanContext] = OrderedDict()
-        """Of the newest publishes, by version."""
-        self._rounds: OrderedDict[int, _OpenRound] = OrderedDict()
-        self._tokens, self._filled_at, self._untraced = float(ROUNDS_A_SECOND), time.monotonic(), 0
-        self._epoch_ns = time.time_ns() - time.monotonic_ns()
-
-    # -- publishes ---------------------------------------------------------------------------------------------
-
-    def staged(
-        self, version: int, headers: Mapping[str, str], *, received: float, receive_ms: float, verify_ms: float
-    ) -> None:
-        from opentelemetry.trace import SpanKind
-
-        now = time.monotonic()
-        began, verified = received - receive_ms / 1000, min(now, received + verify_ms / 1000)
-        root = self._tracer.start_span(
-            "publish",
-            context=self._propagator.extract(dict(headers)),
-            kind=SpanKind.SERVER,
-            start_time=self._ns(began),
-            attributes={"cormorant.version": version},
-        )
-        self._span("receive", root, began, received)
-        self._span("verify", root, received, verified)
-        self._span("store", root, verified, now)
-        with self._lock:
-            self._publishes[version] = _OpenPublish(root, now)
-            self._contexts[version] = root.get_span_context()
-            old = self._publishes.popitem(last=False)[1] if len(self._publishes) > _MOST_OPEN else None
-            while len(self._contexts) > _MOST_OPEN:
-                self._contexts.popitem(last=False)
-        if old is not None:
-            old.root.end()
-
-    def distributed(self, version: int) -> None:
-        with self._lock:
-            found = self._publishes.get(version)
-        if found is not None:
-            self._span("distribute", found.root, found.at, time.monotonic())
-
-    def applied(self, worker: str, version: int) -> None:
-        with self._lock:
-            # A worker that acts with a version has passed or skipped the older ones.
-            found = [p for v, p in self._publishes.items() if v <= version and worker not in p.workers]
-            for publish in found:
-                publish.workers.add(worker)
-        now = time.monotonic()
-        for publish in found:
-            self._span("apply", publish.root, publish.at, now, {"cormorant.worker": worker})
-
-    def update_ended(self, update: Update) -> None:
-        if update.state not in FINAL_STATES:
-            return
-        with self._lock:
-            found = self._publishes.pop(update.version, None)
-        if found is not None:
-            self._end_publish(found, update.state, update.error)
-
-    def _end_publish(self, publish: _OpenPublish, state: str, error: str) -> None:
-        from opentelemetry.trace import StatusCode
-
-        publish.root.set_attributes({"cormorant.state": state, "cormorant.workers": len(publish.workers)})
-        if error:
-            publish.root.set_status(StatusCode.ERROR, error)
-        publish.root.end()
-
-    # -- rounds ------------------------------------------------------------------------------------------------
-
-    def added(self, number: int, loan: Loan) -> None:
-        if not (untraced := self._take_token()):
-            return
-        from opentelemetry.trace import Link
-
-        now = time.monotonic()
-        with self._lock:
-            acted = self._contexts.get(loan.max_version)
-        root = self._tracer.start_span(
-            "round",
-            start_time=self._ns(min(part.handed_at for part in loan.parts)),
-            links=[Link(acted)] if acted is not None else [],
-            attributes={
-                "cormorant.frames": loan.num_frames,
-                "cormorant.min_version": loan.min_version,
-                "cormorant.max_version": loan.max_version,
-                "cormorant.rounds_untraced": untraced - 1,
-            },
-        )
-        if root.is_recording():
-            for part in loan.parts:
-                who = {"cormorant.worker": part.worker, "cormorant.attempt": part.attempt}
-                ticket = self._span("ticket", root, part.handed_at, part.sealed_at, who)
-                self._span("collect", ticket, part.sealed_at - part.collect_s, part.sealed_at, who)
-            self._span("seal", root, max(part.sealed_at for part in loan.parts), loan.accepted_at)
-            self._span("queue", root, loan.accepted_at, now)
-        with self._lock:
-            self._rounds[number] = _OpenRound(root)
-            old = self._rounds.popitem(last=False)[1] if len(self._rounds) > _MOST_OPEN else None
-        if old is not None:
-            old.root.end()
-
-    def lent(self, number: int, consumer: str) -> None:
-        with self._lock:
-            if (found := self._rounds.get(number)) is not None:
-                found.consumer, found.lent_at = consumer, time.monotonic()
-
-    def sent(self, number: int) -> None:
-        with self._lock:
-            found = self._rounds.get(number)
-        if found is not None:
-            found.sent_at = time.monotonic()
-            self._span("deliver", found.root, found.lent_at, found.sent_at, {"cormorant.consumer": found.consumer})
-
-    def over(self, number: int, how: str) -> None:
-        with self._lock:
-            found = self._rounds.pop(number, None)
-        if found is None:
-            return
-        now = time.monotonic()
-        if how == "acknowledged":
-            who = {"cormorant.consumer": found.consumer}
-            if found.sent_at < found.lent_at:
-                # The acknowledgement overtook the end of the response.
-                self._span("deliver", found.root, found.lent_at, now, who)
-                found.sent_at = now
-            self._span("acknowledge", found.root, found.sent_at, now, who)
-        found.root.set_attribute("cormorant.end", how)
-        found.root.end(self._ns(now))
-
-    def headers_of(self, number: int) -> dict[str, str]:
-        from opentelemetry.trace import set_span_in_context
-
-        with self._lock:
-            found = self._rounds.get(number)
-        headers: dict[str, str] = {}
-        if found is not None:
-            self._propagator.inject(headers, set_span_in_context(found.root))
-        return headers
-
-    def _take_token(self) -> int:
-        """1 + the rounds that were not traced since the last one that was; 0: this one is not."""
-        with self._lock:
-            now = time.monotonic()
-            self._tokens = min(ROUNDS_A_SECOND, self._tokens + (now - self._filled_at) * ROUNDS_A_SECOND)
-            self._filled_at = now
-            if self._tokens < 1:
-                self._untraced += 1
-                return 0
-            self._tokens -= 1
-            untraced, self._untraced = self._untraced, 0
-            return untraced + 1
-
-    # -- both --------------------------------------------------------------------------------------------------
-
-    def close(self) -> None:
-        with self._lock:
-            left = [*(p.root for p in self._publishes.values()), *(r.root for r in self._rounds.values())]
-            self._publishes.clear()
-            self._rounds.clear()
-        for root in left:
-            root.end()
-        # An exporter without a collector retries for longer than a head may take to end.
-        with suppress(RuntimeError):
-            closing = threading.Thread(target=self._provider.shutdown, name="traces", daemon=True)
-            closing.start()
-            closing.join(_CLOSE_S)
-
-    def _span(
-        self, name: str, parent: "Span", began: float, ended: float, attributes: Mapping[str, Any] | None = None
-    ) -> "Span":
-        from opentelemetry.trace import set_span_in_context
-
-        # Clocks of several threads: a part may seem to begin a moment after it ended.
-        span = self._tracer.start_span(
-            name,
-            context=set_span_in_context(parent),
-            start_time=self._ns(min(began, ended)),
-            attributes=dict(attributes or {}),
-        )
-        span.end(self._ns(ended))
-        return span
-
-    def _ns(self, monotonic_s: float) -> int:
-        return self._epoch_ns + int(monotonic_s * 1e9)

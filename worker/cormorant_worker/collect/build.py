@@ -74,7 +74,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
     """
     device = find_device(overrides.device or place.device)
     spec, seeds = job.spec, place.seeds
-    envs, num_threads, assignment = _build_envs(job, place, overrides)
+    envs, num_threads, assignment = build_envs(job, place, overrides)
     try:
         observation, action = envs[0].observation_space, envs[0].action_space
         warmup = RandomActor(action, seeds.seed("actions"))
@@ -206,7 +206,7 @@ def rebuild(
         ManifestError, EnvError: as `build_collector`; the collector has no environments any more.
     """
     collector.close()
-    envs = _build_envs(job, place, overrides).groups
+    envs = build_envs(job, place, overrides).groups
     try:
         collector.begin_anew(envs, seeds=place.seeds, first_trajectory=place.first_trajectory)
     except BaseException:
@@ -226,7 +226,7 @@ class BuiltEnvs(NamedTuple):
     """Which environment plays which variant; None: the manifest has no variants."""
 
 
-def _build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> BuiltEnvs:
+def build_envs(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides) -> BuiltEnvs:
     env = job.spec.env
     if overrides.envs and env.gymnasium is not None:
         if env.variants:
