@@ -83,7 +83,8 @@ def lines_of(picture: Picture) -> Iterator[str]:
     yield f"  {'policy':<10}{(spec.get('policy') or {}).get('entrypoint') or 'random actions'}"
     for kind, source in (spec.get("code") or {}).items():
         yield f"  {'code':<10}{'ConfigMap' if kind == 'configMap' else kind} {source}"
-    yield f"  {'frames':<10}{_frames(status.get('frames') or {}, spec, now)}"
+    counted = "episodes" if spec["collection"].get("episodes") else "frames"
+    yield f"  {counted:<10}{_frames(status.get('frames') or {}, now)}"
     yield f"  {'weights':<10}{_weights(status.get('weights') or {}, now)}"
     restarts = int(status.get("headRestarts") or 0)
     yield f"  {'head':<10}epoch {status.get('epoch', 0)}, {restarts} failures in a row"
@@ -112,9 +113,8 @@ def _env(spec: Raw) -> str:
     return f"gymnasium {found.get('id') or found.get('entrypoint')}, {found.get('numEnvs', 1)} per worker"
 
 
-def _frames(frames: Raw, spec: Raw, now: datetime) -> str:
-    collected = int(frames.get("collected") or 0)
-    target = spec["collection"].get("totalFrames")
+def _frames(frames: Raw, now: datetime) -> str:
+    collected, target = int(frames.get("collected") or 0), int(frames.get("target") or 0)
     rate = float(frames.get("perSecond") or 0)
     whole = f"{collected:,} of {target:,} ({100 * collected / target:.0f}%)" if target else f"{collected:,}"
     last = frames.get("lastProgressTime")

@@ -123,9 +123,10 @@ def evaluate(
                     job, uri, folder, site, episodes=episodes, seed=seed, deterministic=deterministic, video=video,
                     workers=workers, device="" if device is Device.AUTO else device.value,
                 )  # fmt: skip
-                if as_json:
-                    typer.echo(json.dumps({"weights": uri, **table.document()}, sort_keys=True))
-                rows.append((uri or _OWN, table.summary))
+                for name, each in (table.checkpoints or {uri: table}).items():
+                    if as_json:
+                        typer.echo(json.dumps({"weights": name, **each.document()}, sort_keys=True))
+                    rows.append((name or _OWN, each.summary))
     except KeyboardInterrupt:
         hint = f"; run it again with --output {output} to continue" if output is not None else ""
         typer.echo(f"interrupted{hint}", err=True)
@@ -173,13 +174,28 @@ def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> Non
         while len(found.episodes) < found.planned and time.monotonic() < deadline:
             time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
             found = client.evaluation()
+    document = found.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    tables = _apart(document)
     if as_json:
-        typer.echo(found.model_dump_json(by_alias=True))
+        for table in tables:
+            typer.echo(json.dumps(table, sort_keys=True))
         return
     if len(found.episodes) < found.planned:
         typer.echo(f"{len(found.episodes)} of {found.planned} episodes are played", err=True)
     if found.episodes:
-        typer.echo(show_table([(connection.job or connection.url, found.summary)]))
+        name = connection.job or connection.url
+        typer.echo(show_table([(table.get("weights", name), table["summary"]) for table in tables]))
+
+
+def _apart(document: dict[str, Any]) -> list[dict[str, Any]]:
+    """An answer of `/v1/evaluation` as one table per weights file, each as that file's own evaluation prints it."""
+    checkpoints = document.pop("checkpoints", None)
+    if checkpoints is None:
+        return [document]
+    episodes: dict[str, list[dict[str, Any]]] = {}
+    for row in document["episodes"]:
+        episodes.setdefault(row.pop("checkpoint"), []).append(row)
+    return [{"weights": uri, **table, "episodes": episodes[uri]} for uri, table in checkpoints.items()]
 
 
 def show_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> str:

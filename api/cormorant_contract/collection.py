@@ -130,7 +130,7 @@ class Collection(Contract):
                 holds=lambda collection: (
                     collection.episodes is None
                     or collection.episodes.seeds is not None
-                    or collection.seed + collection.episodes.count_of_task <= INT32_MAX + 1
+                    or collection.seed + collection.episodes.num_listed <= INT32_MAX + 1
                 ),
                 sentence="seed {seed} leaves no room for the episodes' own seeds, which end at 2147483647; lower it",
                 values={"seed": Value(cel="self.seed", get=lambda collection: collection.seed)},

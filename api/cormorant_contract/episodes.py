@@ -1,17 +1,23 @@
 """`spec.collection.episodes`: the job is an evaluation, which plays a fixed list of episodes, each exactly once."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
 from cormorant_contract.base import Contract, Count32, Flag, JsonObject, Whole
+from cormorant_contract.info import repeated
 from cormorant_contract.rule import Rule, Value
+from cormorant_contract.variants import Variant, seating
+
+if TYPE_CHECKING:
+    from cormorant_contract.spec import CollectorJobSpec
 
 MAX_EPISODES = 100_000
 _MAX_LISTED = 10_000
+_MAX_CHECKPOINTS = 256
 
 
 _Options = Annotated[
@@ -32,11 +38,22 @@ class PlannedEpisode:
     """Given to the environment at its reset; empty: none."""
     task: str = ""
     """The variant of the environment; empty: there is only one."""
+    checkpoint: str = ""
+    """URI of the weights file; empty: the job has one policy."""
+
+    @property
+    def start(self) -> str:
+        """The same for every checkpoint that plays this episode."""
+        return _compact([self.task, self.seed, self.options])
 
     @property
     def key(self) -> str:
         """What results are stored under."""
-        return json.dumps([self.task, self.seed, self.options], sort_keys=True, separators=(",", ":"))
+        return _compact([self.task, self.seed, self.options, self.checkpoint]) if self.checkpoint else self.start
+
+
+def _compact(parts: Sequence[Any]) -> str:
+    return json.dumps(parts, sort_keys=True, separators=(",", ":"))
 
 
 class EvaluatedEpisodes(Contract):
@@ -67,19 +84,43 @@ class EvaluatedEpisodes(Contract):
     deterministic: Flag = True
     """true: the policy's best action. false: actions are drawn, each episode from its own random stream."""
 
+    per_task: Flag = True
+    """true: every variant of the environment plays all of these episodes. false: each episode is played once, and the
+    variants take turns in the shares of their weights."""
+
+    checkpoints: (
+        Annotated[
+            tuple[Annotated[str, Field(strict=True, min_length=1, max_length=2048, description="URI.")], ...],
+            Field(min_length=1, max_length=_MAX_CHECKPOINTS, json_schema_extra={"x-kubernetes-list-type": "set"}),
+        ]
+        | None
+    ) = None
+    """Safetensors files that play all of these episodes, one after the other: file:// or any URI supported by fsspec.
+    Unset means policy.initialWeights alone."""
+
     @property
-    def count_of_task(self) -> int:
-        """Episodes of one task."""
+    def num_listed(self) -> int:
+        """Episodes of the list, each of which several tasks and checkpoints may play."""
         return self.count or len(self.seeds or self.reset_options or ())
 
-    def plan(self, first_seed: int, tasks: tuple[str, ...] = ("",)) -> tuple[PlannedEpisode, ...]:
-        """The episodes, in the order of the result table: every task plays all of them."""
-        seeds = self.seeds or range(first_seed, first_seed + self.count_of_task)
-        options = self.reset_options or ({},) * self.count_of_task
+    def num_planned(self, num_variants: int) -> int:
+        tasks = num_variants if self.per_task and num_variants else 1
+        return self.num_listed * tasks * len(self.checkpoints or (None,))
+
+    def plan(self, first_seed: int, variants: Sequence[Variant] = ()) -> tuple[PlannedEpisode, ...]:
+        """The episodes, in the order of the result table."""
+        seeds = self.seeds or range(first_seed, first_seed + self.num_listed)
+        listed = list(zip(seeds, self.reset_options or ({},) * self.num_listed, strict=True))
+        if self.per_task or not variants:
+            names = [variant.name for variant in variants] or [""]
+            starts = [(name, *episode) for name in names for episode in listed]
+        else:
+            seats = seating([variant.weight for variant in variants])
+            starts = [(variants[seats[i % len(seats)]].name, *episode) for i, episode in enumerate(listed)]
         return tuple(
-            PlannedEpisode(task=task, seed=seed, options=given)
-            for task in tasks
-            for seed, given in zip(seeds, options, strict=True)
+            PlannedEpisode(checkpoint=checkpoint, task=task, seed=seed, options=options)
+            for checkpoint in self.checkpoints or ("",)
+            for task, seed, options in starts
         )
 
     @classmethod
@@ -112,9 +153,70 @@ class EvaluatedEpisodes(Contract):
                 },
                 path=("seeds",),
             ),
+            Rule(
+                cel="",  # a set, too
+                holds=lambda episodes: not repeated(episodes.checkpoints or ()),
+                sentence="checkpoint {twice} is listed more than once; remove the second",
+                values={"twice": Value(cel="", get=lambda episodes: repeated(episodes.checkpoints or ()))},
+                path=("checkpoints",),
+            ),
         )
 
 
 def _given(episodes: EvaluatedEpisodes) -> list[str]:
     found = {"count": episodes.count, "seeds": episodes.seeds, "resetOptions": episodes.reset_options}
     return [name for name, value in found.items() if value is not None]
+
+
+def evaluation_rules() -> "tuple[Rule[CollectorJobSpec], ...]":
+    """What must hold between episodes and the rest of the spec."""
+    return (
+        Rule(
+            cel="!has(self.collection.episodes) || (has(self.output.dataset) && !has(self.output.queue))",
+            holds=lambda spec: (
+                spec.collection.episodes is None or (spec.output.dataset is not None and spec.output.queue is None)
+            ),
+            sentence="collection.episodes needs a folder for its results and delivers no batches; set "
+            "output.dataset.uri and remove output.queue",
+            path=("output",),
+        ),
+        Rule(
+            cel="",  # the API server refuses role inference altogether
+            holds=lambda spec: spec.collection.episodes is None or not spec.is_served,
+            sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
+            "inference",
+            path=("workerGroups",),
+        ),
+        Rule(
+            cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || "
+            "has(self.env.gymnasium)",
+            holds=lambda spec: (
+                spec.collection.episodes is None
+                or spec.collection.episodes.reset_options is None
+                or spec.env.gymnasium is not None
+            ),
+            sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
+            path=("collection", "episodes"),
+        ),
+        Rule(
+            cel="!has(self.collection.episodes) || self.collection.episodes.perTask || has(self.env.variants)",
+            holds=lambda spec: (
+                spec.collection.episodes is None or spec.collection.episodes.per_task or bool(spec.env.variants)
+            ),
+            sentence="perTask: false shares the episodes among env.variants, and there are none; remove perTask, or "
+            "add variants",
+            path=("collection", "episodes"),
+        ),
+        Rule(
+            cel="!has(self.collection.episodes) || !has(self.collection.episodes.checkpoints) || "
+            "(has(self.policy.entrypoint) && self.policy.initialWeights == '')",
+            holds=lambda spec: (
+                spec.collection.episodes is None
+                or spec.collection.episodes.checkpoints is None
+                or (spec.policy.entrypoint is not None and not spec.policy.initial_weights)
+            ),
+            sentence="checkpoints are weights for policy.entrypoint in place of policy.initialWeights; set the "
+            "entrypoint and remove initialWeights",
+            path=("collection", "episodes"),
+        ),
+    )

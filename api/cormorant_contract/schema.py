@@ -19,8 +19,8 @@ _COLUMNS: tuple[tuple[str, str, str, str, int], ...] = (
     # name, type, path, description, priority (1: only with -o wide)
     ("Phase", "string", ".status.phase", "Summary of the conditions", 0),
     ("Reason", "string", ".status.reason", "What is in the way", 0),
-    ("Frames", "integer", ".status.frames.collected", "Frames accepted by the output", 0),
-    ("Target", "integer", ".spec.collection.totalFrames", "Frames of the whole job", 0),
+    ("Frames", "integer", ".status.frames.collected", "Frames accepted by the output; episodes of an evaluation", 0),
+    ("Target", "integer", ".status.frames.target", "Frames, or episodes, of the whole job", 0),
     ("FPS", "number", ".status.frames.perSecond", "Frames per second", 0),
     ("Version", "integer", ".status.weights.version", "Newest published policy version", 0),
     ("Workers", "string", ".status.workers", "Ready workers of those desired", 0),

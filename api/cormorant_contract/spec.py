@@ -8,6 +8,7 @@ from pydantic import Field
 from cormorant_contract.base import OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
 from cormorant_contract.collection import Collection
 from cormorant_contract.env import Env
+from cormorant_contract.episodes import evaluation_rules
 from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
 from cormorant_contract.rule import Rule, Value
@@ -70,7 +71,7 @@ class CollectorJobSpec(Contract):
         """What the job counts up to: frames, or an evaluation's episodes. None: it has no end."""
         if self.collection.episodes is None:
             return self.collection.total_frames
-        return self.collection.episodes.count_of_task * len(self.env.variants or (None,))
+        return self.collection.episodes.num_planned(len(self.env.variants or ()))
 
     @property
     def elastic(self) -> WorkerGroup:
@@ -92,7 +93,7 @@ class CollectorJobSpec(Contract):
         return (
             *_BATCH_RULES,
             *_METRIC_RULES,
-            *_EVALUATION_RULES,
+            *evaluation_rules(),
             *_LEARNER_RULES,
             *_GROUP_RULES,
             *_ROLE_RULES,
@@ -164,35 +165,6 @@ def _shaped(spec: CollectorJobSpec) -> list[str]:
     shaped = {item.key for item in spec.env.info or () if item.shape}
     return [metric.name for metric in spec.collection.episode_metrics or () if metric.key in shaped]
 
-
-_EVALUATION_RULES: tuple[Rule[CollectorJobSpec], ...] = (
-    Rule(
-        cel="!has(self.collection.episodes) || (has(self.output.dataset) && !has(self.output.queue))",
-        holds=lambda spec: (
-            spec.collection.episodes is None or (spec.output.dataset is not None and spec.output.queue is None)
-        ),
-        sentence="collection.episodes needs a folder for its results and delivers no batches; set "
-        "output.dataset.uri and remove output.queue",
-        path=("output",),
-    ),
-    Rule(
-        cel="",  # the API server refuses role inference altogether
-        holds=lambda spec: spec.collection.episodes is None or not spec.is_served,
-        sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
-        "inference",
-        path=("workerGroups",),
-    ),
-    Rule(
-        cel="!has(self.collection.episodes) || !has(self.collection.episodes.resetOptions) || has(self.env.gymnasium)",
-        holds=lambda spec: (
-            spec.collection.episodes is None
-            or spec.collection.episodes.reset_options is None
-            or spec.env.gymnasium is not None
-        ),
-        sentence="resetOptions need a gymnasium environment: EnvPool takes no options at a reset; use seeds",
-        path=("collection", "episodes"),
-    ),
-)
 
 _LEARNER_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(

@@ -117,7 +117,7 @@ def unplayed(job: "CollectorJob") -> list[Problem]:
             envs += size * num_envs
             played.update(seats_of(variants, group_number=number, index=0, num_envs=min(weight, size * num_envs)))
     missing = [variant.name for task_id, variant in enumerate(variants) if task_id not in played]
-    if not missing or not envs:
+    if not missing or not envs or spec.collection.episodes is not None:  # an evaluation plays the variants of its list
         return []
     sentence = (
         f"no environment plays the variants {', '.join(missing)}: the fleet has {envs} environments for "

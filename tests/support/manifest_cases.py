@@ -60,6 +60,10 @@ class Case:
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 
 _WON, _SUCCESS = {"key": "won"}, {"name": "success", "key": "won"}
+_MLP = {"policy": {"entrypoint": "cormorant_worker.policies:mlp"}}
+_SWEEP = {"count": 3, "checkpoints": ["a", "b"]}
+_IN_PLACE = "checkpoints are weights for policy.entrypoint in place of policy.initialWeights"
+_ONE_LIST = "exactly one of count, seeds and resetOptions is required"
 _RESULTS = {"dataset": {"uri": "s3://b/results"}}
 
 VALID: dict[str, Document] = {
@@ -92,6 +96,12 @@ VALID: dict[str, Document] = {
     "episodes-by-options": manifest(
         env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8}},
         collection__episodes={"resetOptions": [{"low": -0.1, "high": 0.1}, {}]},
+        output=_RESULTS,
+    ),
+    "episodes-of-checkpoints": manifest(**_MLP, collection__episodes=_SWEEP, output=_RESULTS),
+    "episodes-dealt": manifest(
+        env__variants=[{"name": "easy"}, {"name": "hard", "weight": 2}],
+        collection__episodes={"seeds": [1, 2, 3], "perTask": False},
         output=_RESULTS,
     ),
     "last-seeds": manifest(collection__seed=2**31 - 10, collection__episodes={"count": 10}, output=_RESULTS),
@@ -158,23 +168,36 @@ INVALID: dict[str, Case] = {
             ("metric-reduce", [_WON], [{**_SUCCESS, "reduce": "p50"}], "[0].reduce", '"p50" is not one of', "schema"),
         )
     },
-    "episodes-without-list": Case(
-        document=manifest(collection__episodes={}, output=_RESULTS),
-        path="spec.collection.episodes",
-        sentence="exactly one of count, seeds and resetOptions is required, found 0",
-        by="rule",
-    ),
-    "episodes-of-two-lists": Case(
-        document=manifest(collection__episodes={"count": 3, "seeds": [1]}, output=_RESULTS),
-        path="spec.collection.episodes",
-        sentence="exactly one of count, seeds and resetOptions is required, found 2",
-        by="rule",
-    ),
-    "episode-twice": Case(
-        document=manifest(collection__episodes={"seeds": [1, 2, 2]}, output=_RESULTS),
-        path="spec.collection.episodes.seeds",
-        sentence="seed 2 is listed more than once",
-    ),
+    **{
+        name: Case(
+            document=manifest(collection__episodes=episodes, output=_RESULTS, **more),
+            path=f"spec.collection.episodes{field}",
+            sentence=sentence,
+            by="schema" if field else "rule",
+        )
+        for name, episodes, more, field, sentence in (
+            ("episodes-without-list", {}, {}, "", f"{_ONE_LIST}, found 0"),
+            ("episodes-of-two-lists", {"count": 3, "seeds": [1]}, {}, "", f"{_ONE_LIST}, found 2"),
+            ("episode-twice", {"seeds": [1, 2, 2]}, {}, ".seeds", "seed 2 is listed more than once"),
+            (
+                "options-of-envpool",
+                {"resetOptions": [{"level": 1}]},
+                {},
+                "",
+                "resetOptions need a gymnasium environment",
+            ),
+            ("episodes-dealt", {"count": 3, "perTask": False}, {}, "", "among env.variants, and there are none"),
+            (
+                "checkpoint-twice",
+                {"count": 3, "checkpoints": ["a", "a"]},
+                _MLP,
+                ".checkpoints",
+                "checkpoint a is listed",
+            ),
+            ("sweep-and-weights", _SWEEP, {"policy": _MLP["policy"] | {"initialWeights": "a"}}, "", _IN_PLACE),
+            ("sweep-of-random-actions", _SWEEP, {"policy": {"random": {}}}, "", _IN_PLACE),
+        )
+    },
     "episodes-past-the-last-seed": Case(
         document=manifest(collection__seed=2**31 - 9, collection__episodes={"count": 10}, output=_RESULTS),
         path="spec.collection.seed",
@@ -185,12 +208,6 @@ INVALID: dict[str, Case] = {
         document=manifest(collection__episodes={"count": 3}),
         path="spec.output",
         sentence="collection.episodes needs a folder for its results",
-        by="rule",
-    ),
-    "reset-options-of-envpool": Case(
-        document=manifest(collection__episodes={"resetOptions": [{"level": 1}]}, output=_RESULTS),
-        path="spec.collection.episodes",
-        sentence="resetOptions need a gymnasium environment",
         by="rule",
     ),
     "name-with-capital": Case(document=manifest("Pong"), path="metadata.name", sentence='"Pong" is not valid'),

@@ -26,6 +26,8 @@ Checkpoint = str | Path | Mapping[str, torch.Tensor]
 _LOOK_S = 0.2
 _KEPT = frozenset({"seed", "episodes", "episodeMetrics", "normalize"})
 """Fields of `collection` that an evaluation reads."""
+_KEPT_OF_EPISODES = frozenset({"deterministic", "perTask", "checkpoints"})
+"""Fields of `collection.episodes` that another list of episodes leaves as they are."""
 
 
 def evaluate(
@@ -52,7 +54,8 @@ def evaluate(
     Args:
         manifest: path of a YAML file, a mapping, or a CollectorJob; of its `collection` only `seed` and `episodes`
             matter.
-        weights: what the policy plays with; None: the manifest's `initialWeights`, or those that its factory makes.
+        weights: what the policy plays with; None: the manifest's `initialWeights` or checkpoints, or what its factory
+            makes.
         episodes: how many, with seeds from `seed` on, or their seeds; 0: the manifest's `collection.episodes`.
         seed: of the first episode; None: the manifest's.
         deterministic: the policy's best actions instead of drawn ones; None: as in the manifest, where that has no
@@ -116,7 +119,8 @@ def evaluation_job(
     collection["episodes"] = dict(collection.get("episodes") or {})
     if episodes:
         given = {"count": episodes} if isinstance(episodes, int) else {"seeds": list(episodes)}
-        collection["episodes"] = {"deterministic": collection["episodes"].get("deterministic", True), **given}
+        kept = {name: value for name, value in collection["episodes"].items() if name in _KEPT_OF_EPISODES}
+        collection["episodes"] = {**kept, **given}
     elif not collection["episodes"]:
         raise ManifestError(
             f"{job.metadata.name} has no collection.episodes; say how many to play: episodes=100, or --episodes 100"
@@ -129,6 +133,7 @@ def evaluation_job(
         spec["workerGroups"] = [group for group in spec["workerGroups"] if group.get("role") != "inference"]
     if weights:
         spec["policy"]["initialWeights"] = weights
+        collection["episodes"].pop("checkpoints", None)
     spec["collection"], spec["output"] = collection, {"dataset": {"uri": folder}}
     try:
         return parse_job(document)

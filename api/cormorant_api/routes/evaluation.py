@@ -14,6 +14,7 @@ router = APIRouter(route_class=GuardedRoute, tags=["status"])
 @router.get(
     "/v1/evaluation",
     operation_id="get_evaluation",
+    response_model_exclude_defaults=True,
     responses=answers(ProblemType.NOT_FOUND),
     openapi_extra=needs(Role.READ),
 )

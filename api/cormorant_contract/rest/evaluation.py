@@ -18,6 +18,16 @@ class EpisodeResult(Answer):
     terminated: bool
     """False: it was truncated."""
     metrics: dict[str, float]
+    checkpoint: str = ""
+    """URI of the weights; empty where the job has one policy."""
+
+
+class CheckpointTable(Answer):
+    """What one weights file of a sweep has reached."""
+
+    planned: Count
+    summary: dict[str, JsonValue]
+    tasks: dict[str, JsonValue]
 
 
 class EvaluationTable(Answer):
@@ -30,3 +40,5 @@ class EvaluationTable(Answer):
     """Means with 95 % intervals, spread, and the success rate with Wilson's interval."""
     tasks: dict[str, JsonValue]
     """The same by task, where there are several."""
+    checkpoints: dict[str, CheckpointTable] = Field(default={})
+    """The same by weights file, where there are several."""

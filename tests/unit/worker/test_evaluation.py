@@ -1,10 +1,15 @@
 """An episode's result is a pure function of weights, task, seed and options; what tables say of results."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
@@ -21,6 +26,8 @@ from cormorant_worker.evaluation.results import (
     summarize,
     wilson,
 )
+from cormorant_worker.policies import mlp
+from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.run_evaluation import evaluation_job
 
 COUNTING = {"entrypoint": "cormorant_testing.envs:CountingEnv", "vectorization": "inline", "numEnvs": 4}
@@ -217,3 +224,94 @@ def test_every_variant_plays_every_seed(tmp_path: Path) -> None:
         ("short", 5, 2), ("short", 6, 2), ("short", 7, 2), ("long", 5, 5), ("long", 6, 5), ("long", 7, 5)
     ]  # fmt: skip
     assert {name: found["length"]["mean"] for name, found in table.tasks.items()} == {"short": 2.0, "long": 5.0}
+
+
+def test_variants_take_turns_in_the_shares_of_their_weights(tmp_path: Path) -> None:
+    variants = [{"name": "short", "kwargs": {"lengths": 2}}, {"name": "long", "kwargs": {"lengths": 5}, "weight": 2}]
+    env = {"gymnasium": COUNTING, "variants": variants}
+    job = job_of(tmp_path, env, seed=5, episodes={"count": 7, "perTask": False})
+    assert job.spec.target == 7
+    rows = played_by(job, [6, 0, 3], [1, 2, 4, 5])
+    table = ResultTable.of(planned_episodes(job), {row.key: row for row in rows.values()})
+    assert [(row.task, row.seed, row.length) for row in table.episodes] == [
+        ("long", 5, 5), ("short", 6, 2), ("long", 7, 5), ("long", 8, 5), ("short", 9, 2), ("long", 10, 5),
+        ("long", 11, 5),
+    ]  # fmt: skip
+    more = evaluation_job(job, str(tmp_path), episodes=9)
+    assert planned_episodes(more)[:7] == planned_episodes(job)
+
+
+def checkpoint(path: Path, seed: int, *, statistics: Mapping[str, Any] | None = None) -> str:
+    """Weights of an MLP for Pendulum, drawn from a seed."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        space = gymnasium.spaces.Box(-8, 8, (3,))
+        weights = mlp(space, gymnasium.spaces.Box(-2, 2, (1,))).state_dict()
+    save_file(weights, path, metadata=statistics and {"cormorant_statistics": json.dumps(statistics)})
+    return str(path)
+
+
+PENDULUM = {"gymnasium": {"id": "Pendulum-v1", "vectorization": "inline", "numEnvs": 4}}
+
+
+@pytest.mark.parametrize("deterministic", [True, False], ids=["best", "drawn"])
+def test_checkpoints_of_a_sweep_have_the_tables_they_have_alone(tmp_path: Path, deterministic: bool) -> None:
+    uris = [checkpoint(tmp_path / f"{seed}.safetensors", seed) for seed in (1, 2)]
+    episodes = {"count": 3, "deterministic": deterministic}
+    sweep = job_of(tmp_path, PENDULUM, policy=MLP, max_steps=30, episodes={**episodes, "checkpoints": uris})
+    assert sweep.spec.target == 6
+    rows = played_by(sweep, [5, 0, 3], [1, 2, 4])
+    table = ResultTable.of(planned_episodes(sweep), {row.key: row for row in rows.values()})
+    assert list(table.checkpoints) == uris
+    for uri, found in table.checkpoints.items():
+        policy = {**MLP, "initialWeights": uri}
+        alone = job_of(tmp_path, PENDULUM, policy=policy, max_steps=30, episodes=episodes)
+        assert found == ResultTable(planned=3, episodes=tuple(played_by(alone, range(3)).values()))
+    assert table.document()["checkpoints"] == {
+        uri: {"planned": 3, "summary": found.summary, "tasks": {}} for uri, found in table.checkpoints.items()
+    }
+
+
+def test_sweeps_keep_the_digest_of_each_file(tmp_path: Path) -> None:
+    uri = checkpoint(tmp_path / "1.safetensors", 1)
+    job = job_of(tmp_path, PENDULUM, policy=MLP, episodes={"count": 2, "checkpoints": [uri]})
+    EpisodeBook(job)
+    checkpoint(tmp_path / "1.safetensors", 2)
+    with pytest.raises(EvaluationError, match="holds the results of another evaluation: weights was"):
+        EpisodeBook(job)
+
+
+def test_evaluations_normalise_with_the_statistics_of_the_file(tmp_path: Path) -> None:
+    statistics = {"observation": {"count": 4, "mean": [0.5, -0.25, 2.0], "m2": [1.0, 4.0, 9.0], "clip": 1.5}}
+    uri = checkpoint(tmp_path / "1.safetensors", 1, statistics=statistics)
+    job = job_of(
+        tmp_path, PENDULUM, policy={**MLP, "initialWeights": uri}, max_steps=25, seed=3,
+        episodes={"count": 2}, normalize={"observation": {"clip": 1.5}},
+    )  # fmt: skip
+    assert [row.total for row in played_by(job, [0, 1]).values()] == [by_hand(uri, statistics, seed) for seed in (3, 4)]
+    plain = checkpoint(tmp_path / "plain.safetensors", 1)
+    swept = {"count": 2, "checkpoints": [uri, plain]}
+    sweep = job_of(
+        tmp_path, PENDULUM, policy=MLP, max_steps=25, seed=3, episodes=swept, normalize={"observation": {"clip": 1.5}}
+    )
+    rows = played_by(sweep, [2, 0])  # a file without statistics does not act with another one's
+    assert rows[0].total == by_hand(uri, statistics, 3)
+    assert rows[2].total == by_hand(plain, {"observation": {**statistics["observation"], "count": 0}}, 3)
+
+
+def by_hand(uri: str, statistics: Mapping[str, Any], seed: int) -> float:
+    """Return of Pendulum's first 25 steps with the best actions on observations normalised in plain numpy."""
+    policy = mlp(gymnasium.spaces.Box(-1.5, 1.5, (3,)), gymnasium.spaces.Box(-2, 2, (1,)))
+    policy.load_state_dict(load_file(uri))
+    found = statistics["observation"]
+    mean, variance = np.array(found["mean"]), np.array(found["m2"]) / max(1, found["count"]) + 1e-8
+    env, total = gymnasium.make("Pendulum-v1", max_episode_steps=25), 0.0
+    raw, _ = env.reset(seed=seed)
+    for _ in range(25):
+        centered = (raw.astype(np.float64) - mean) / np.sqrt(variance) if found["count"] else raw
+        seen = torch.from_numpy(np.clip(centered, -found["clip"], found["clip"]).astype(np.float32))[None]
+        with torch.inference_mode(), exploring(ExplorationType.DETERMINISTIC):
+            action = policy(seen)[0].numpy()
+        raw, reward, *_ = env.step(action)
+        total += float(np.float32(reward))
+    return total

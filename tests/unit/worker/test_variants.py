@@ -73,6 +73,11 @@ def test_variants_without_an_environment_are_named(workers: int, weights: list[i
         "variants; raise numEnvs or the number of workers, or change the weights"
     )
     assert [problem.message for problem in found] == ([wanted] if missing else [])
+    evaluation = {"episodes": {"count": 2}}
+    assert (
+        unplayed(make_job(num_envs=1, variants=variants, workers=workers, dataset="results", collection=evaluation))
+        == []
+    )
 
 
 def test_without_variants_there_is_no_task() -> None:

@@ -13,6 +13,7 @@ from cormorant_contract.env import Env as EnvBlock
 from cormorant_contract.env import EnvPoolEnv as EnvPoolBlock
 from cormorant_contract.env import GymnasiumEnv as GymnasiumBlock
 from cormorant_contract.job import CollectorJob
+from cormorant_contract.normalize import Normalize
 from cormorant_worker.collect.collector import Collector, CollectorConfig
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.moments import BatchMoments
@@ -32,6 +33,7 @@ from cormorant_worker.errors import ManifestError
 from cormorant_worker.inference.handshake import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import ServedPolicy
+from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.policy.actor import Actor, PolicyActor
 from cormorant_worker.policy.compiled import compile_actor, in_dtype
 from cormorant_worker.policy.exploration import ExplorationType
@@ -130,16 +132,28 @@ def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
     if normalize is None:
         return None
     normalizer = Normalizer(normalize, observation)
-    if uri and (found := read_statistics(uri)) is not None:
+    if uri and (found := statistics_for(normalize, uri)) is not None:
         normalizer.use(found)
-    elif uri and normalize.observation is not None:
+    return normalizer
+
+
+def statistics_for(normalize: Normalize | None, uri: str) -> Statistics | None:
+    """What the weights in a file act with, where the manifest normalises; None: nothing, or the file does not say.
+
+    Raises:
+        WeightsError: it cannot be read.
+    """
+    if normalize is None:
+        return None
+    found = read_statistics(uri)
+    if found is None and normalize.observation is not None:
         log.warning(
             "weights_without_statistics",
             weights=uri,
             reason="the policy acts on observations that are clipped and not normalised; if it was trained with "
             "normalised ones, save its statistics as metadata of the file",
         )
-    return normalizer
+    return found
 
 
 def build_policy(
@@ -178,7 +192,8 @@ def build_policy(
     actor: Actor = acting if normalizer is None else NormalizingActor(acting, normalizer)
     weights = StagedWeights(models.modules, normalizer)
     if job.spec.policy.initial_weights:
-        weights.load(read_weights(job.spec.policy.initial_weights))
+        statistics = None if normalizer is None else normalizer.statistics
+        weights.load(read_weights(job.spec.policy.initial_weights), statistics)
     return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action)
 
 

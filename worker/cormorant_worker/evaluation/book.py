@@ -71,11 +71,16 @@ def subject_of(job: CollectorJob) -> dict[str, Any]:
     """What decides an episode's result beside its seed, in JSON."""
     spec, episodes = job.spec, job.spec.collection.episodes
     assert episodes is not None
+    policy = spec.policy
+    if episodes.checkpoints is not None:
+        weights: Any = {uri: digest_of(uri) for uri in episodes.checkpoints}
+    else:
+        weights = digest_of(policy.initial_weights) if policy.initial_weights else ""
     return {
         "env": _without_speed(spec.env.to_document()),
-        "policy": {name: value for name, value in spec.policy.to_document().items() if name != "initialWeights"},
+        "policy": {name: value for name, value in policy.to_document().items() if name != "initialWeights"},
         "deterministic": episodes.deterministic,
-        "weights": digest_of(spec.policy.initial_weights) if spec.policy.initial_weights else "",
+        "weights": weights,
     }
 
 

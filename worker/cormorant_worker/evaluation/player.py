@@ -23,6 +23,7 @@ import torch
 from cormorant_contract.env import Env
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
+from cormorant_worker.collect.build import statistics_for
 from cormorant_worker.collect.collector import Collector, TorchStream
 from cormorant_worker.collect.env_sources import env_factory, envpool_task, info_fields, vectorize
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
@@ -40,6 +41,7 @@ from cormorant_worker.policy.actor import Actor
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.weights.file import read as read_weights
 
 Film = Callable[[Array, float], None]
 
@@ -91,7 +93,10 @@ class Player:
         self.film: Film | None = None
         """Gets a picture of every observation, with its environment's pictures per second."""
         self._folder = ResultFolder(job.spec.output.dataset.uri)
-        collector.weights.set_evaluating()
+        self._weights = collector.weights
+        self._weights.set_evaluating()
+        self._checkpoint = ""
+        """Whose weights act; empty: those of the collector."""
         asked = ExplorationType(job.spec.policy.exploration_type)
         self._exploration = ExplorationType.RANDOM
         if job.spec.collection.episodes.deterministic:
@@ -104,13 +109,24 @@ class Player:
         Raises:
             EnvError: an environment cannot be built, fails, or an episode does not end.
             PolicyError: the policy fails.
+            WeightsError: a checkpoint cannot be read, or does not fit the policy.
             Stopped: the gate was stopped.
         """
+        together: dict[tuple[str, str], list[int]] = {}
+        for position in positions:
+            planned = self._planned[position]
+            together.setdefault((planned.checkpoint, planned.task), []).append(position)
         played: dict[int, PlayedEpisode] = {}
-        for task in dict.fromkeys(self._planned[position].task for position in positions):
-            own = [position for position in positions if self._planned[position].task == task]
+        for (checkpoint, task), own in together.items():
+            self._load(checkpoint)
             played.update(zip(own, self._play_task(task, [self._planned[position] for position in own]), strict=True))
         return [played[position] for position in positions]
+
+    def _load(self, checkpoint: str) -> None:
+        if checkpoint != self._checkpoint:
+            statistics = statistics_for(self._job.spec.collection.normalize, checkpoint)
+            self._weights.load(read_weights(checkpoint), statistics)
+            self._checkpoint = checkpoint
 
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         try:
@@ -174,6 +190,7 @@ class Player:
                     last = tuple(step.info[at][position : position + 1] for at in metrics.last_leaves)
                     metrics.close(np.array([row]), last=last, lengths=np.array([seat.length]))
                     played[row] = PlayedEpisode(
+                        checkpoint=seat.planned.checkpoint,
                         task=seat.planned.task,
                         seed=seat.planned.seed,
                         options=seat.planned.options,
@@ -194,7 +211,7 @@ class Player:
         return [played[row] for row in range(len(planned))]
 
     def _seat(self, planned: PlannedEpisode, first: Arrays, env: VectorEnv) -> _Seat:
-        seeds = np.random.SeedSequence([planned.seed, zlib.crc32(planned.key.encode())])
+        seeds = np.random.SeedSequence([planned.seed, zlib.crc32(planned.start.encode())])
         noise = int(seeds.generate_state(1, np.uint64)[0] >> np.uint64(1))
         actor = self._actor
         if isinstance(actor, RandomActor):

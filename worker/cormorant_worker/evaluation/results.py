@@ -12,7 +12,7 @@ import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -46,14 +46,17 @@ class PlayedEpisode:
     """The environment ended it; otherwise it was truncated."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     """`collection.episodeMetrics` by name, without those that are no finite number."""
+    checkpoint: str = ""
+    """URI of the weights, where the job has several."""
 
     @property
     def key(self) -> str:
-        return PlannedEpisode(seed=self.seed, options=self.options, task=self.task).key
+        return PlannedEpisode(seed=self.seed, options=self.options, task=self.task, checkpoint=self.checkpoint).key
 
     def document(self) -> dict[str, Any]:
         """JSON; floats are written with all their digits."""
         return {
+            **({"checkpoint": self.checkpoint} if self.checkpoint else {}),
             "task": self.task,
             "seed": self.seed,
             "options": dict(self.options),
@@ -65,7 +68,11 @@ class PlayedEpisode:
 
     @classmethod
     def read(cls, document: Mapping[str, Any]) -> Self:
-        return cls(total=document["return"], **{name: document[name] for name in _ROW_FIELDS})
+        return cls(
+            total=document["return"],
+            checkpoint=document.get("checkpoint", ""),
+            **{name: document[name] for name in _ROW_FIELDS},
+        )
 
 
 _ROW_FIELDS = ("task", "seed", "options", "length", "terminated", "metrics")
@@ -75,7 +82,7 @@ def planned_episodes(job: CollectorJob) -> tuple[PlannedEpisode, ...]:
     """The episodes of an evaluation, in the order of its table."""
     collection = job.spec.collection
     assert collection.episodes is not None
-    return collection.episodes.plan(collection.seed, tuple(v.name for v in job.spec.env.variants or ()) or ("",))
+    return collection.episodes.plan(collection.seed, job.spec.env.variants or ())
 
 
 class ResultFolder:
@@ -190,11 +197,14 @@ class ResultTable:
     planned: int
     """Episodes that the evaluation has; those without a row are not played yet."""
     episodes: tuple[PlayedEpisode, ...]
+    num_checkpoints: int = 1
 
     @classmethod
     def of(cls, planned: Sequence[PlannedEpisode], played: Mapping[str, PlayedEpisode]) -> Self:
         rows = tuple(played[episode.key] for episode in planned if episode.key in played)
-        return cls(planned=len(planned), episodes=rows)
+        return cls(
+            planned=len(planned), episodes=rows, num_checkpoints=len({episode.checkpoint for episode in planned})
+        )
 
     @property
     def is_complete(self) -> bool:
@@ -213,9 +223,27 @@ class ResultTable:
             return {}
         return {name: summarize([row for row in self.episodes if row.task == name]) for name in names}
 
+    @property
+    def checkpoints(self) -> dict[str, "ResultTable"]:
+        """The table of each weights file, as an evaluation of this file alone makes it; empty where there is one."""
+        found: dict[str, list[PlayedEpisode]] = {}
+        for row in self.episodes:
+            found.setdefault(row.checkpoint, []).append(replace(row, checkpoint=""))
+        if set(found) <= {""}:
+            return {}
+        return {
+            uri: ResultTable(planned=self.planned // self.num_checkpoints, episodes=tuple(rows))
+            for uri, rows in found.items()
+        }
+
     def document(self) -> dict[str, Any]:
         """JSON."""
+        apart = {
+            uri: {"planned": each.planned, "summary": each.summary, "tasks": each.tasks}
+            for uri, each in self.checkpoints.items()
+        }
         return {
+            **({"checkpoints": apart} if apart else {}),
             "planned": self.planned,
             "summary": self.summary,
             "tasks": self.tasks,
@@ -231,7 +259,8 @@ class ResultTable:
         import pyarrow.parquet as pq
 
         rows = self.episodes
-        columns: dict[str, Any] = {
+        columns: dict[str, Any] = {"checkpoint": [row.checkpoint for row in rows]} if self.num_checkpoints > 1 else {}
+        columns |= {
             "task": [row.task for row in rows],
             "seed": [row.seed for row in rows],
             "options": [json.dumps(dict(row.options), sort_keys=True) for row in rows],

@@ -181,14 +181,21 @@ class StagedWeights:
         self.on_applied(version)
         return version
 
-    def load(self, weights: Weights) -> None:
+    def load(self, weights: Weights, statistics: "Statistics | None" = None) -> None:
         """Replace the weights that the policy was built with, before anything was collected; the version stays.
+
+        Args:
+            weights: all or some models.
+            statistics: what they act with, if the policy acts on normalised observations; None: none, values are
+                clipped only.
 
         Raises:
             WeightsMismatch: they do not fit; nothing is applied.
         """
         verify(specs_of_tensors(weights), self.specs)
         self._copy(weights)
+        if self._normalizer is not None:
+            self._normalizer.use(statistics or self._normalizer.empty)
 
     def _copy(self, weights: Weights) -> None:
         with torch.no_grad():
