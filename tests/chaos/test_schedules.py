@@ -5,7 +5,7 @@ make chaos SCHEDULES=1 FIRST=17   # one of them
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ import pytest
 from cormorant_testing.chaos.fleet_world import FleetWorld
 from cormorant_testing.chaos.head_world import HeadWorld
 from cormorant_testing.chaos.judge import Finding
-from cormorant_testing.chaos.plan import Plan, plan_of
+from cormorant_testing.chaos.plan import plan_of
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 
@@ -60,25 +60,35 @@ def on_ray(job: Any, options: FleetOptions) -> Fleet:
 
 
 @pytest.mark.parametrize("seed", range(FIRST, FIRST + SCHEDULES))
-def test_schedule(seed: int, tmp_path: Path, fork_server: None, request: pytest.FixtureRequest) -> None:
+def test_schedule(
+    seed: int,
+    tmp_path: Path,
+    fork_server: None,
+    request: pytest.FixtureRequest,
+    record_property: Callable[[str, object], None],
+) -> None:
     plan = plan_of(seed)
     print(plan.describe())  # noqa: T201  # what pytest shows of a schedule that fails
     print(f"again: make chaos SCHEDULES=1 FIRST={seed}")  # noqa: T201  # as above
     if plan.door == "head":
-        play_head(plan, tmp_path)
+        head = HeadWorld(plan, tmp_path)
+        record_property("chaos", (plan, head.done, head.judge))
+        play_head(head)
         return
     if plan.engine == "ray":
         request.getfixturevalue("ray_cluster")
     world = FleetWorld(plan, tmp_path, on_ray if plan.engine == "ray" else Fleet)
+    record_property("chaos", (plan, world.done, world.judge))
     try:
         world.run()
     except BaseException:
         world.abandon()
         raise
+    finally:
+        world.clean_up()
 
 
-def play_head(plan: Plan, folder: Path) -> None:
-    world = HeadWorld(plan, folder)
+def play_head(world: HeadWorld) -> None:
     try:
         world.run()
     except Finding:

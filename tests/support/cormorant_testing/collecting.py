@@ -84,6 +84,7 @@ def make_job(
     workers: int = 1,
     info: Sequence[Mapping[str, Any]] = (),
     variants: Sequence[Mapping[str, Any]] = (),
+    worker_groups: Sequence[Mapping[str, Any]] = (),
     **options: Any,
 ) -> Any:
     """A CollectorJob of CountingEnvs (or of `env`)."""
@@ -111,6 +112,8 @@ def make_job(
         "output": output,
         "replicas": workers,
     }
+    if worker_groups:
+        spec["workerGroups"] = [dict(group) for group in worker_groups]
     if run_policy:
         spec["runPolicy"] = dict(run_policy)
     return load_job(

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -11,12 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.chaos.judge import Finding, Judge, compare, extract
 from cormorant_testing.chaos.plan import Plan
 from cormorant_testing.chaos.watch import LIMIT_S, Watch, within
 from cormorant_testing.chaos.witness import LIFE, SEED, STEP
 from cormorant_testing.policies import numbered
-from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError
+from cormorant_worker.errors import ControlTimeout, FleetClosed, StateError, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 
@@ -34,13 +36,21 @@ class FleetWorld:
     def __init__(self, plan: Plan, folder: Path, make: Callable[[Any, FleetOptions], Fleet]) -> None:
         self._plan, self._make = plan, make
         self._calm_s = CALM_S[plan.engine]
-        self._dataset = (folder / "data").as_uri() if plan.has_dataset else ""
+        self._disk: SmallDisk | None = None
+        if plan.has_dataset and plan.theme == "disk":
+            (folder / "disk").mkdir()
+            self._disk = SmallDisk(folder / "disk")
+        self._dataset = (folder / "disk" / "data").as_uri() if plan.has_dataset else ""
+        self.done: Counter[str] = Counter()
+        """What happened, and how often."""
         self.judge = Judge(resets=plan.resets, may_miss=plan.may_miss)
         self._version = 0
         self._saved = b""
         self._frozen: set[int] = set()
         self._nap_s = 0.0
         self._has_restored = False
+        self._is_full = False
+        self._floor = 0
         self._seeds = 5000
         self._consumer: threading.Thread | None = None
         self._failed: list[BaseException] = []
@@ -85,7 +95,8 @@ class FleetWorld:
         except FleetClosed:
             return
         except BaseException as error:  # noqa: BLE001  # the thread's edge: raised by `check`
-            self._failed.append(error)
+            if not (self._is_full and isinstance(error, WorkerFailed) and "No space left" in str(error)):
+                self._failed.append(error)
 
     def run(self) -> None:
         """Everything that the schedule says, and the calm after it.
@@ -99,7 +110,8 @@ class FleetWorld:
             self.check()
             # A worker is frozen, or was killed while it was asked.
             with suppress(ControlTimeout, StateError):
-                getattr(self, f"_{step.what}")(step.amount)
+                self.done[step.what] += 1
+                getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)
         self._calm()
         self._end()
 
@@ -141,22 +153,37 @@ class FleetWorld:
         self.judge.finish()
         dropped = dict(stats.dropped)
         late = dropped.pop("drop_oldest", 0)
+        if self._dataset:
+            dropped.pop("stale", 0)  # the dataset has them, and they count
         if not self._has_restored:
-            _equal(stats.stepped_frames, stats.frames + sum(dropped.values()), f"stepped frames of {stats}")
+            new = stats.frames - self._floor
+            _equal(stats.stepped_frames, new + sum(dropped.values()), f"stepped frames of {stats}")
             if not self._dataset:
                 _equal(self.judge.frames, stats.frames - late, f"delivered frames of {stats}")
+                if self._plan.normalizes:
+                    self._judge_statistics()
         if self._dataset:
             self._judge_dataset(stats.frames)
 
-    def _judge_dataset(self, frames: int) -> None:
-        from cormorant_worker.sinks.dataset import read_dataset
-        from cormorant_worker.sinks.trajectories import iter_trajectories
+    def _judge_statistics(self) -> None:
+        """Every frame that was delivered is in them once."""
+        assert self.fleet.statistics is not None
+        moments = self.fleet.statistics.current.moments["observation"]
+        _equal(moments.count, self.judge.frames, "frames in the statistics")
+
+    def _judge_durable(self) -> int:
         from cormorant_worker.sinks.verify import verify
 
         report = verify(self._dataset)
         if not report.is_good:
             raise Finding(f"the dataset is broken: {report.problems}")
-        _equal(report.frames, frames, "frames in the dataset")
+        return report.frames
+
+    def _judge_dataset(self, frames: int) -> None:
+        from cormorant_worker.sinks.dataset import read_dataset
+        from cormorant_worker.sinks.trajectories import iter_trajectories
+
+        _equal(self._judge_durable(), frames, "frames in the dataset")
         seen: set[int] = set()
         for stretch in iter_trajectories(read_dataset(self._dataset)):
             obs = stretch.observation[0]
@@ -184,6 +211,10 @@ class FleetWorld:
             within(20, "kill()", self.fleet.kill)
         with suppress(Exception, Finding):
             within(20, "close()", self.fleet.close)
+
+    def clean_up(self) -> None:
+        if self._disk is not None:
+            self._disk.close()
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -214,7 +245,7 @@ class FleetWorld:
             self._call("resume()", self.fleet.resume)
 
     def _resize(self, amount: float) -> None:
-        self._call("resize()", lambda: self.fleet.resize(1 + int(6 * amount), wait=False))
+        self._call("resize()", lambda: self.fleet.resize({"cpu": 1 + int(6 * amount)}, wait=False))
 
     def _kill(self, amount: float) -> None:
         self._signal(signal.SIGKILL, amount)
@@ -255,13 +286,50 @@ class FleetWorld:
     def _slow(self, amount: float) -> None:
         self._nap_s = 2 * amount
 
+    def _size(self) -> int:
+        return sum(worker.name.startswith("cpu-") for worker in self._call("stats()", self.fleet.stats).workers) or 1
+
+    def _slow_disk(self, amount: float) -> None:
+        """No byte gets onto the disk for a while; frozen workers are found out meanwhile."""
+        if self._disk is None or not self._disk.is_there:
+            self.done["slow disk"] -= 1
+            return
+        self._disk.freeze()
+        try:
+            self._publish(amount)
+            time.sleep(0.5 + 2 * amount)
+            self.check()
+        finally:
+            self._disk.thaw()
+
+    def _fill_disk(self, amount: float) -> None:
+        """The fleet ends with a sentence about it, and a new one goes on with what is durable."""
+        if self._disk is None or not self._disk.is_there:
+            self.done["fill disk"] -= 1
+            return
+        assert self._consumer is not None
+        self._thaw(1.0)
+        self._call("resume()", self.fleet.resume)
+        size, self._is_full = self._size(), True
+        self._disk.fill()
+        self._consumer.join(self._calm_s)
+        self.check()
+        if self._consumer.is_alive():
+            raise Finding(f"a full disk does not end the fleet within {self._calm_s:.0f} s: {self.fleet.stats()}")
+        self.close()
+        self._disk.free()
+        self._is_full = False
+        self._floor = self._judge_durable()
+        self._open(size)
+        self._start_consuming()
+
     def _move(self, amount: float) -> None:
         """The state goes on in another fleet."""
         assert self._consumer is not None
         self._thaw(1.0)
         self._call("pause()", self.fleet.pause)
         self._saved = self._call("state()", self.fleet.state)
-        size = len(self._call("stats()", self.fleet.stats).workers)
+        size = self._size()
         deadline = time.monotonic() + self._calm_s
         while self._call("stats()", self.fleet.stats).queued_batches and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -3,10 +3,12 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -16,6 +18,7 @@ import psutil
 import yaml
 
 from cormorant_client import BatchGone, connect
+from cormorant_testing.chaos.disk import SmallDisk
 from cormorant_testing.chaos.fleet_world import CALM_S, CONTROL_S
 from cormorant_testing.chaos.head import ACK_WITHIN_S
 from cormorant_testing.chaos.judge import Finding, Judge, compare
@@ -26,7 +29,6 @@ from cormorant_testing.serving import Api, Reply, weights_file
 
 START_S = 300.0
 WEIGHTS = "/v1/models/policy/weights"
-DISK_BYTES = 1 << 20
 
 EATER = """
 import sys, time
@@ -92,7 +94,9 @@ class HeadWorld:
         self._folder = folder
         self._directory = folder / "head"
         self._directory.mkdir()
-        self._disk = plan.theme in ("disk", "mixed") and _mount(self._directory)
+        self._disk = SmallDisk(self._directory) if plan.theme in ("disk", "mixed") else None
+        self.done: Counter[str] = Counter()
+        """What happened, and how often."""
         self._manifest = folder / "job.yaml"
         self._manifest.write_text(yaml.safe_dump(plan.job().to_document()))
         self._ports = unused_port(), unused_port()
@@ -189,6 +193,7 @@ class HeadWorld:
         for step in self._plan.steps:
             time.sleep(step.after_s)
             self.check()
+            self.done[step.what] += 1
             getattr(self, f"_{step.what.replace(' ', '_')}")(step.amount)
         self._calm()
         self._end()
@@ -247,6 +252,8 @@ class HeadWorld:
         """End everything that is left."""
         self._is_away = True
         self._thaw(1.0)
+        if self._disk is not None:
+            self._disk.thaw()
         for watch in self._watches:
             watch.close()
         for consumer in self._consumers:
@@ -262,8 +269,8 @@ class HeadWorld:
             for process in below:
                 with suppress(psutil.Error):
                     process.kill()
-        if self._disk:
-            subprocess.run(["umount", "-l", str(self._directory)], check=False)
+        if self._disk is not None:
+            self._disk.close()
 
     # -- what happens ------------------------------------------------------------------------------------------
 
@@ -314,7 +321,8 @@ class HeadWorld:
         """Down to one and up again: more attempts at a place, without a failure."""
         for workers in (1, 3):
             self._ask("PUT", "/v1/desired", {"groups": {"cpu": workers}})
-            self._until(f"{workers} workers", lambda n=workers: len(self._pids()) == n)  # type: ignore[misc]  # bound now
+            size = workers + self._plan.servers
+            self._until(f"{size} workers", lambda n=size: len(self._pids()) == n)  # type: ignore[misc]  # bound now
         before = self.judge.frames
         self._until("frames of the new workers", lambda: self.judge.frames > before + 300)
 
@@ -367,6 +375,21 @@ class HeadWorld:
 
     def _eater(self, amount: float) -> None:
         """A consumer takes batches, and is killed."""
+        eater = self._start_eater()
+        time.sleep(amount)
+        eater.kill()
+
+    def _freeze_eater(self, amount: float) -> None:
+        """A consumer takes batches, stands still for longer than it may, and is killed."""
+        eater = self._start_eater()
+        eater.send_signal(signal.SIGSTOP)
+        time.sleep(ACK_WITHIN_S * (1 + amount))
+        if amount > 0.5:
+            eater.send_signal(signal.SIGCONT)
+            time.sleep(amount)
+        eater.kill()
+
+    def _start_eater(self) -> "subprocess.Popen[str]":
         memory = "auto" if self._plan.maps else "never"
         url = f"http://127.0.0.1:{self._ports[0]}"
         eater = subprocess.Popen(
@@ -376,8 +399,23 @@ class HeadWorld:
         self._eaters.append(eater)
         assert eater.stdout is not None
         within(self._calm_s, "a consumer's first batch", eater.stdout.readline)
-        time.sleep(amount)
-        eater.kill()
+        return eater
+
+    def _dribble(self, amount: float) -> None:
+        """Bodies that come byte by byte and break off."""
+        for port, line in ((self._ports[0], "POST /v1/pauses"), (self._ports[1], f"PUT {WEIGHTS}")):
+            head = f"{line} HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: Bearer {self._token}\r\n"
+            with suppress(OSError), socket.create_connection(("127.0.0.1", port), LIMIT_S) as link:
+                link.sendall(f"{head}Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n".encode())
+                for _ in range(1 + int(10 * amount)):
+                    link.sendall(b"{")
+                    time.sleep(0.1)
+
+    def _freeze_head(self, amount: float) -> None:
+        """The head's process stands still; it blames no worker for it."""
+        self.process.send_signal(signal.SIGSTOP)
+        time.sleep(1 + 11 * amount)
+        self.process.send_signal(signal.SIGCONT)
 
     def _kill_head(self, amount: float) -> None:
         self._thaw(1.0)
@@ -390,15 +428,25 @@ class HeadWorld:
             raise Finding(f"workers outlive their head: {alive}")
         self._start_head()
 
-    def _fill_disk(self, amount: float) -> None:
-        if not self._disk:
+    def _slow_disk(self, amount: float) -> None:
+        """No byte gets onto the disk for a while, and weights come meanwhile."""
+        if self._disk is None or not self._disk.is_there:
+            self.done["slow disk"] -= 1
             return
-        ballast = self._directory / "ballast"
-        with suppress(OSError), ballast.open("wb", buffering=0) as file:
-            for size in (1 << 16, 1 << 9):
-                with suppress(OSError):
-                    while file.write(b"\0" * size):
-                        pass
+        self._disk.freeze()
+        thaw = threading.Timer(0.5 + 4 * amount, self._disk.thaw)
+        thaw.start()
+        try:
+            self._publish(amount)
+            self.check()
+        finally:
+            thaw.join()
+
+    def _fill_disk(self, amount: float) -> None:
+        if self._disk is None or not self._disk.is_there:
+            self.done["fill disk"] -= 1
+            return
+        self._disk.fill()
         self._is_full = True
         try:
             for _ in range(3):
@@ -406,7 +454,7 @@ class HeadWorld:
                 time.sleep(amount)
                 self.check()
         finally:
-            ballast.unlink(missing_ok=True)
+            self._disk.free()
             self._is_full = False
 
 
@@ -414,11 +462,3 @@ def _below(pid: int) -> list[psutil.Process]:
     with suppress(psutil.Error):
         return psutil.Process(pid).children(recursive=True)
     return []
-
-
-def _mount(folder: Path) -> bool:
-    """A small disk of its own, where this process may make one."""
-    if os.geteuid() != 0:
-        return False
-    made = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(folder)]
-    return subprocess.run(made, check=False, capture_output=True).returncode == 0

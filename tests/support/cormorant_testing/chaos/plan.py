@@ -20,16 +20,19 @@ _FLEET_THEMES: dict[str, dict[str, int]] = {
     "states": {"save": 3, "restore": 3, "publish": 2, "kill": 2, "seed": 1, "slow": 1, "pause": 1},
     "moves": {"move": 2, "save": 1, "restore": 1, "kill": 2, "publish": 2, "resize": 1},
     "sizes": {"resize": 5, "kill": 2, "publish": 2, "pause": 2, "slow": 1, "seed": 1},
+    "disk": {"fill disk": 2, "slow disk": 4, "kill": 2, "publish": 2, "resize": 1, "pause": 1, "freeze": 1},
 }  # fmt: skip
 _HEAD_THEMES: dict[str, dict[str, int]] = {
     "mixed": {"publish": 4, "burst": 1, "lease": 2, "resize": 2, "kill": 2, "freeze": 1, "thaw": 1, "save": 1,
-              "restore": 1, "seed": 1, "hold": 1, "eater": 1, "kill head": 1, "fill disk": 1},
-    "frozen": {"freeze": 3, "burst": 3, "lease": 3, "thaw": 2, "publish": 1},
+              "restore": 1, "seed": 1, "hold": 1, "eater": 1, "kill head": 1, "freeze head": 1, "fill disk": 1,
+              "slow disk": 1, "dribble": 1},
+    "frozen": {"freeze": 3, "freeze head": 2, "burst": 3, "lease": 3, "thaw": 2, "publish": 1},
     "leases": {"freeze": 2, "lease": 5, "thaw": 1, "publish": 2, "kill": 1, "resize": 1},
-    "consumers": {"hold": 4, "eater": 2, "publish": 2, "kill": 1, "resize": 1, "lease": 1},
+    "consumers": {"hold": 4, "eater": 2, "freeze eater": 2, "dribble": 1, "publish": 2, "kill": 1, "resize": 1,
+                  "lease": 1},
     "heads": {"kill head": 2, "cycle": 4, "publish": 2, "save": 1},
     "states": {"save": 3, "restore": 3, "kill": 1, "publish": 2, "seed": 1, "hold": 1},
-    "disk": {"fill disk": 3, "publish": 3, "kill": 1, "lease": 1, "resize": 1, "kill head": 1},
+    "disk": {"fill disk": 3, "slow disk": 3, "publish": 3, "kill": 1, "lease": 1, "resize": 1, "kill head": 1},
 }  # fmt: skip
 
 
@@ -65,6 +68,10 @@ class Plan:
     """Frozen workers are woken before calm is asked for; else the fleet must find them out."""
     maps: bool
     """Consumers of a head map its memory."""
+    servers: int
+    """Inference servers that act for the workers; 0: each worker acts for itself."""
+    normalizes: bool
+    """With running statistics, which must hold every frame once."""
     steps: tuple[Step, ...]
 
     @property
@@ -79,6 +86,8 @@ class Plan:
             collection["resetAtEachBatch"] = True
         if self.staleness is not None:
             collection["weights"] = {"maxStaleness": self.staleness}
+        if self.normalizes:
+            collection["normalize"] = {"observation": {}, "reward": {}}
         kwargs = {"step_s": 0.004, "saveable": self.saveable}
         return make_job(
             env={"gymnasium": {"entrypoint": ENTRYPOINT, "vectorization": "inline", "numEnvs": 2, "kwargs": kwargs}},
@@ -87,14 +96,23 @@ class Plan:
             queue={"capacityBatches": self.capacity, "onFull": "drop_oldest" if self.drops else "wait"},
             dataset=dataset,
             run_policy={"maxRestartsPerSlot": self.max_restarts},
+            worker_groups=[{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": self.servers}]
+            if self.servers
+            else [],
         )
 
     def describe(self) -> str:
         """In one line."""
         kind = f"{self.door} on {self.engine}, {self.theme}, {self.workers} workers, {self.mode}"
-        more = [name for name in ("drops", "resets", "saveable", "has_dataset", "thaws", "maps") if getattr(self, name)]
+        more = [
+            name
+            for name in ("drops", "resets", "saveable", "has_dataset", "thaws", "maps", "normalizes")
+            if getattr(self, name)
+        ]
         if self.staleness is not None:
             more.append(f"staleness {self.staleness}")
+        if self.servers:
+            more.append(f"{self.servers} servers")
         steps = ", ".join(f"+{step.after_s:.1f} {step.what} {step.amount:.2f}" for step in self.steps)
         return f"schedule {self.seed}: {kind} ({', '.join(more)}): {steps}"
 
@@ -105,8 +123,8 @@ def plan_of(seed: int) -> Plan:
     engine: Engine = "ray" if seed % 4 == 3 else "local"
     door: Door = ("fleet", "head")[seed % 2] if engine == "local" else ("fleet", "head")[seed // 4 % 2]
     themes = _FLEET_THEMES if door == "fleet" else _HEAD_THEMES
-    theme = chance.choice([t for t in themes if engine == "local" or t not in ("heads", "disk")])
-    weights = {what: n for what, n in themes[theme].items() if engine == "local" or what not in _LOCAL_ONLY}
+    theme = chance.choice(list(themes))
+    weights = themes[theme]
     # Seeds and ids of heads must differ though every attempt of a place is allowed for.
     max_restarts = chance.randint(0, 2) if theme == "heads" else 60
     length = chance.randint(6, 14)
@@ -126,14 +144,12 @@ def plan_of(seed: int) -> Plan:
         drops=chance.random() < 0.2,
         resets=chance.random() < 0.2,
         saveable=chance.random() < 0.7,
-        has_dataset=door == "fleet" and not has_states and chance.random() < 0.25,
+        has_dataset=door == "fleet" and not has_states and (chance.random() < 0.25 or theme == "disk"),
         capacity=chance.randint(2, 6),
         max_restarts=max_restarts,
         thaws=chance.random() < 0.5,
         maps=chance.random() < 0.7,
+        servers=chance.choice([0, 0, 1, 2]) if engine == "local" else 0,
+        normalizes=chance.random() < 0.4,
         steps=steps,
     )
-
-
-_LOCAL_ONLY = frozenset({"kill head", "fill disk", "move", "cycle"})
-"""What would take a cluster down that other schedules share, or takes too long there."""

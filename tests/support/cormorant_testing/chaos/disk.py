@@ -1,0 +1,63 @@
+"""A small disk of its own for one schedule: it fills up, stands still for a while, and is freed."""
+
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+_BYTES = 32 << 20
+_MAKE_FS = ("mkfs.ext4", "-q", "-F", "-m", "0", "-O", "^has_journal")
+
+
+class SmallDisk:
+    """An ext4 in a file, mounted on `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._image = folder.with_name(f"{folder.name}.img")
+        self.is_there = self._mount()
+        """False: this process may not mount one."""
+        self._is_frozen = False
+
+    def _mount(self) -> bool:
+        with self._image.open("wb") as file:
+            file.truncate(_BYTES)
+        return _did(*_MAKE_FS, str(self._image)) and _did("mount", "-o", "loop", str(self._image), str(self._folder))
+
+    def fill(self) -> None:
+        """Leave no byte free."""
+        with suppress(OSError), self._ballast.open("wb", buffering=0) as file:
+            for size in (1 << 20, 1 << 12, 1):
+                with suppress(OSError):
+                    while file.write(b"\1" * size):
+                        pass
+
+    def free(self) -> None:
+        self._ballast.unlink(missing_ok=True)
+
+    def freeze(self) -> None:
+        """Every write waits, where no signal reaches it, as on a file server that does not answer."""
+        self._is_frozen = _did("fsfreeze", "--freeze", str(self._folder))
+
+    def thaw(self) -> None:
+        """May be called twice."""
+        if self._is_frozen:
+            self._is_frozen = False
+            _did("fsfreeze", "--unfreeze", str(self._folder))
+
+    def close(self) -> None:
+        """May be called twice."""
+        self.thaw()
+        if self.is_there:
+            self.is_there = False
+            _did("umount", "--lazy", str(self._folder))
+        self._image.unlink(missing_ok=True)
+
+    @property
+    def _ballast(self) -> Path:
+        return self._folder / "ballast"
+
+
+def _did(*command: str) -> bool:
+    with suppress(FileNotFoundError):
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+    return False
