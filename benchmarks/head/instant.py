@@ -190,6 +190,9 @@ class InstantEngine:
     def start(self, start: Start) -> InstantConnection:
         return InstantConnection(start.place, self._wake)
 
+    def listen(self) -> None:
+        return None
+
     def cpus_for(self, num_workers: int) -> int:
         return 1
 

@@ -43,6 +43,9 @@ WORKERS = 2
 class SealingActor(WorkerActor):
     """A worker that seals at once whatever its blocks hold."""
 
+    def _make_runtime(self, start: Layout) -> None:
+        """It needs none."""
+
     def _run(self, start: Layout) -> None:
         while True:
             ticket: Ticket = self._uplink.recv()

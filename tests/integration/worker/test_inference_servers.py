@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,10 +15,14 @@ import torch
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.fleets import balance
 from cormorant_testing.policies import numbered
-from cormorant_worker.errors import FleetError, LastWorker, ManifestError, WorkerFailed
+from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.fleet.ray.connection import RayConnection
+from cormorant_worker.fleet.ray.engine import RayEngine
+from cormorant_worker.fleet.ray.options import RayOptions
 from cormorant_worker.launch import load_job
+from cormorant_worker.worker.messages import Listening, Start
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
 
@@ -242,14 +248,6 @@ def test_policy_that_cannot_act_ends_the_fleet_with_its_own_words() -> None:
         fleet_of(job, workers=1)
 
 
-def test_server_groups_on_ray_are_refused() -> None:
-    from cormorant_worker.fleet.ray.engine import RayEngine
-
-    job = served(make_job(num_envs=2, policy="counter"))
-    with pytest.raises(ManifestError, match="role inference on a Ray cluster is not available yet"):
-        RayEngine.complete(object.__new__(RayEngine), job, FleetOptions())
-
-
 def test_pause_is_answered_while_the_server_is_gone() -> None:
     job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 600}, lengths=(3, 8), step_s=0.001)
     checker = make_checker(2, lengths=(3, 8))
@@ -263,3 +261,75 @@ def test_pause_is_answered_while_the_server_is_gone() -> None:
         for batch in fleet.batches():
             checker.take(batch)
         assert checker.frames == 600
+
+
+class NodesApart(RayEngine):
+    """Workers take the way between nodes to servers that are on this machine."""
+
+    def start(self, start: Start, listener: socket.socket | None = None) -> RayConnection:
+        connection = super().start(start, listener)
+        receive = connection.receive
+
+        def from_afar(source: Any) -> list[object]:
+            return [
+                replace(message, address=replace(message.address, machine="another one"))
+                if isinstance(message, Listening)
+                else message
+                for message in receive(source)
+            ]
+
+        connection.receive = from_afar  # type: ignore[method-assign]
+        return connection
+
+
+def on_ray(job: Any, engine: type[RayEngine], **options: Any) -> Fleet:
+    return Fleet(job, FleetOptions(**options), engine=engine(RayOptions(num_cpus=0)))
+
+
+@pytest.mark.slow
+def test_killed_server_of_another_node_costs_time_and_nothing_else(ray_cluster: None) -> None:
+    job = make_job(
+        num_envs=2, policy="versioned", action="box", collection={"totalFrames": 3000}, lengths=(3, 8), step_s=0.001
+    )
+    checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
+    with on_ray(served(job), NodesApart, workers=2) as fleet:
+        receipt = fleet.publish(numbered(1), wait_s=60)
+        assert receipt.applied == ("act-0",)
+        is_killed = False
+        for batch in fleet.batches():
+            checker.take(batch)
+            if not is_killed and fleet.stats().frames > 1000:
+                kill_server(fleet)
+                is_killed = True
+                fleet.publish(numbered(2))
+        stats = fleet.stats()
+        assert stats.frames == checker.frames == 3000
+        assert stats.restarts == 1
+        assert balance(fleet) == 0
+        assert stats.dropped.get("crash", 0) == 0
+    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}
+
+
+@pytest.mark.slow
+def test_servers_on_ray_hang_and_are_scaled(ray_cluster: None) -> None:
+    job = make_job(num_envs=2, policy="counter", collection={"totalFrames": 4000}, step_s=0.001, lengths=(3, 8))
+    checker = make_checker(2, lengths=(3, 8))
+    with on_ray(served(job), RayEngine, workers=2, hang_timeout_s=3.0) as fleet:
+        done = 0
+        for batch in fleet.batches():
+            checker.take(batch)
+            if done == 0 and fleet.stats().frames > 500:
+                kill_server(fleet, sent=signal.SIGSTOP)
+                done = 1
+            if done == 1 and fleet.stats().frames > 1500:
+                fleet.resize({"act": 2}, wait=True)
+                done = 2
+            if done == 2 and fleet.stats().frames > 2500:
+                fleet.resize({"act": 1})
+                done = 3
+        stats = fleet.stats()
+        assert (done, stats.frames, checker.frames) == (3, 4000, 4000)
+        assert stats.groups["act"].restarts == {"hang": 1}
+        assert stats.groups["cpu"].restarts == {}
+        assert balance(fleet) == 0
+    assert checker.attempts == {(0, 0, 0), (0, 1, 0)}

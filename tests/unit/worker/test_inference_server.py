@@ -1,10 +1,11 @@
-"""One inference server and its workers, in threads: batches, versions, padding, and workers that go."""
+"""One inference server and its workers, in threads, on both ways: batches, versions, padding, and workers that go."""
 
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import gymnasium
@@ -13,7 +14,12 @@ import pytest
 import torch
 
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.inference.handshake import Greeting, listen
+from cormorant_worker.inference import remote_actor
+from cormorant_worker.inference.address import Address, AssignedServers
+from cormorant_worker.inference.connections import NodeConnection, connect
+from cormorant_worker.inference.frames import FrameReader, FrameWriter, listen_on
+from cormorant_worker.inference.handshake import Greeting, Listeners, frame, unframe
+from cormorant_worker.inference.mailbox import HEADER, Header
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedPolicy, make_shapes
 from cormorant_worker.policy.actor import PolicyActor
@@ -27,11 +33,14 @@ ACTION = gymnasium.spaces.Discrete(1000)
 
 AT_ONCE_OR_ALL = Gathering()
 ACTORS: list[RemoteActor] = []
+BETWEEN_NODES = [False]
+"""Whether workers take the way between nodes."""
 
 
-@pytest.fixture(autouse=True)
-def closed_actors() -> Iterator[None]:
-    """Every worker of a test is closed after it."""
+@pytest.fixture(autouse=True, params=[False, True], ids=["one-machine", "nodes"])
+def closed_actors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every test runs on both ways to a server, and every worker of a test is closed after it."""
+    BETWEEN_NODES[0] = request.param
     yield
     for actor in ACTORS:
         actor.close()
@@ -51,10 +60,16 @@ class Summing(torch.nn.Module):
         return {"action": (observation.sum(-1) + self.weight).long(), "twice": observation * 2}
 
 
+def address_of(listeners: Listeners) -> Address:
+    """The way to a server that the test takes."""
+    assert listeners.address is not None
+    return replace(listeners.address, machine="another one") if BETWEEN_NODES[0] else listeners.address
+
+
 class Running:
     """A server that turns in a thread until it is told to stop."""
 
-    def __init__(self, listener: socket.socket, how: Gathering) -> None:
+    def __init__(self, listeners: Listeners, how: Gathering) -> None:
         self.policy = Summing()
         models = wrap_policy(self.policy, "test")
 
@@ -64,7 +79,9 @@ class Running:
             self.weights = StagedWeights(models.modules)
             return ServedPolicy(actor=actor, weights=self.weights, observation_space=OBS, action_space=ACTION)
 
-        self.server = InferenceServer(listener.dup(), build, how)
+        assert listeners.nodes is not None
+        own = replace(listeners, local=listeners.local.dup(), nodes=listeners.nodes.dup())
+        self.server = InferenceServer(own, build, how)
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -81,8 +98,8 @@ class Running:
 
 
 @contextmanager
-def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, socket.socket]]:
-    listener = listen()
+def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, Listeners]]:
+    listener = listen_on("127.0.0.1")
     server = Running(listener, how)
     try:
         yield server, listener
@@ -91,9 +108,12 @@ def running(how: Gathering = AT_ONCE_OR_ALL) -> Iterator[tuple[Running, socket.s
         listener.close()
 
 
-def worker(listener: socket.socket, *, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
-    greeting = Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=rows, num_slots=slots)
-    ACTORS.append(RemoteActor([listener.getsockname()], greeting))
+def greeting(rows: int = 4, slots: int = 1, obs: Space = OBS) -> Greeting:
+    return Greeting(name="w-0-0", observation_space=obs, action_space=ACTION, rows=rows, num_slots=slots)
+
+
+def worker(listener: Listeners, *, rows: int = 4, slots: int = 2, obs: Space = OBS) -> RemoteActor:
+    ACTORS.append(RemoteActor(AssignedServers([address_of(listener)]), greeting(rows, slots, obs)))
     return ACTORS[-1]
 
 
@@ -175,7 +195,7 @@ def test_worker_that_is_gone_holds_nobody_up() -> None:
 
 
 def test_rows_are_asked_again_at_the_next_server_with_the_same_words() -> None:
-    listener = listen()
+    listener = listen_on("127.0.0.1")
     first = Running(listener, Gathering(max_wait_s=60.0))
     actor, _ = worker(listener), worker(listener)  # with the other one, a batch would not be complete
     waits: list[bool] = []
@@ -193,12 +213,11 @@ def test_rows_are_asked_again_at_the_next_server_with_the_same_words() -> None:
 
 
 def test_worker_whose_server_is_retired_uses_the_next_one() -> None:
-    retired = listen()
-    address = retired.getsockname()
+    retired = listen_on("127.0.0.1")
+    address = address_of(retired)
     retired.close()
     with running() as (_, listener):
-        greeting = Greeting(name="w-0-0", observation_space=OBS, action_space=ACTION, rows=4, num_slots=1)
-        ACTORS.append(RemoteActor([address, listener.getsockname()], greeting))
+        ACTORS.append(RemoteActor(AssignedServers([address, address_of(listener)]), greeting()))
         assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
 
 
@@ -214,3 +233,69 @@ def test_shapes_on_a_device_are_powers_of_two() -> None:
     assert make_shapes(1) == (1,)
     assert Gathering(shapes=(4, 16)).padded(5) == 16
     assert Gathering(shapes=(4, 16)).padded(17) == 17
+
+
+def test_worker_of_another_node_must_know_the_key() -> None:
+    with running() as (server, listener):
+        assert listener.address is not None
+        stranger = replace(listener.address, machine="another one", key=b"guessed")
+        connection = connect(stranger, greeting())
+        with pytest.raises(OSError, match="closed the connection"):
+            connection.read_welcome()
+        connection.close()
+        assert server.server.policy is None
+        # The server goes on with those who know it.
+        assert worker(listener).ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
+
+
+def test_greeting_of_a_stranger_is_never_unpickled() -> None:
+    incoming = bytearray(frame(Exploding(), key=b"theirs"))
+    with pytest.raises(ConnectionRefusedError, match="authentication code is wrong"):
+        unframe(incoming, key=b"ours")
+    assert not incoming
+
+
+class Exploding:
+    def __reduce__(self) -> Any:
+        return pytest.fail, ("it was unpickled",)
+
+
+def test_rows_larger_than_the_sockets_buffers_arrive_whole() -> None:
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setblocking(False)
+    asked = np.arange(8 << 20, dtype=np.float32).reshape(8, -1)
+    stored = np.zeros_like(asked)
+    writer, reader = FrameWriter(), FrameReader(lambda header: [stored[: header.n]])
+    header = Header(number=7, version=3, slot=1, n=8)
+    writer.put(header, [asked])
+    found: list[Header] = []
+    while not found:
+        writer.flush(ours)
+        assert writer.has_unsent or not found
+        found += reader.read(theirs)
+    assert found == [header]
+    assert np.array_equal(stored, asked)
+    ours.close()
+    with pytest.raises(ConnectionResetError):
+        list(reader.read(theirs))
+    theirs.close()
+
+
+def test_rows_for_a_slot_that_does_not_exist_end_the_connection() -> None:
+    with running() as (server, listener):
+        actor = worker(listener, rows=4, slots=1)
+        connection = actor._connection
+        if not isinstance(connection, NodeConnection):
+            return  # on one machine, only processes of this user connect
+        connection._socket.sendall(HEADER.pack(1, 0, 5, 1))
+        wait_for(lambda: not server.server._clients)
+
+
+def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_actor, "_SILENT_S", 0.1)
+    with running(Gathering(max_wait_s=60.0)) as (silent, first), running() as (_, second):
+        worker(first)  # with this one, a batch of the first server is not complete
+        ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
+        assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
+        assert silent.policy.sizes == []

@@ -30,6 +30,7 @@ from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits
 from cormorant_worker.envs.variants import VariantEnvs, check_spaces, naming
 from cormorant_worker.errors import ManifestError
+from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.inference.handshake import Greeting
 from cormorant_worker.inference.remote_actor import RemoteActor
 from cormorant_worker.inference.server import ServedPolicy
@@ -62,13 +63,20 @@ class BuiltCollector:
     """The actor, where inference servers act."""
 
 
-def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOverrides = NO_OVERRIDES) -> BuiltCollector:
+def build_collector(
+    job: CollectorJob,
+    place: WorkerPlace,
+    overrides: WorkerOverrides = NO_OVERRIDES,
+    *,
+    servers: AssignedServers | None = None,
+) -> BuiltCollector:
     """Build environments and policy as the manifest says, and start the first episodes.
 
     Args:
         job: the manifest.
         place: the collector's place in its fleet.
         overrides: what a script made in place of the manifest's.
+        servers: the inference servers, where the fleet may assign others than the place's while this waits for them.
 
     Raises:
         ManifestError: settings that cannot work together, or a device that is not there.
@@ -93,7 +101,7 @@ def build_collector(job: CollectorJob, place: WorkerPlace, overrides: WorkerOver
                 rows=max(env.num_envs for env in envs),
                 num_slots=len(envs),
             )
-            actor = remote = RemoteActor(place.servers, greeting)
+            actor = remote = RemoteActor(servers or AssignedServers(place.servers), greeting)
             weights = remote.weights
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)

@@ -6,6 +6,7 @@ import torch
 
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import DeviceUnavailable
+from cormorant_worker.inference.address import Address
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +29,7 @@ class WorkerPlace:
     """EnvPool threads that a predecessor's calibration found; 0 = calibrate."""
     device: str = "cpu"
     """Torch device of the policy."""
-    servers: tuple[bytes | str, ...] = ()
+    servers: tuple[Address, ...] = ()
     """Addresses of the inference servers that act for this worker, the one to use first; empty: it acts itself."""
     is_server: bool = False
     """It is an inference server."""

@@ -8,7 +8,7 @@ from cormorant_worker.errors import WorkerFailed
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.transport import BlockPool
 from cormorant_worker.fleet.worker_handle import WorkerHandle
-from cormorant_worker.worker.messages import Begin, BuildPolicy, Ready
+from cormorant_worker.worker.messages import Begin, BuildPolicy, Ready, ServerReady
 
 log = structlog.get_logger()
 
@@ -42,10 +42,10 @@ class Bootstrap:
         num_envs = self.ready.layout.num_envs if self.ready is not None else 0
         return self._core.scheduler.frames_per_batch + 2 * num_envs
 
-    def meet_server(self, handle: WorkerHandle) -> None:
+    def meet_server(self, handle: WorkerHandle, ready: ServerReady) -> None:
         """An inference server can be offered weights."""
         core = self._core
-        handle.serves(now=core.hang_detector.lived_s)
+        handle.ready(ready, now=core.hang_detector.lived_s)
         core.offers.joined(handle)
         if not core.offers.offer_next(handle):
             handle.sync_request = core.requests.ask(handle, "resume")
@@ -124,7 +124,6 @@ class Bootstrap:
             return  # the dataset had all frames already: the reaper sends it home
         handle.send(Begin(dataset_uri=core.dataset_uri, seal_after_s=core.options.seal_after_s))
         core.offers.joined(handle)
-        core.servers.joined(handle)
         # The reply comes when the worker has opened its dataset and has the weights.
         if not core.offers.offer_next(handle):
             handle.sync_request = core.requests.ask(handle, "resume")

@@ -173,7 +173,7 @@ def make_core(job: CollectorJob, options: FleetOptions, engine: Engine, waker: W
         background=BackgroundTasks(waker.wake),
         pool=pool,
         requests=requests,
-        servers=InferenceServers(pool.slots, pool.workers, requests),
+        servers=InferenceServers(pool.slots, pool.workers, requests, engine.listen),
         offers=Offers(pool.workers, events, next_number=requests.next_number, statistics=statistics),
         counters=counters,
         hang_detector=HangDetector(job, options, pool.workers, counters),

@@ -16,6 +16,7 @@ from cormorant_worker.worker.messages import (
     Failed,
     Finished,
     Leaving,
+    Listening,
     Logged,
     Ready,
     Reply,
@@ -50,8 +51,10 @@ class Inbox:
                 self._seal(handle, message)
             case Ready():
                 self._bootstrap.meet(handle, message)
+            case Listening():
+                self._core.servers.listens(handle.slot, message.address)
             case ServerReady():
-                self._bootstrap.meet_server(handle)
+                self._bootstrap.meet_server(handle, message)
             case Served():
                 self._core.servers.note(handle, message)
             case Reply():

@@ -1,48 +1,75 @@
 """The inference servers of a fleet: where they listen, and which worker uses which.
 
-The fleet holds the listening socket of each server's slot: it outlives the processes that fill the slot.
+On one machine, the fleet holds the listening socket of each server's slot: it outlives the processes that fill the
+slot. In a cluster each server process has an address of its own, and tells it.
 """
 
 import socket
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.desired_slots import DesiredSlots
 from cormorant_worker.fleet.requests import Requests
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.worker_handle import WorkerHandle
-from cormorant_worker.inference.handshake import listen
+from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.worker.messages import Served
-
-Address = bytes | str
 
 
 class InferenceServers:
     """Guarded by the fleet's condition."""
 
-    def __init__(self, slots: DesiredSlots, workers: Mapping[Slot, WorkerHandle], requests: Requests) -> None:
-        self._slots, self._workers, self._requests = slots, workers, requests
+    def __init__(
+        self,
+        slots: DesiredSlots,
+        workers: Mapping[Slot, WorkerHandle],
+        requests: Requests,
+        listen: Callable[[], socket.socket | None],
+    ) -> None:
+        self._slots, self._workers, self._requests, self._listen = slots, workers, requests, listen
         self._listeners: dict[Slot, socket.socket] = {}
+        self._addresses: dict[Slot, NodeAddress] = {}
+        """Of servers that listen now and have addresses of their own."""
         self._assigned: dict[Slot, tuple[Address, ...]] = {}
         """What each worker was told last."""
         self.served: dict[str, dict[str, float]] = {}
         """By group, summed over servers that are gone, too: the fields of `Served`."""
 
-    def listener(self, slot: Slot) -> socket.socket:
-        """The socket that a server of this slot accepts workers from."""
-        if slot not in self._listeners:
-            self._listeners[slot] = listen()
-        return self._listeners[slot]
+    def listener(self, slot: Slot) -> socket.socket | None:
+        """The socket that a server of this slot accepts workers from; None: it opens its own."""
+        if slot not in self._listeners and (found := self._listen()) is not None:
+            self._listeners[slot] = found
+        return self._listeners.get(slot)
 
     def of(self, slot: Slot) -> tuple[Address, ...]:
         """Addresses for a worker's slot, the one to use first; empty: it acts itself. Neighbours use different ones."""
-        serving = self._slots.serving
-        if not serving or slot not in self._slots.collecting:
+        if slot not in self._slots.collecting:
             return self._assigned.get(slot, ())  # given up: it keeps what it has until it ends
-        first = self._slots.collecting.index(slot) % len(serving)
-        addresses = [self.listener(known).getsockname() for known in serving]
-        self._assigned[slot] = (*addresses[first:], *addresses[:first])
-        return self._assigned[slot]
+        if addresses := [found for known in self._slots.serving if (found := self._address(known)) is not None]:
+            first = self._slots.collecting.index(slot) % len(addresses)
+            self._assigned[slot] = (*addresses[first:], *addresses[:first])
+        return self._assigned.get(slot, ())
+
+    def _address(self, slot: Slot) -> Address | None:
+        if (listener := self.listener(slot)) is not None:
+            address: bytes | str = listener.getsockname()
+            return address
+        return self._addresses.get(slot)
+
+    def can_start(self, slot: Slot) -> bool:
+        """Whether a slot's worker need not wait for a server to tell where it listens."""
+        serving = self._slots.serving
+        return not serving or slot in serving or any(self._address(known) is not None for known in serving)
+
+    def listens(self, slot: Slot, address: NodeAddress) -> None:
+        """A server tells where workers find it."""
+        self._addresses[slot] = address
+        self.reassign()
+
+    def gone(self, slot: Slot) -> None:
+        """The process in a slot is gone, and with it its own address: others serve its workers."""
+        if self._addresses.pop(slot, None) is not None:
+            self.reassign()
 
     def named(self, names: Collection[str]) -> frozenset[Slot] | None:
         """The slots that weights for these workers go to; None, and without names: all that act.
@@ -60,12 +87,12 @@ class InferenceServers:
         """Slots have changed: tell workers whose server changes."""
         for slot in self._slots.collecting:
             handle, before = self._workers.get(slot), self._assigned.get(slot, ())
-            if (now := self.of(slot)) != before and handle is not None and handle.is_ready:
+            if (now := self.of(slot)) != before and handle is not None:
                 self._requests.tell(handle, "servers", servers=now)
 
     def joined(self, handle: WorkerHandle) -> None:
-        """A worker is ready: servers may have changed since it was started."""
-        if self._slots.serving and handle.connection.place.servers != (now := self.of(handle.slot)):
+        """A worker was started: servers may have changed meanwhile."""
+        if handle.connection.place.servers != (now := self.of(handle.slot)):
             self._requests.tell(handle, "servers", servers=now)
 
     def retire(self, slots: Iterable[Slot]) -> None:

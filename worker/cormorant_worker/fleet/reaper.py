@@ -123,6 +123,7 @@ class Reaper:
         core.hang_detector.remove(handle.slot)
         core.scheduler.may_not_collect(handle.slot)
         core.offers.gone(handle.slot)
+        core.servers.gone(handle.slot)
         core.counters.parted(handle.group, handle.version, is_synced=handle.is_synced)
 
     def _bury(self, handle: WorkerHandle, seen: "SeenOff | Exception", *, reason: str, kind: RestartReason) -> None:

@@ -1,6 +1,7 @@
 """Fills slots: starts workers in those that are vacant, and decides how many there are."""
 
 from collections.abc import Collection, Mapping
+from itertools import islice
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.errors import CormorantError
@@ -51,7 +52,8 @@ class Spawner:
         core = self._core
         if not core.pool.vacant or core.lifecycle.error or core.lifecycle.is_closing or core.scheduler.is_done:
             return
-        for slot in core.replacements.due(core.pool.vacant, now)[:_MOST_STARTS]:
+        due = (slot for slot in core.replacements.due(core.pool.vacant, now) if core.servers.can_start(slot))
+        for slot in islice(due, _MOST_STARTS):
             core.pool.start(slot)
             core.replacements.forget(slot)
             try:
@@ -102,6 +104,7 @@ class Spawner:
         now = core.hang_detector.lived_s
         handle = WorkerHandle(connection, core.requests.stuck, stream=connection.place, last_progress=now)
         core.pool.admit(slot, handle)
+        core.servers.joined(handle)
         if handle.is_server:
             self._bootstrap.tell_spaces(handle)
         core.hang_detector.add(slot)

@@ -224,7 +224,13 @@ class Engine(Protocol):
 
         Args:
             start: who it is.
-            listener: of an inference server: what it accepts workers from.
+            listener: of an inference server: what `listen` gave for its slot.
+        """
+        ...
+
+    def listen(self) -> socket.socket | None:
+        """A socket that inference servers of one slot, one after the other, accept workers from; None: each opens its
+        own, and tells its address.
         """
         ...
 

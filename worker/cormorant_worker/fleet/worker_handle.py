@@ -12,7 +12,7 @@ from cormorant_worker.fleet.transport import ConnectionClosed, Payload, WorkerCo
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Phase
-from cormorant_worker.worker.messages import Ready, Request, Sealed, Ticket
+from cormorant_worker.worker.messages import Ready, Request, Sealed, ServerReady, Ticket
 
 _LONG_REQUESTS = frozenset({"save", "restore", "kept"})
 
@@ -136,8 +136,10 @@ class WorkerHandle:
 
     # -- what it has told --------------------------------------------------------------------------------------
 
-    def ready(self, ready: Ready, *, now: float) -> None:
-        """It stands at its first observation. From here on it is held to the hang limit, which its start may exceed."""
+    def ready(self, ready: Ready | ServerReady, *, now: float) -> None:
+        """It stands at its first observation, or has built the policy that it serves. From here on it is held to the
+        hang limit, which its start may exceed.
+        """
         self.is_ready = True
         self.cached_version = PolicyVersion(ready.kept_version)
         self.last_progress = now
@@ -145,11 +147,6 @@ class WorkerHandle:
     def offers_cached_once(self) -> None:
         """What its pod has of an earlier head is being fetched: it is not offered again."""
         self.cached_version = INITIAL_VERSION
-
-    def serves(self, *, now: float) -> None:
-        """An inference server has built its policy."""
-        self.is_ready = True
-        self.last_progress = now
 
     def landed(self, sealed: Sealed) -> None:
         self.landed_frames += sealed.num_steps or sealed.num_frames

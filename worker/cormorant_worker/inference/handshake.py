@@ -5,6 +5,7 @@ no server runs waits in the queue of that socket, and the next server accepts it
 """
 
 import array
+import hmac
 import os
 import pickle
 import socket
@@ -14,15 +15,17 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from cormorant_worker.inference.address import NodeAddress
 from cormorant_worker.inference.mailbox import MailboxLayout
 from cormorant_worker.spaces import Arrays, Leaf, Space
 from cormorant_worker.weights.staged import WeightSpecs
 
-_QUEUE = 1024
+QUEUE = 1024
 """Workers that wait to be accepted."""
 _SIZE = struct.Struct("=I")
 _PEER = struct.Struct("=iII")
 _CHUNK_BYTES = 65536
+_CODE_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,26 @@ class Welcome:
         return self.layout.outputs if self.layout is not None else ()
 
 
+@dataclass(frozen=True, slots=True)
+class Listeners:
+    """What one server accepts workers from."""
+
+    local: socket.socket
+    """For workers of this machine. Others may hold it, too, and keep it open when the server ends."""
+    nodes: socket.socket | None = None
+    """For workers of other nodes; None: there are none."""
+    address: NodeAddress | None = None
+    """Where both are found, with the key that workers of other nodes have to know."""
+
+    @property
+    def sockets(self) -> tuple[socket.socket, ...]:
+        return (self.local,) if self.nodes is None else (self.local, self.nodes)
+
+    def close(self) -> None:
+        for listener in self.sockets:
+            listener.close()
+
+
 def listen() -> socket.socket:
     """A listening socket of this machine that no crash can leak: on Linux its address is no file."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -60,7 +83,7 @@ def listen() -> socket.socket:
         listener.bind("")  # the kernel chooses a free abstract address
     else:
         listener.bind(str(Path(tempfile.mkdtemp(prefix="cormorant-")) / "server"))
-    listener.listen(_QUEUE)
+    listener.listen(QUEUE)
     return listener
 
 
@@ -72,21 +95,31 @@ def is_of_this_user(peer: socket.socket) -> bool:
     return bool(_PEER.unpack(data)[1] == os.getuid())
 
 
-def frame(message: object) -> bytes:
-    """A message as bytes with their length before them."""
+def frame(message: object, *, key: bytes = b"") -> bytes:
+    """A message as bytes with their length before them, and with a key their authentication code behind them."""
     data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
-    return _SIZE.pack(len(data)) + data
+    code = hmac.digest(key, data, "sha256") if key else b""
+    return _SIZE.pack(len(data) + len(code)) + data + code
 
 
-def unframe(data: bytearray) -> object | None:
-    """Take a whole message out of what has come; None: it is not whole yet."""
-    if len(data) < _SIZE.size:
+def unframe(incoming: bytearray, *, key: bytes = b"") -> object | None:
+    """Take a whole message out of what has come; None: it is not whole yet.
+
+    Raises:
+        ConnectionRefusedError: its authentication code is wrong: it is not unpickled.
+    """
+    if len(incoming) < _SIZE.size:
         return None
-    (size,) = _SIZE.unpack_from(data)
-    if len(data) < _SIZE.size + size:
+    (size,) = _SIZE.unpack_from(incoming)
+    if len(incoming) < _SIZE.size + size:
         return None
-    message: object = pickle.loads(bytes(data[_SIZE.size : _SIZE.size + size]))  # noqa: S301  # from a process of ours
-    del data[: _SIZE.size + size]
+    data = bytes(incoming[_SIZE.size : _SIZE.size + size])
+    del incoming[: _SIZE.size + size]
+    if key:
+        data, code = data[:-_CODE_BYTES], data[-_CODE_BYTES:]
+        if not hmac.compare_digest(code, hmac.digest(key, data, "sha256")):
+            raise ConnectionRefusedError("a message's authentication code is wrong; it was not read")
+    message: object = pickle.loads(data)  # noqa: S301  # from a process of ours
     return message
 
 

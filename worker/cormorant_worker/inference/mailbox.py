@@ -1,4 +1,6 @@
-"""The shared memory between one worker and its inference server: rows in, actions out, never pickled.
+"""The memory of one worker's rows at its inference server: rows in, actions out, never pickled.
+
+On one machine both ends map it. Between nodes each end has one of its own, and frames carry the arrays over.
 
 A mailbox has one slot for each EnvGroup, so that the rows of one wait while another one steps. The bytes of a slot
 belong to the worker until it has sent a request, then to the server until it has sent the answer: the socket orders
@@ -20,10 +22,18 @@ from cormorant_worker.spaces import Array, Arrays, Leaf
 
 _ALIGNMENT = 64
 
-REQUEST = struct.Struct("=qqII")
-"""number, lowest version that may act, slot, n"""
-ANSWER = struct.Struct("=qqII")
-"""number, version that acted, slot, n"""
+HEADER = struct.Struct("=qqII")
+"""A `Header` as bytes."""
+
+
+class Header(NamedTuple):
+    """Of a request and of its answer."""
+
+    number: int
+    version: int
+    """Of a request: the lowest that may act. Of an answer: the one that acted."""
+    slot: int
+    n: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

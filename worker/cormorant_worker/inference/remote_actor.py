@@ -5,27 +5,28 @@
 When the server is gone, the worker meets the next one and hands the rows in again, with the same random words.
 """
 
-import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
 
 from cormorant_worker.errors import InferenceUnavailable, PolicyMismatch
-from cormorant_worker.inference.handshake import Greeting, Welcome, frame, receive_welcome
-from cormorant_worker.inference.mailbox import ANSWER, REQUEST, Mailbox
+from cormorant_worker.inference.address import Address, AssignedServers
+from cormorant_worker.inference.connections import ServerConnection, connect
+from cormorant_worker.inference.handshake import Greeting, Welcome
+from cormorant_worker.inference.mailbox import Header
 from cormorant_worker.policy.actor import Acted
-from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array, Arrays, Leaf
 from cormorant_worker.weights.staged import PolicyVersion, StagedWeights
 
-_LOOK_S = 0.5
-"""While it waits for the server, a worker looks this often whether it was told to pause or to stop."""
 _AGAIN_S = 0.05
 _LONGEST_WAIT_S = 900.0
 """For actions, and for a server after one that is gone: longer than the fleet takes to see that a server hangs and to
 start another."""
+_SILENT_S = 60.0
+"""Without an answer, after which another server is asked, if there is one: half of the shortest hang limit."""
 
 
 class ServedWeights(StagedWeights):
@@ -71,20 +72,20 @@ class Asked:
 
 
 class RemoteActor:
-    """Used by the thread that steps; `servers` may be replaced by others."""
+    """Used by the thread that steps."""
 
-    def __init__(self, servers: Sequence[bytes | str], greeting: Greeting) -> None:
+    def __init__(self, servers: AssignedServers, greeting: Greeting) -> None:
         """Meet the server, which may have to build the policy first.
 
         Args:
-            servers: addresses of the servers that this worker may use; it uses the first one.
+            servers: the servers that this worker may use.
             greeting: what its rows look like.
 
         Raises:
             InferenceUnavailable: no server answered in 900 s.
             PolicyMismatch: the server's policy does not fit these environments.
         """
-        self.servers = tuple(servers)
+        self._servers = servers
         self.weights = ServedWeights()
         self.device = torch.device("cpu")
         """Whose generator draws the rows' words."""
@@ -101,10 +102,10 @@ class RemoteActor:
         self._answered: dict[int, PolicyVersion] = {}
         """Answered and not taken yet, by slot."""
         self._free = list(range(greeting.num_slots))
-        self._server: bytes | str = b""
-        self._incoming = bytearray()
-        self._socket: socket.socket | None = None
-        self._mailbox: Mailbox
+        self._address: Address = b""
+        self._connection: ServerConnection | None = None
+        self._is_long = False
+        """The wait under way was reported."""
         welcome = self._meet()
         assert welcome.layout is not None
         assert welcome.specs is not None
@@ -120,7 +121,7 @@ class RemoteActor:
         self._number += 1
         asked = Asked(self, self._free.pop(), self._number, (*obs, *states, is_init.copy(), words), n)
         self._asked[asked.slot] = asked
-        if self._server != self.servers[0]:
+        if self._address != self._servers.current:
             self._meet()  # hands in everything that is not answered, these rows as well
         else:
             try:
@@ -136,7 +137,8 @@ class RemoteActor:
         version = self.acted_version = self._answered.pop(asked.slot)
         self._free.append(asked.slot)
         self.weights.acted(version)
-        slot, n = self._mailbox.slots[asked.slot], asked.n
+        assert self._connection is not None
+        slot, n = self._connection.mailbox.slots[asked.slot], asked.n
         return (
             Acted(
                 tuple([a[:n] for a in slot.action]),
@@ -151,122 +153,109 @@ class RemoteActor:
         return self.ask(obs, states, is_init).answer()[0]
 
     def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-            self._mailbox.close()
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
     # -- the connection ------------------------------------------------------------------------------------------
 
     def _hand_in(self, asked: Asked) -> None:
-        slot, n = self._mailbox.slots[asked.slot], asked.n
-        for stored, value in zip(slot.request, asked.arrays, strict=True):
-            stored[:n] = value
-        assert self._socket is not None
-        self._socket.sendall(REQUEST.pack(asked.number, self.weights.needed, asked.slot, n))
+        assert self._connection is not None
+        header = Header(number=asked.number, version=self.weights.needed, slot=asked.slot, n=asked.n)
+        self._connection.hand_in(header, asked.arrays)
 
     def _await(self, asked: Asked) -> None:
-        deadline, is_long = time.monotonic() + _LONGEST_WAIT_S, False
-        try:
+        """Wait for an answer. Whoever is silent for too long, dies, or is replaced, is not waited for."""
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        silent_s, silent_until = _SILENT_S, time.monotonic() + _SILENT_S
+        with self._waiting() as wait:
             while asked.slot not in self._answered:
                 try:
                     self._receive()
                 except TimeoutError:
-                    if not is_long:
-                        is_long = True
-                        self.on_waiting(True)
-                    self.while_waiting()
-                    if time.monotonic() > deadline:
+                    wait()
+                    now = time.monotonic()
+                    if now > deadline:
                         raise _unavailable(f"{asked.n} rows of {self._greeting.name} were not answered") from None
-                    if self._server != self.servers[0]:
+                    if now > silent_until and self._servers.has_others:
+                        self._servers.use_next()
+                        silent_s *= 2
+                        silent_until = now + silent_s  # a policy may be slow everywhere
+                    if self._address != self._servers.current:
                         self._meet()
                 except OSError:
                     self._meet()
+
+    @contextmanager
+    def _waiting(self) -> Iterator[Callable[[], None]]:
+        """Inside, call what it gives each time that the wait goes on."""
+        was_long = self._is_long
+
+        def wait() -> None:
+            if not self._is_long:
+                self._is_long = True
+                self.on_waiting(True)
+            self.while_waiting()
+
+        try:
+            yield wait
         finally:
-            if is_long:
+            if self._is_long and not was_long:
+                self._is_long = False
                 self.on_waiting(False)
 
     def _receive(self) -> None:
-        assert self._socket is not None
-        data = self._socket.recv(4096)
-        if not data:
-            raise ConnectionResetError("the inference server closed the connection")
-        self._incoming += data
-        while len(self._incoming) >= ANSWER.size:
-            number, version, slot, _ = ANSWER.unpack_from(self._incoming)
-            del self._incoming[: ANSWER.size]
-            asked = self._asked.get(slot)
-            if asked is not None and asked.number == number:
-                del self._asked[slot]
-                self._answered[slot] = PolicyVersion(version)
+        assert self._connection is not None
+        for header in self._connection.receive():
+            asked = self._asked.get(header.slot)
+            if asked is not None and asked.number == header.number:
+                del self._asked[header.slot]
+                self._answered[header.slot] = PolicyVersion(header.version)
 
     def _meet(self) -> Welcome:
         """Connect to the server that is assigned now, and hand in what is not answered."""
-        deadline, is_long = time.monotonic() + _LONGEST_WAIT_S, False
-        try:
+        deadline = time.monotonic() + _LONGEST_WAIT_S
+        with self._waiting() as wait:
             while True:
+                address = self._servers.current
                 try:
-                    return self._try_to_meet(deadline)
+                    return self._try_to_meet(address, wait, deadline)
                 except OSError as error:
                     if time.monotonic() > deadline:
                         raise _unavailable(f"{self._greeting.name} met no server: {error}") from error
-                    if not is_long:
-                        is_long = True
-                        self.on_waiting(True)
-                    self.while_waiting()
+                    if isinstance(error, ConnectionRefusedError | TimeoutError) and address == self._servers.current:
+                        self._servers.use_next()  # that server is retired, or its node is gone
+                    wait()
                     time.sleep(_AGAIN_S)
-        finally:
-            if is_long:
-                self.on_waiting(False)
 
-    def _try_to_meet(self, deadline: float) -> Welcome:
+    def _try_to_meet(self, address: Address, wait: Callable[[], None], deadline: float) -> Welcome:
         # What was answered and not taken lies in the old mailbox: its views stay valid as long as they are held.
-        old = self._mailbox if self._socket is not None else None
-        address = self.servers[0]
-        found = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        old = self._connection
+        found = connect(address, self._greeting)
         try:
-            found.settimeout(_LOOK_S)
-            try:
-                found.connect(address)
-            except ConnectionRefusedError:
-                self.servers = (*self.servers[1:], address)  # that server is retired
-                raise
-            found.sendall(frame(self._greeting))
-            welcome, descriptor = self._await_welcome(found, address, deadline)
+            while True:
+                try:
+                    welcome = found.read_welcome()
+                    break
+                except TimeoutError:
+                    wait()
+                    if time.monotonic() > deadline or address != self._servers.current:
+                        raise ConnectionResetError("no inference server answered") from None
         except BaseException:
             found.close()
             raise
         if welcome.layout is None:
             found.close()
             raise PolicyMismatch(welcome.refusal)
-        mailbox = Mailbox(welcome.layout, SharedMemory(descriptor, welcome.layout.size_bytes))
         if old is not None:
             for slot in self._answered:
-                for new, kept in zip(mailbox.slots[slot].answer, old.slots[slot].answer, strict=True):
+                for new, kept in zip(found.mailbox.slots[slot].answer, old.mailbox.slots[slot].answer, strict=True):
                     new[:] = kept
-            self.close()
-        self._socket, self._server, self._mailbox = found, address, mailbox
-        self._incoming.clear()
+            old.close()
+        self._connection, self._address = found, address
         for asked in list(self._asked.values()):
             self._hand_in(asked)
         return welcome
-
-    def _await_welcome(self, found: socket.socket, address: bytes | str, deadline: float) -> tuple[Welcome, int]:
-        is_long = False
-        try:
-            while True:
-                try:
-                    return receive_welcome(found)
-                except TimeoutError:
-                    if not is_long:
-                        is_long = True
-                        self.on_waiting(True)
-                    self.while_waiting()
-                    if time.monotonic() > deadline or address != self.servers[0]:
-                        raise ConnectionResetError("no inference server answered") from None
-        finally:
-            if is_long:
-                self.on_waiting(False)
 
 
 def _unavailable(what: str) -> InferenceUnavailable:

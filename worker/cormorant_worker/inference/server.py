@@ -10,18 +10,18 @@ oldest row has waited long enough. Weights begin to act between two batches.
 """
 
 import selectors
-import socket
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 import structlog
 
-from cormorant_worker.inference.handshake import Greeting, Welcome, is_of_this_user, send_welcome, unframe
-from cormorant_worker.inference.mailbox import ANSWER, REQUEST, Mailbox, MailboxLayout, MailboxSlot
+from cormorant_worker.inference.clients import LocalClient, NodeClient
+from cormorant_worker.inference.handshake import Greeting, Listeners, Welcome, is_of_this_user
+from cormorant_worker.inference.mailbox import Header, Mailbox, MailboxLayout, MailboxSlot
 from cormorant_worker.inference.row_noise import RowNoise
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.spaces import Array, Arrays, Space, describe, leaves
@@ -32,8 +32,8 @@ log = structlog.get_logger()
 _READ = selectors.EVENT_READ
 _TURN_S = 0.25
 """At least so often a server without rows shows that it lives."""
-_WELCOME_S = 5.0
-"""For a worker to read what it is told."""
+_STRANGER_S = 10.0
+"""For a worker of another node to prove that it knows the key, once others want to connect."""
 _SHARE_OF_ACT = 0.25
 """Of an act's duration that the oldest row may wait for others, unless told: what it costs and what it can win."""
 _LONGEST_S = 0.02
@@ -72,24 +72,16 @@ class ServedCounts:
     act_ns: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Client:
-    socket: socket.socket
-    name: str = ""
-    mailbox: Mailbox | None = None
-    incoming: bytearray = field(default_factory=bytearray)
-
-
 @dataclass(frozen=True, slots=True)
 class _Waiting:
-    client: _Client
+    client: LocalClient
     slot: MailboxSlot
-    index: int
-    number: int
-    version: int
-    """No older one may act."""
-    n: int
+    header: Header
     since_ns: int
+
+    @property
+    def n(self) -> int:
+        return self.header.n
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,12 +98,12 @@ class InferenceServer:
     """Owned by the thread that calls `turn`."""
 
     def __init__(
-        self, listener: socket.socket, build: Callable[[Space, Space, int], ServedPolicy], how: Gathering
+        self, listeners: Listeners, build: Callable[[Space, Space, int], ServedPolicy], how: Gathering
     ) -> None:
         """Begin to listen.
 
         Args:
-            listener: workers connect to it. Others hold it, too, and keep it open when this server ends.
+            listeners: workers connect to them.
             build: makes the policy, from the spaces of the first worker and its number of rows.
             how: how to gather.
         """
@@ -119,10 +111,11 @@ class InferenceServer:
         self.served = ServedCounts()
         self._build, self._how = build, how
         self._selector = selectors.DefaultSelector()
-        listener.setblocking(False)
-        self._listener = listener
-        self._selector.register(listener, _READ)
-        self._clients: set[_Client] = set()
+        self._listeners = listeners
+        for listener in listeners.sockets:
+            listener.setblocking(False)
+            self._selector.register(listener, _READ, listener)
+        self._clients: set[LocalClient] = set()
         self._waiting: deque[_Waiting] = deque()
         self._num_slots = 0
         """Requests that can wait at once."""
@@ -149,11 +142,13 @@ class InferenceServer:
             Whether a watched source can be read.
         """
         is_told = False
-        for key, _ in self._selector.select(self._patience_s()):
-            if isinstance(key.data, _Client):
-                self._hear(key.data)
-            elif key.data is None:
+        for key, events in self._selector.select(self._patience_s()):
+            if isinstance(key.data, LocalClient):
+                self._serve(key.data, events)
+            elif key.data is self._listeners.local:
                 self._accept()
+            elif key.data is self._listeners.nodes:
+                self._accept_from_node()
             else:
                 is_told = True
         if self._waiting and self._is_time():
@@ -166,49 +161,66 @@ class InferenceServer:
         for client in tuple(self._clients):
             self._drop(client)
         self._selector.close()
-        self._listener.close()
+        self._listeners.close()
 
     # -- workers -------------------------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         try:
-            peer, _ = self._listener.accept()
+            peer, _ = self._listeners.local.accept()
         except BlockingIOError:
             return  # the worker has gone again
         if not is_of_this_user(peer):
             log.warning("stranger_refused", reason="a process of another user connected; it was not answered")
             peer.close()
             return
-        peer.setblocking(False)
-        client = _Client(peer)
-        self._clients.add(client)
-        self._selector.register(peer, _READ, client)
+        self._admit(LocalClient(peer))
 
-    def _hear(self, client: _Client) -> None:
+    def _accept_from_node(self) -> None:
+        now_s = time.monotonic()
+        for known in tuple(self._clients):
+            if isinstance(known, NodeClient) and not known.is_known and now_s > known.since_s + _STRANGER_S:
+                self._drop(known, f"it did not prove within {_STRANGER_S:.0f} s that it knows the key")
+        listeners = self._listeners
+        assert listeners.nodes is not None
+        assert listeners.address is not None
+        with suppress(OSError):  # it has gone again
+            self._admit(NodeClient(listeners.nodes.accept()[0], listeners.address.key))
+
+    def _admit(self, client: LocalClient) -> None:
+        self._clients.add(client)
+        self._selector.register(client.socket, _READ, client)
+
+    def _serve(self, client: LocalClient, events: int) -> None:
+        greeting = None
         try:
-            data = client.socket.recv(4096)
+            if events & selectors.EVENT_WRITE:
+                client.flush()
+                self._watch_unsent(client)
+            if events & _READ:
+                greeting = self._hear(client)
         except BlockingIOError:
             return
-        except OSError:
-            data = b""
-        if not data:
-            self._drop(client)
-            return
-        client.incoming += data
-        if client.mailbox is None:
-            greeting = unframe(client.incoming)
-            if greeting is not None:
-                assert isinstance(greeting, Greeting), greeting
-                self._meet(client, greeting)
-            return
-        now_ns = time.monotonic_ns()
-        while len(client.incoming) >= REQUEST.size:
-            number, version, index, n = REQUEST.unpack_from(client.incoming)
-            del client.incoming[: REQUEST.size]
-            slot = client.mailbox.slots[index]
-            self._waiting.append(_Waiting(client, slot, index, number, version, n, now_ns))
+        except OSError as error:
+            self._drop(client, str(error))
+        if greeting is not None:
+            self._meet(client, greeting)
 
-    def _meet(self, client: _Client, greeting: Greeting) -> None:
+    def _hear(self, client: LocalClient) -> Greeting | None:
+        if client.mailbox is None:
+            return client.read_greeting()
+        now_ns = time.monotonic_ns()
+        for header in client.read_requests():
+            self._waiting.append(_Waiting(client, client.mailbox.slots[header.slot], header, now_ns))
+        return None
+
+    def _watch_unsent(self, client: LocalClient) -> None:
+        """Go on sending when the worker's node takes more."""
+        events = _READ | selectors.EVENT_WRITE if client.has_unsent else _READ
+        if self._selector.get_key(client.socket).events != events:
+            self._selector.modify(client.socket, events, client)
+
+    def _meet(self, client: LocalClient, greeting: Greeting) -> None:
         if self.policy is None:
             self.policy = self._build(greeting.observation_space, greeting.action_space, greeting.rows)
         policy = self.policy
@@ -222,7 +234,8 @@ class InferenceServer:
                     f"the inference server's policy acts on {describe(ours)}, {greeting.name} has {describe(theirs)}; "
                     "environments must not differ between workers"
                 )
-                self._welcome(client, Welcome(refusal=refusal), -1)
+                with suppress(OSError):  # it is gone, too
+                    client.welcome(Welcome(refusal=refusal))
                 self._drop(client)
                 return
         actor = policy.actor
@@ -242,22 +255,16 @@ class InferenceServer:
             specs=policy.weights.specs,
             version=policy.weights.version,
         )
-        self._welcome(client, welcome, client.mailbox.memory.descriptor)
+        with suppress(OSError):  # its end shows at the next turn
+            client.welcome(welcome)
         client.mailbox.close()
 
-    def _welcome(self, client: _Client, welcome: Welcome, descriptor: int) -> None:
-        client.socket.settimeout(_WELCOME_S)
-        try:
-            send_welcome(client.socket, welcome, descriptor)
-        except OSError:
-            return  # its end shows at the next turn
-        finally:
-            client.socket.setblocking(False)
-
-    def _drop(self, client: _Client) -> None:
+    def _drop(self, client: LocalClient, reason: str = "") -> None:
         """A worker is gone: nobody waits for its rows."""
         if client not in self._clients:
             return
+        if isinstance(client, NodeClient) and not client.is_known:
+            log.warning("stranger_refused", reason=reason)
         self._clients.discard(client)
         self._selector.unregister(client.socket)
         client.socket.close()
@@ -294,7 +301,7 @@ class InferenceServer:
 
     def _lacks_weights(self) -> bool:
         assert self.policy is not None
-        weights, needed = self.policy.weights, max(waiting.version for waiting in self._waiting)
+        weights, needed = self.policy.weights, max(waiting.header.version for waiting in self._waiting)
         return weights.version < needed and not weights.wait_until_offered(PolicyVersion(needed), 0.0)
 
     def _take(self) -> list[_Waiting]:
@@ -356,8 +363,10 @@ class InferenceServer:
             for stored, value in zip(waiting.slot.answer, values, strict=True):
                 stored[:n] = value[at : at + n]
             at += n
+            client = waiting.client
             with suppress(OSError):  # that the worker is gone shows at the next turn
-                waiting.client.socket.send(ANSWER.pack(waiting.number, version, waiting.index, n))
+                client.answer(waiting.header._replace(version=version), [a[:n] for a in waiting.slot.answer])
+                self._watch_unsent(client)
 
 
 def make_shapes(max_rows: int) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.timing import BatchTiming
+from cormorant_worker.inference.address import Address, NodeAddress
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.staged import WeightSpecs
@@ -54,8 +55,18 @@ class BuildPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Listening:
+    """Inference server -> fleet: where workers find it. Not sent where the fleet holds the listening socket."""
+
+    address: NodeAddress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServerReady:
     """Inference server -> fleet: the policy is built, weights can be offered."""
+
+    kept_version: int = 0
+    """The newest weights that this server's pod kept from an earlier head; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -208,7 +219,7 @@ class Request:
     """Of a look: which leaf of its observation."""
     first_trajectory: int = 0
     """Of a restore: open trajectories go on under new ids from this one; 0: under those that they had."""
-    servers: tuple[bytes | str, ...] = ()
+    servers: tuple[Address, ...] = ()
     """Of servers: see `WorkerPlace.servers`."""
     rewinds: bool = True
     """Of a restore: environments go back to where they were, and not the counts alone."""

@@ -25,6 +25,7 @@ from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.envs.cpus import available_cpus
 from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, InvalidAction, PartExists, StateError
 from cormorant_worker.evaluation.player import Player, alone
+from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
@@ -89,6 +90,7 @@ class WorkerRuntime:
         self._sink: Sink | None = None
         self._is_built = False
         """There is a collector."""
+        self._servers = AssignedServers()
         self._serving = threading.Event()
         """Everything is open: tickets and requests can be answered."""
         self._boundary = threading.Lock()
@@ -116,10 +118,10 @@ class WorkerRuntime:
         seed_globals(start.place.seeds)
         self._overrides = read_overrides(start.overrides)
         job = start.job if start.job.spec.collection.episodes is None else alone(start.job)
-        built = build_collector(job, start.place, self._overrides)
+        self._servers.begin(start.place.servers)
+        built = build_collector(job, start.place, self._overrides, servers=self._servers)
         self.collector: Collector = built.collector
         self._is_built = True
-        self._remote = built.remote
         if built.remote is not None:
             built.remote.on_waiting = self._note_asking
         self.collector.pulse = self._heartbeat.frames
@@ -341,7 +343,7 @@ class WorkerRuntime:
             return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
 
     def _answer(self, request: Request, payload: memoryview) -> bytes:
-        if request.action != "stop":
+        if request.action not in ("stop", "servers"):
             self._serving.wait()  # bounded by the fleet's limit on starting
         match request.action:
             case "offer":
@@ -357,8 +359,7 @@ class WorkerRuntime:
                     os._exit(0)
                 self.collector.gate.stop()
             case "servers":
-                if self._remote is not None:
-                    self._remote.servers = request.servers
+                self._servers.assign(request.servers)
             case "look":
                 return self.collector.look(request.column, request.leaf).tobytes()
             case "kept":

@@ -4,7 +4,6 @@ One thread acts; another one answers the fleet's requests beside it, as in `runt
 """
 
 import os
-import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,10 +21,12 @@ from cormorant_worker.collect.place import find_device
 from cormorant_worker.collect.seeding import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, INFERENCE, Timing
 from cormorant_worker.errors import CormorantError, PolicyLoadError
+from cormorant_worker.inference.handshake import Listeners
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedCounts, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
 from cormorant_worker.weights.blob import read_weights
+from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import (
@@ -33,6 +34,7 @@ from cormorant_worker.worker.messages import (
     BuildPolicy,
     Finish,
     Finished,
+    Listening,
     Reply,
     Request,
     Served,
@@ -61,9 +63,12 @@ class ServerUplink(Uplink, Protocol):
 class ServerRuntime:
     """The thread that calls `run` acts; `answer` is called by others."""
 
-    def __init__(self, uplink: ServerUplink, heartbeat: Heartbeat, listener: socket.socket) -> None:
+    def __init__(
+        self, uplink: ServerUplink, heartbeat: Heartbeat, listeners: Listeners, kept: CachedWeights | None = None
+    ) -> None:
         self._uplink = uplink
-        self._listener = listener
+        self._listeners = listeners
+        self._kept = kept or CachedWeights(None)
         self._heartbeat = heartbeat
         self._policy: ServedPolicy | None = None
         self._is_ready = threading.Event()
@@ -88,8 +93,10 @@ class ServerRuntime:
         device = self._device = find_device(start.place.device)
         spec = start.job.spec
         self._exploration = ExplorationType(spec.policy.exploration_type)
-        server = InferenceServer(self._listener, self._build, gathering(spec.inference or Inference(), device))
+        server = InferenceServer(self._listeners, self._build, gathering(spec.inference or Inference(), device))
         server.watch(self._uplink)
+        if self._listeners.address is not None:
+            self._uplink.send(Listening(address=self._listeners.address))
         # The rows bring their own random words; what a policy draws beside them comes from this stream.
         stream = TorchStream(start.place.seeds.seed("server"), device)
         told_s = 0.0
@@ -142,7 +149,7 @@ class ServerRuntime:
         self._policy = policy
         self._is_ready.set()
         self._heartbeat.enter(Phase.WAITING)
-        self._uplink.send(ServerReady())
+        self._uplink.send(ServerReady(kept_version=self._kept.version))
         return policy
 
     def _tell(self, server: InferenceServer) -> None:
@@ -160,6 +167,8 @@ class ServerRuntime:
             if request.action == "offer":
                 self._is_ready.wait()  # bounded by the fleet's limit on starting
                 self._offer(request, payload)
+            if request.action == "kept":
+                return Reply(number=request.number, state=self._kept.read())
         except CormorantError as error:
             return Reply(number=request.number, error=str(error))
         except Exception as error:  # noqa: BLE001  # a policy's own copy_ may raise anything
@@ -170,11 +179,8 @@ class ServerRuntime:
         assert self._policy is not None
         weights, version = self._policy.weights, PolicyVersion(request.version)
         try:
-            weights.offer(
-                read_weights(payload, default_model=request.default_model, models=request.models),
-                version=version,
-                statistics=request.statistics,
-            )
+            offered = read_weights(payload, default_model=request.default_model, models=request.models)
+            weights.offer(offered, version=version, statistics=request.statistics)
         finally:
             weights.note_seen(version)
         if self._boundary.acquire(timeout=_MOMENT_S):
@@ -182,6 +188,13 @@ class ServerRuntime:
                 weights.apply()
             finally:
                 self._boundary.release()
+        self._kept.keep(
+            payload,
+            version=version,
+            default_model=request.default_model,
+            models=tuple(offered),
+            statistics=request.statistics,
+        )
 
 
 def gathering(inference: Inference, device: torch.device) -> Gathering:

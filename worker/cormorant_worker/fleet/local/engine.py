@@ -15,6 +15,7 @@ from cormorant_worker.fleet.local.fork_server import ForkServer, Imports, borrow
 from cormorant_worker.fleet.local.process import SharedPayload, WorkerProcess
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.transport import ConnectionClosed, WorkerConnection
+from cormorant_worker.inference.handshake import listen
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
 
@@ -63,6 +64,9 @@ class LocalEngine:
         except ConnectionClosed:
             return process  # it died already: the end of its socket tells the fleet
         return process
+
+    def listen(self) -> socket.socket:
+        return listen()
 
     def cpus_for(self, num_workers: int) -> int:
         return max(1, available_cpus() // num_workers)

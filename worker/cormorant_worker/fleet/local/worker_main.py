@@ -16,6 +16,7 @@ import torch
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.pause_gate import Stopped
+from cormorant_worker.inference.handshake import Listeners
 from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.heartbeat import Heartbeat
 from cormorant_worker.worker.messages import Applied, Reply, Request, Start, Ticket
@@ -110,7 +111,7 @@ def run_worker(data_socket: int, control_socket: int, heartbeat_memory: int) -> 
         start = uplink.recv()
         assert isinstance(start, Start), start
         if start.place.is_server:
-            runtime = ServerRuntime(uplink, heartbeat, socket.socket(fileno=recv_handle(data)))
+            runtime = ServerRuntime(uplink, heartbeat, Listeners(socket.socket(fileno=recv_handle(data))))
         # From here on: it ends this process when the fleet is gone, even in an environment's constructor.
         Control(control, uplink, runtime).start()
         runtime.run(start)

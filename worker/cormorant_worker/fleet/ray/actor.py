@@ -12,6 +12,7 @@ batch into the object store, the runtime fills the other's.
 """
 
 import os
+import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -29,11 +30,13 @@ from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
 from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, is_told_to_leave, report_blocked
+from cormorant_worker.inference.frames import listen_on
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import Leaving, Request, Sealed, Start, Ticket
 from cormorant_worker.worker.runtime import WorkerRuntime, describe_failure, forward_logs
+from cormorant_worker.worker.serving import ServerRuntime
 
 GROUPS = {"collect": 2, "tell": 1, "answer": 1, "listen": 1}
 """Threads by concurrency group."""
@@ -79,6 +82,8 @@ class CallUplink:
         """By thread of `collect`."""
         self._collecting: dict[int, tuple[int, Future[tuple[Sealed, dict[str, Array]]]]] = {}
         """Thread and result of the calls under way, by ticket number."""
+        self._bell: tuple[socket.socket, socket.socket] | None = None
+        """One byte for each delivered message, for a runtime that waits for other things, too."""
 
     # -- the runtime's side ------------------------------------------------------------------------------------
 
@@ -98,7 +103,17 @@ class CallUplink:
             self._changed.wait_for(lambda: self._turn in self._inbox)
             message = self._inbox.pop(self._turn)
             self._turn += 1
+            if self._bell is not None:
+                self._bell[1].recv(1)
             return message
+
+    def fileno(self) -> int:
+        """Readable when the fleet has sent a message."""
+        with self._changed:
+            if self._bell is None:
+                self._bell = socket.socketpair()
+                self._bell[0].send(bytes(len(self._inbox)))
+            return self._bell[1].fileno()
 
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the fleet's next message, at most `timeout_s`."""
@@ -119,6 +134,8 @@ class CallUplink:
         """A message for the runtime has come."""
         with self._changed:
             self._inbox[turn] = message
+            if self._bell is not None:
+                self._bell[0].send(b"\0")
             self._changed.notify_all()
 
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
@@ -154,11 +171,17 @@ class WorkerActor:
         os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
         self._uplink = CallUplink()
         self._heartbeat = Heartbeat.create(os.environ.get(HEARTBEAT_FILE, ""))
-        folder = os.environ.get(KEPT_FOLDER, "")
-        self._runtime = WorkerRuntime(self._uplink, self._heartbeat, CachedWeights(Path(folder) if folder else None))
+        self._runtime = self._make_runtime(start)
         self._node_id: str = ray.get_runtime_context().get_node_id()
         self._has_said_leaving = False
         threading.Thread(target=self._run, args=(start,), name="runtime", daemon=True).start()
+
+    def _make_runtime(self, start: Start) -> WorkerRuntime | ServerRuntime:
+        folder = os.environ.get(KEPT_FOLDER, "")
+        kept = CachedWeights(Path(folder) if folder else None)
+        if not start.place.is_server:
+            return WorkerRuntime(self._uplink, self._heartbeat, kept)
+        return ServerRuntime(self._uplink, self._heartbeat, listen_on(ray.util.get_node_ip_address()), kept)
 
     def _run(self, start: Start) -> None:
         torch.set_num_threads(1)

@@ -12,7 +12,6 @@ import ray
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.errors import ManifestError
 from cormorant_worker.fleet.file_limit import raise_file_limit
 from cormorant_worker.fleet.options import FleetOptions, default_workers
 from cormorant_worker.fleet.ray.actor import GROUPS, WorkerActor
@@ -55,15 +54,7 @@ class RayEngine:
     def complete(self, job: CollectorJob, options: FleetOptions) -> FleetOptions:
         """As many workers as the manifest says unless told otherwise; in a cluster of the fleet's own, at most one a
         processor. With `slot_resources`, pods bring the slots.
-
-        Raises:
-            ManifestError: the manifest has inference servers.
         """
-        if job.spec.is_served:
-            raise ManifestError(
-                "role inference on a Ray cluster is not available yet; remove the groups with role inference, or run "
-                "the job with the local engine"
-            )
         workers = options.workers or default_workers(job, is_this_machine=self.cluster.is_own)
         waits_for_places = options.waits_for_places or self._options.slot_resources
         return replace(options, workers=workers, waits_for_places=waits_for_places)
@@ -128,6 +119,9 @@ class RayEngine:
         )
         self._connections[place.group, place.index] = connection
         return connection
+
+    def listen(self) -> None:
+        """A server listens on its own node."""
 
     def cpus_for(self, num_workers: int) -> int:
         return max(1, available_cpus() // num_workers) if self.cluster.is_own else 0
