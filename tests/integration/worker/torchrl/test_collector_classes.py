@@ -247,6 +247,37 @@ def test_a_started_collector_fills_its_buffer() -> None:
     assert buffer.frames == 100
 
 
+def test_scripts_read_and_exchange_attributes() -> None:
+    buffer, made = Extended(), envs(action="box")
+    with Collector(
+        made, Versioned(), frames_per_batch=9, total_frames=30, init_random_frames=4, replay_buffer=buffer
+    ) as collector:
+        assert (collector.requested_frames_per_batch, collector.frames_per_batch, len(collector)) == (9, 10, 3)
+        assert (collector.init_random_frames, collector.total_frames) == (4, 30)
+        assert collector.env == made
+        seen: list[int] = []
+        collector.postproc = lambda batch: seen.append(batch.numel()) or batch
+        collector.increment_version()
+        assert (collector.policy_version, next(iter(collector))) == (1, None)
+        assert (seen, collector.getattr_rb("frames"), collector.replay_buffer) == ([10], 10, buffer)
+
+
+def test_a_fake_batch_is_shaped_as_the_next_one() -> None:
+    with Collector(
+        lambda: CountingEnv(lengths=4, action="box"), Versioned(), frames_per_batch=6, max_frames_per_traj=3
+    ) as collector:
+        fake = collector.fake_tensordict()
+        batch = next(iter(collector))
+        assert isinstance(collector.env, CountingEnv)
+    assert (fake.shape, fake.names) == (batch.shape, batch.names) == ((6,), ["time"])
+    kinds = [
+        {str(key): (value.shape, value.dtype) for key, value in found.items(True, True)} for found in (fake, batch)
+    ]
+    assert kinds[0] == kinds[1]
+    assert not any(value.any() for key, value in fake.items(True, True) if "step_count" not in str(key))
+    assert batch["step_count"].flatten().tolist() == [0, 1, 2, 0, 1, 2]
+
+
 def test_a_collector_in_this_process_is_one() -> None:
     with pytest.raises(ValueError, match="num_collectors 3: a Collector is one, in this process"):
         Collector(envs(), frames_per_batch=10, num_collectors=3)

@@ -6,8 +6,8 @@
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 import torch
 from tensordict import TensorDictBase
@@ -28,44 +28,25 @@ from cormorant_worker.compat.torchrl.batches import (
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
 from cormorant_worker.compat.torchrl.episodes import EpisodePool
 from cormorant_worker.compat.torchrl.free_running import FreeRunning
-from cormorant_worker.compat.torchrl.makers import Calls, Maker
+from cormorant_worker.compat.torchrl.makers import policy_maker
+from cormorant_worker.compat.torchrl.plan import Plan
 from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu, read_weights
 from cormorant_worker.compat.torchrl.seeds import next_seed
-from cormorant_worker.compat.torchrl.settings import Settings, broadcast, exploration_of, limit
+from cormorant_worker.compat.torchrl.settings import broadcast, limit
 from cormorant_worker.errors import FleetClosed, StateError, WeightsError
 from cormorant_worker.fleet.batch_queue import Loan
 from cormorant_worker.fleet.fleet_state import FleetState
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.stats import Receipt
-from cormorant_worker.launch import load_job
 from cormorant_worker.policy.loading import MAIN_MODEL
-from cormorant_worker.scripted import info_block
 
 _STOP_S = 10.0
 
-Mode = Literal["sync", "async"]
 Batch: TypeAlias = TensorDictBase | None
 
 
 class NoLength(RuntimeError, TypeError):
     """The number of batches is unknown. As a TypeError, `list(collector)` goes on without the number."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    mode: Mode
-    makers: tuple[tuple[Maker, ...], ...]
-    """By collector: its environments."""
-    policy: Any
-    settings: Settings
-    overrides: tuple[Mapping[str, Any], ...] = ()
-    """By collector: settings of its own."""
-    seed: int = 0
-    """What all environments and streams derive theirs from, until `set_seed`."""
-
-    @property
-    def num_collectors(self) -> int:
-        return len(self.makers)
 
 
 class FleetCollector:
@@ -102,6 +83,11 @@ class FleetCollector:
         self._devices = [parts.device for parts in made]
         """By collector: of its policy."""
         self._parts = [self._sendable(parts) for parts in made]
+        self.requested_frames_per_batch = plan.settings.frames_per_batch
+        self.init_random_frames = limit(plan.settings.init_random_frames)
+        self.replay_buffer = plan.settings.replay_buffer
+        self.postproc = plan.settings.postproc
+        """Called with each batch; may be exchanged."""
         self._frames = 0
         """Frames handed out."""
         self._iterations = 0
@@ -110,7 +96,7 @@ class FleetCollector:
         self._running: FreeRunning | None = None
         self._pool = None if plan.settings.trajs_per_batch is None else EpisodePool(plan.settings.trajs_per_batch)
         self._counts = StepCounts() if limit(plan.settings.max_frames_per_traj) else None
-        self.fleet = self._open(self._job(), self._options())
+        self.fleet = self._open(plan.job(), self._options())
         """The fleet itself: its state, statistics and events."""
 
     # -- what to run -------------------------------------------------------------------------------------------
@@ -142,56 +128,20 @@ class FleetCollector:
         general = devices_of(settings.device, "device", count, is_remote=True)
         devices = devices_of(settings.policy_device, "policy_device", count, is_remote=True)
         factories = broadcast(settings.policy_factory, "policy_factory", count)
+        is_trusted = bool(settings.trust_policy)
         overrides = self._plan.overrides or ({},) * count
         return [
             WorkerOverrides(
                 envs=self._plan.makers[i],
                 policy=None if factories[i] is not None else on_cpu(self._policy),
-                policy_factory=None
-                if factories[i] is None
-                else Calls(factories[i], is_trusted=bool(settings.trust_policy)),
+                policy_factory=policy_maker(self._given_policy, factories[i], is_trusted=is_trusted),
+                takes_spaces=True,
                 settings=overrides[i],
                 device=devices[i] or general[i] or "cpu",
                 raises=True,
             )
             for i in range(count)
         ]
-
-    def _job(self) -> CollectorJob:
-        settings, plan = self._settings, self._plan
-        share = plan.num_collectors if plan.mode == "sync" else 1
-        collection: dict[str, Any] = {
-            "mode": plan.mode,
-            "framesPerBatch": -(-settings.frames_per_batch // share),
-            "initRandomFrames": limit(settings.init_random_frames),
-            "maxFramesPerTrajectory": limit(settings.max_frames_per_traj),
-            "resetAtEachBatch": settings.reset_at_each_iter,
-            "seed": plan.seed,
-        }
-        if limit(settings.total_frames):
-            collection["totalFrames"] = limit(settings.total_frames)
-        if plan.mode == "sync":
-            # Nothing is stepped between two batches: the next one is collected with what was learnt from this one.
-            collection["weights"] = {"maxStaleness": 0}
-            if settings.preemptive_threshold is not None:
-                collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / plan.num_collectors)
-        # Stands for the makers, which travel beside the job.
-        gymnasium = {"entrypoint": "script:environment", "vectorization": settings.vectorization}
-        return load_job(
-            {
-                "apiVersion": "cormorant.dev/v1alpha1",
-                "kind": "CollectorJob",
-                "metadata": {"name": "script"},
-                "spec": {
-                    "env": {"gymnasium": gymnasium} | info_block(settings.info),
-                    "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
-                    "collection": collection,
-                    "output": {"queue": {"capacityBatches": 1}},
-                    "replicas": plan.num_collectors,
-                    "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
-                },
-            }
-        )
 
     @property
     def policy(self) -> Any:
@@ -226,11 +176,13 @@ class FleetCollector:
             raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
         if self._settings.preemptive_threshold not in (None, 1):
             raise NoLength("the collector has no length: with preemptive_threshold batches may be shorter")
-        # Whole steps of all environments, as the fleet collects them.
-        share = self._plan.num_collectors if self._plan.mode == "sync" else 1
-        num_envs: int = self.fleet.layout.num_envs
-        steps = -(-self._settings.frames_per_batch // (share * num_envs))
-        return -(-total // (steps * share * num_envs))  # noqa: PLE0303  # both are at least 1
+        return -(-total // self.frames_per_batch)  # noqa: PLE0303  # both are at least 1
+
+    @property
+    def frames_per_batch(self) -> int:
+        """Frames of a batch: `requested_frames_per_batch`, rounded up to whole steps of all environments."""
+        step: int = self._plan.share * self.fleet.layout.num_envs
+        return -(-self._settings.frames_per_batch // step) * step
 
     def _collect(self) -> tuple[Batch] | None:
         if self._pool is not None:
@@ -279,7 +231,7 @@ class FleetCollector:
             add_versions(batch)
         if not self._settings.track_traj_ids:
             drop_ids(batch, keep_versions=bool(self._settings.track_policy_version))
-        return batch if self._settings.postproc is None else self._settings.postproc(batch)
+        return batch if self.postproc is None else self.postproc(batch)
 
     def _hand_out(self, batch: TensorDictBase) -> tuple[Batch]:
         if self.post_collect_hook is not None:
@@ -385,6 +337,10 @@ class FleetCollector:
             weights_dict = source if is_whole else {model_id or MAIN_MODEL: source}
         found = {name: read_weights(value, policy=self._policy) for name, value in weights_dict.items()}
         return self._publish(found, worker_ids)
+
+    def increment_version(self) -> None:
+        """Publish the policy's weights as they are, under the next version."""
+        self.update_policy_weights_()
 
     def _publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], worker_ids: Any) -> Receipt:
         names = () if worker_ids is None else self._names_of(worker_ids)
@@ -515,6 +471,10 @@ class FleetCollector:
     def total_frames(self) -> float:
         """Frames in all; infinite where there is no end."""
         return limit(self._settings.total_frames) or float("inf")
+
+    def getattr_rb(self, attr: str) -> Any:
+        """An attribute of the replay buffer."""
+        return getattr(self._settings.replay_buffer, attr)
 
     def start(self) -> None:
         """Fill the replay buffer from a thread of its own, until everything is collected or `shutdown`.

@@ -14,13 +14,16 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from tensordict import TensorDictBase
 
 from cormorant_contract.job import CollectorJob
 from cormorant_worker.collect.overrides import WorkerOverrides
-from cormorant_worker.compat.torchrl.collector import FleetCollector, Mode, Plan
+from cormorant_worker.compat.torchrl.batches import StepCounts
+from cormorant_worker.compat.torchrl.collector import FleetCollector
 from cormorant_worker.compat.torchrl.devices import devices_of
 from cormorant_worker.compat.torchrl.in_process import InProcessFleet
 from cormorant_worker.compat.torchrl.makers import is_env
+from cormorant_worker.compat.torchrl.plan import Mode, Plan
 from cormorant_worker.compat.torchrl.recipes import share_out
 from cormorant_worker.compat.torchrl.settings import read_settings
 from cormorant_worker.fleet.options import FleetOptions
@@ -98,6 +101,22 @@ class Collector(FleetCollector):
     def _open(self, job: CollectorJob, options: FleetOptions) -> Any:
         (parts,) = self._parts
         return InProcessFleet(job, parts)
+
+    @property
+    def env(self) -> Any:
+        """The environment as it was given, or as its maker made it; of several, a list."""
+        made = [maker.made for maker in self._plan.makers[0]]
+        return made[0] if len(made) == 1 else made
+
+    def fake_tensordict(self) -> TensorDictBase:
+        """A batch of zeros, as the next one will be shaped. Nothing is stepped, and no hook is called."""
+        counts = self._counts
+        self._counts = None if counts is None else StepCounts()
+        try:
+            loan = self.fleet.blank()
+            return self._processed(self._place(self._shape(loan), loan))
+        finally:
+            self._counts = counts
 
     def reset(self) -> None:
         self.fleet.restart()

@@ -67,16 +67,14 @@ class InProcessFleet:
         with _exceptions_of_environments():
             filled = self._collector.fill(self._block, num_frames if left is None else min(num_frames, left))
         self._frames += filled.num_frames
-        return Loan(
-            (LoanPart(worker=_NAME, attempt=0, block=self._block, memory=None),),
-            mode="async",
-            num_frames=filled.num_frames,
-            min_version=filled.version,
-            max_version=filled.version,
-            storing_device="cpu",
-            on_copied=lambda: None,
-            on_release=lambda: None,
-        )
+        return _lend(self._block, filled.num_frames, filled.version)
+
+    def blank(self) -> Loan:
+        """A whole batch of zeros, for which nothing is stepped."""
+        block = Block(self.layout)
+        block.begin(self._steps)
+        block.lengths[:] = self._steps
+        return _lend(block, self._steps * self._collector.num_envs, 0)
 
     def publish(self, weights: Mapping[str, Mapping[str, torch.Tensor]], *, workers: Sequence[str] = ()) -> Receipt:
         """Let weights act from the next batch on.
@@ -173,6 +171,19 @@ class InProcessFleet:
         """Close the environments. May be called twice."""
         self._is_closed = True
         self._collector.close()
+
+
+def _lend(block: Block, num_frames: int, version: int) -> Loan:
+    return Loan(
+        (LoanPart(worker=_NAME, attempt=0, block=block, memory=None),),
+        mode="async",
+        num_frames=num_frames,
+        min_version=version,
+        max_version=version,
+        storing_device="cpu",
+        on_copied=lambda: None,
+        on_release=lambda: None,
+    )
 
 
 @contextmanager

@@ -20,6 +20,8 @@ class Maker:
             TypeError: it is neither, or an environment with keyword arguments.
         """
         self.maker = maker
+        self.made: Any = None
+        """The newest environment that was made in this process."""
         self._kwargs = dict(kwargs or {})
         self._is_env = is_env(maker)
         if self._is_env and self._kwargs:
@@ -35,26 +37,44 @@ class Maker:
     def __getstate__(self) -> dict[str, Any]:
         # Bytes, so that each call unpickles an environment of its own.
         maker = cloudpickle.dumps(self.maker) if self._is_env and not isinstance(self.maker, bytes) else self.maker
-        return {**self.__dict__, "maker": maker}
+        return {**self.__dict__, "maker": maker, "made": None}
 
     def __call__(self) -> Any:
         """A gymnasium.Env, or several environments as a `VectorSource`. Of an environment that was sent: a copy."""
         if isinstance(self.maker, bytes):
-            return adapt(cloudpickle.loads(self.maker))
-        return adapt(self.maker if self._is_env else self.maker(**self._kwargs))
+            self.made = cloudpickle.loads(self.maker)
+        else:
+            self.made = self.maker if self._is_env else self.maker(**self._kwargs)
+        return adapt(self.made)
 
 
 class Calls:
-    """A user's policy factory, called in the worker; what it returns is read as `as_policy` does."""
+    """A user's policy factory, called in the worker; what it returns is read as `as_policy` does, TorchRL's
+    `RandomPolicy` as `random_policy` does.
+    """
 
     def __init__(self, factory: Callable[[], Any], *, is_trusted: bool) -> None:
         self._factory = factory
         self._is_trusted = is_trusted
 
-    def __call__(self) -> Any:
-        from cormorant_worker.compat.torchrl.policy import as_policy
+    def __call__(self, observation: Any, action: Any) -> Any:
+        from cormorant_worker.compat.torchrl.policy import as_policy, is_random_policy
 
-        return as_policy(self._factory(), is_trusted=self._is_trusted)
+        made = self._factory()
+        if is_random_policy(made):
+            from cormorant_worker.compat.torchrl.specs import random_policy
+
+            return random_policy(made, action)
+        return as_policy(made, is_trusted=self._is_trusted)
+
+
+def policy_maker(policy: Any, factory: Callable[[], Any] | None, *, is_trusted: bool) -> Calls | None:
+    """What makes a collector's policy from its spaces; None where it is sent as it is."""
+    from cormorant_worker.compat.torchrl.policy import is_random_policy
+
+    if factory is None and is_random_policy(policy):
+        return Calls(lambda: policy, is_trusted=is_trusted)
+    return None if factory is None else Calls(factory, is_trusted=is_trusted)
 
 
 def is_env(value: object) -> bool:

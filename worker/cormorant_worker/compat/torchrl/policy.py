@@ -38,13 +38,13 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     modules, of which "policy" acts.
 
     Args:
-        policy: a module, a callable, or None for random actions; TorchRL's RandomPolicy is the same.
+        policy: a module, a callable, or None for random actions, as TorchRL's RandomPolicy means, too.
         is_trusted: TorchRL's `trust_policy`: it takes TensorDicts, whatever its arguments are called.
 
     Raises:
         TypeError: it cannot be called.
     """
-    if policy is None or type(policy).__name__ == "RandomPolicy":
+    if policy is None or is_random_policy(policy):
         return None
     if isinstance(policy, TensorDictModuleBase | Mapping):
         return policy
@@ -53,6 +53,11 @@ def as_policy(policy: Any, *, is_trusted: bool = False) -> Any:
     if is_trusted or _takes_tensordict(policy):
         return OnTensorDicts(policy)
     return policy
+
+
+def is_random_policy(policy: Any) -> bool:
+    """TorchRL's own: it has no weights, and its actions come from a spec (`specs.random_policy`)."""
+    return type(policy).__name__ == "RandomPolicy"
 
 
 def check_has_weights(policy: Any, wish: str) -> None:

@@ -13,9 +13,10 @@ from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl import ray_arguments as arguments
 from cormorant_worker.compat.torchrl import receivers
 from cormorant_worker.compat.torchrl.attributes import execute
-from cormorant_worker.compat.torchrl.collector import FleetCollector, Plan
+from cormorant_worker.compat.torchrl.collector import FleetCollector
 from cormorant_worker.compat.torchrl.devices import devices_of, storing_devices
-from cormorant_worker.compat.torchrl.makers import Maker
+from cormorant_worker.compat.torchrl.makers import Maker, policy_maker
+from cormorant_worker.compat.torchrl.plan import Plan
 from cormorant_worker.compat.torchrl.policy import as_policy, check_has_weights, on_cpu
 from cormorant_worker.compat.torchrl.receivers import NotSet
 from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
@@ -271,7 +272,7 @@ class RayCollector(FleetCollector):
                 usual,
                 envs=makers[i],
                 policy=None if usual.policy_factory is not None and policy is None else on_cpu(acting),
-                policy_factory=usual.policy_factory if policy is None else None,
+                policy_factory=usual.policy_factory if policy is None else policy_maker(policy, None, is_trusted=False),
                 settings=overrides[i],
                 device=devices[i] or general[i] or usual.device,
             )

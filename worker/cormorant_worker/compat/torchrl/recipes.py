@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cormorant_postproc import MultiStep
-from cormorant_worker.compat.torchrl.collector import FleetCollector, Mode, Plan
+from cormorant_worker.compat.torchrl.collector import FleetCollector
 from cormorant_worker.compat.torchrl.makers import Maker
+from cormorant_worker.compat.torchrl.plan import Mode, Plan
 from cormorant_worker.compat.torchrl.settings import read_settings
 
 

@@ -1,5 +1,6 @@
 """Gymnasium's spaces and TorchRL's specs, each as the other. Imported only where TorchRL is installed."""
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import gymnasium
@@ -85,6 +86,37 @@ def space_of(spec: TensorSpec, num_dims: int) -> Space:
             low, high = max(info.min, -_WIDEST), min(info.max, _WIDEST)
             return gymnasium.spaces.Box(low, high, tuple(spec.shape[num_dims:]), _numpy_type(spec.dtype))
     raise EnvBuildError(f"a spec of type {type(spec).__name__} cannot be collected; transform it into a tensor")
+
+
+def random_policy(policy: Any, action: Space) -> Callable[[Any], torch.Tensor] | None:
+    """What acts in place of TorchRL's `RandomPolicy`: None where its spec is the environment's, which the collector
+    draws from itself; a policy without a spec is given it.
+    """
+    if policy.action_spec is None:
+        policy.action_spec = spec_of(action, torch.Size(), device=None)
+        return None
+    spec = policy.action_spec
+    if isinstance(spec, Composite):
+        spec = spec[policy.action_key]
+    num_dims = len(spec.shape) - len(action.shape or ())
+    if space_of(spec, num_dims) == action:
+        return None
+    one = spec[(0,) * num_dims] if num_dims else spec
+
+    def draw(observation: Any) -> torch.Tensor:
+        rows = len(next(iter(_tensors(observation))))
+        drawn: torch.Tensor = one.expand(rows, *one.shape).rand()
+        return drawn
+
+    return draw
+
+
+def _tensors(observation: Any) -> Iterator[torch.Tensor]:
+    if isinstance(observation, torch.Tensor):
+        yield observation
+    else:
+        for part in observation.values():
+            yield from _tensors(part)
 
 
 def _torch_dtype(dtype: Any) -> torch.dtype:

@@ -1,0 +1,70 @@
+"""What a collector runs: its environments, policy and settings, and the job that a fleet makes of them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from cormorant_contract.job import CollectorJob
+from cormorant_worker.compat.torchrl.makers import Maker
+from cormorant_worker.compat.torchrl.settings import Settings, exploration_of, limit
+from cormorant_worker.launch import load_job
+from cormorant_worker.scripted import info_block
+
+Mode = Literal["sync", "async"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    mode: Mode
+    makers: tuple[tuple[Maker, ...], ...]
+    """By collector: its environments."""
+    policy: Any
+    settings: Settings
+    overrides: tuple[Mapping[str, Any], ...] = ()
+    """By collector: settings of its own."""
+    seed: int = 0
+    """What all environments and streams derive theirs from, until `set_seed`."""
+
+    @property
+    def num_collectors(self) -> int:
+        return len(self.makers)
+
+    @property
+    def share(self) -> int:
+        """Collectors that a batch is of."""
+        return self.num_collectors if self.mode == "sync" else 1
+
+    def job(self) -> CollectorJob:
+        settings, share = self.settings, self.share
+        collection: dict[str, Any] = {
+            "mode": self.mode,
+            "framesPerBatch": -(-settings.frames_per_batch // share),
+            "initRandomFrames": limit(settings.init_random_frames),
+            "maxFramesPerTrajectory": limit(settings.max_frames_per_traj),
+            "resetAtEachBatch": settings.reset_at_each_iter,
+            "seed": self.seed,
+        }
+        if limit(settings.total_frames):
+            collection["totalFrames"] = limit(settings.total_frames)
+        if self.mode == "sync":
+            # Nothing is stepped between two batches: the next one is collected with what was learnt from this one.
+            collection["weights"] = {"maxStaleness": 0}
+            if settings.preemptive_threshold is not None:
+                collection["preemptiveThreshold"] = max(float(settings.preemptive_threshold), 1 / self.num_collectors)
+        # Stands for the makers, which travel beside the job.
+        gymnasium = {"entrypoint": "script:environment", "vectorization": settings.vectorization}
+        return load_job(
+            {
+                "apiVersion": "cormorant.dev/v1alpha1",
+                "kind": "CollectorJob",
+                "metadata": {"name": "script"},
+                "spec": {
+                    "env": {"gymnasium": gymnasium} | info_block(settings.info),
+                    "policy": {"random": {}, "explorationType": str(exploration_of(settings.exploration_type))},
+                    "collection": collection,
+                    "output": {"queue": {"capacityBatches": 1}},
+                    "replicas": self.num_collectors,
+                    "runPolicy": {"maxRestartsPerSlot": settings.max_restarts},
+                },
+            }
+        )
