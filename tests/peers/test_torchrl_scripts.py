@@ -10,7 +10,8 @@ from torch import nn
 pytest.importorskip("torchrl", reason="TorchRL is not installed; `make test-peers` runs these tests")
 
 from torchrl.data import Bounded, LazyTensorStorage, TensorDictReplayBuffer
-from torchrl.envs import GymEnv, RandomPolicy, SerialEnv
+from torchrl.envs import GymEnv, SerialEnv
+from torchrl.modules import RandomPolicy
 
 from cormorant_worker.torchrl import Collector, MultiSyncCollector
 
