@@ -472,6 +472,10 @@ class FleetCollector:
         """Frames in all; infinite where there is no end."""
         return limit(self._settings.total_frames) or float("inf")
 
+    def fake_tensordict(self) -> TensorDictBase:
+        """A batch of zeros, as the next one will be shaped: a `Collector`'s alone, as in TorchRL."""
+        raise NotImplementedError(f"fake_tensordict is not implemented by {type(self).__name__}; ask a Collector")
+
     def getattr_rb(self, attr: str) -> Any:
         """An attribute of the replay buffer."""
         return getattr(self._settings.replay_buffer, attr)
