@@ -293,7 +293,7 @@ class Collector:
         block.num_rows = int(block.lengths.max())
         num_frames = block.num_frames
         self.frames += num_frames
-        episodes = self.trajectories.take_finished()
+        episodes = self.trajectories.take_finished(block)
         moments = None if self.moments is None else self.moments.of(block)
         if self.statistics is not None and moments is not None:
             self.statistics.merge(moments)

@@ -143,8 +143,6 @@ class LockstepEnvGroup:
         self._lengths = trajectories.lengths[columns.slice]
         self._returns = trajectories.returns[columns.slice]
         self._ids = trajectories.ids[columns.slice]
-        self._folds = trajectories.metrics.folds(columns.slice)
-        self._last_leaves = trajectories.metrics.last_leaves
         self.obs: Arrays = ()
         """[n, ...] a leaf: what to act on next, between batches."""
         self.states: Arrays = ()
@@ -341,12 +339,9 @@ class LockstepEnvGroup:
         self._truncated[t] = step.truncated
         self._lengths += 1
         self._returns += step.reward
-        for fold, kept, leaf in self._folds:
-            fold(kept, step.info[leaf], out=kept)
         self._row = t + 1
         if len(step.ended):
-            last = tuple([step.info[leaf].take(step.ended) for leaf in self._last_leaves])
-            self._end(np.full(len(step.ended), t), step.ended, step.final, last)
+            self._end(np.full(len(step.ended), t), step.ended, step.final)
         if self._max_frames:
             self._cut(np.flatnonzero(self._lengths >= self._max_frames))
         return self.env.num_envs
@@ -365,24 +360,21 @@ class LockstepEnvGroup:
         self._truncated[rows, columns] = step.truncated[moved]
         self._lengths[columns] += 1
         self._returns[columns] += step.reward[moved]
-        for fold, kept, leaf in self._folds:
-            kept[columns] = fold(kept[columns], step.info[leaf][moved])
         self._cursor[columns] += 1
         if len(step.ended):
-            last = tuple([step.info[leaf].take(step.ended) for leaf in self._last_leaves])
-            self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final, last)
+            self._end(self._cursor[sent[step.ended]] - 1, sent[step.ended], step.final)
         if len(step.fresh):
             self._replace(sent[step.fresh], tuple(a[step.fresh] for a in step.obs))
         if self._max_frames:
             self._cut(columns[self._lengths[columns] >= self._max_frames])
         return len(columns)
 
-    def _end(self, rows: Array, columns: Array, final: Arrays, last: Arrays) -> None:
+    def _end(self, rows: Array, columns: Array, final: Arrays) -> None:
         """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
         final_states = tuple(a[rows + 1, columns] for a in self._states)
         self._block.end(rows, columns + self._columns.first, final, final_states)
         terminated = self._terminated[rows, columns]
-        self._trajectories.close(columns + self._columns.first, terminated=terminated, last=last)
+        self._trajectories.note(self._trajectories.close(columns + self._columns.first, terminated=terminated))
         self._begin_trajectories(rows + 1, columns)
 
     def _begin_trajectories(self, rows: Array, columns: Array) -> None:
@@ -398,8 +390,7 @@ class LockstepEnvGroup:
         self._truncated[rows - 1, columns] = True
         final = tuple(a[rows, columns] for a in self._obs)
         first = self.env.restart(columns)
-        last = tuple([self._info[leaf][rows - 1, columns] for leaf in self._last_leaves])
-        self._end(rows - 1, columns, final, last)
+        self._end(rows - 1, columns, final)
         for stored, value in zip(self._obs, first, strict=True):
             stored[rows, columns] = value
 

@@ -1,28 +1,28 @@
 """Numbers that a job reports of every episode beside its return and length, made of declared keys of info.
 
-# M metrics, B environments, n columns of a group, k episodes that end
+Computed once a batch, from the info that its block stores anyway: the hot loop does nothing for them.
+
+# M metrics, T rows, B columns, S runs of frames of one trajectory in one column, k episodes that ended
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 import numpy as np
 import structlog
 
 from cormorant_contract.info import EpisodeMetric
+from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import ManifestError
-from cormorant_worker.spaces import Array, Arrays, Leaf
+from cormorant_worker.spaces import Array, Leaf
 
 log = structlog.get_logger()
 
-_FOLDS = {"sum": np.add, "mean": np.add, "max": np.maximum, "any": np.hypot}
-"""How a step's values are added to the open episodes. NaN stays NaN in all of them, and hypot is 0 only where every
-value was 0."""
-Fold = tuple[np.ufunc, Array, int]
-"""A fold, the [n] float64 that it is about, and the position of the leaf that it reads."""
+_FOLDS = {"sum": np.add, "mean": np.add, "max": np.maximum, "any": np.maximum}
+"""How the values of an episode become one; NaN stays NaN in all of them. `any` is about absolute values."""
 
 
 class EpisodeMetrics:
-    """What the open episodes of B environments have gathered. Owned by their `Trajectories`."""
+    """Of one collector's batches, each given once and in order. Owned by its `Trajectories`."""
 
     def __init__(self, metrics: Sequence[EpisodeMetric], info: Sequence[Leaf], num_envs: int) -> None:
         """Begin.
@@ -37,69 +37,53 @@ class EpisodeMetrics:
         """
         self._metrics = tuple(metrics)
         self._leaves = [_find(metric, info) for metric in metrics]
-        self.last_leaves = tuple(
-            leaf for metric, leaf in zip(metrics, self._leaves, strict=True) if metric.reduce == "last"
-        )
-        """Positions of the leaves whose last values `close` wants."""
-        self._has_folds = len(self.last_leaves) < len(metrics)
-        self._first: Array = np.array([-np.inf if metric.reduce == "max" else 0.0 for metric in metrics])
-        """[M] what an episode begins with."""
-        self._kept: Array = np.zeros((num_envs, len(metrics)))
-        """[B, M] float64. Unused where a metric is the last value."""
-        self._closed: list[tuple[Array, Arrays, Array]] = []
-        """[k, M] kept, [k] each of last_leaves, [k] lengths: of episodes that ended since `take`."""
+        self._kept: Array = np.zeros((len(self._metrics), num_envs))
+        """[M, B] float64: what the episode of each column's last frame had gathered by then."""
+        self._ids: Array = np.full(num_envs, -1, dtype=np.int64)
+        """[B] the trajectory of that frame."""
         self._is_warned: set[str] = set()
-        self.open(slice(None))
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        return tuple(metric.name for metric in self._metrics)
-
-    def folds(self, columns: slice) -> tuple[Fold, ...]:
-        """What the owner of these columns calls at every step: `fold(kept, values, out=kept)`."""
-        return tuple(
-            (_FOLDS[metric.reduce], self._kept[columns, i], leaf)
-            for i, (metric, leaf) in enumerate(zip(self._metrics, self._leaves, strict=True))
-            if metric.reduce != "last"
-        )
-
-    def open(self, columns: slice | Array) -> None:
-        """New episodes begin in these columns."""
-        if self._has_folds:
-            self._kept[columns] = self._first
-
-    def close(self, columns: Array, *, last: Arrays, lengths: Array) -> None:
-        """The episodes of these columns end. `open` comes next.
+    def of(self, block: Block, *, lengths: Sequence[int], lost: Set[int]) -> dict[str, list[float]]:
+        """The metrics of the episodes that ended in a batch, by name, in the order of the block's ends.
 
         Args:
-            columns: [k] of B.
-            last: [k] each of `last_leaves`, of their last steps.
-            lengths: [k] frames.
+            block: complete.
+            lengths: [k] frames of these episodes.
+            lost: ids of trajectories that ended in a crash, and are no episodes.
         """
-        if self._metrics:
-            self._closed.append((self._kept.take(columns, axis=0), last, lengths))
-
-    def take(self) -> dict[str, list[float]]:
-        """The metrics of the episodes that ended since the last call, by name, in the order in which they ended."""
-        if not self._closed:
+        if not self._metrics:
             return {}
-        closed, self._closed = self._closed, []
-        kept = np.concatenate([each for each, _, _ in closed]).T
-        last = iter([np.concatenate(values) for values in zip(*(each for _, each, _ in closed), strict=True)])
-        lengths = np.concatenate([each for _, _, each in closed])
+        rows, columns = block.end_rows[: block.num_ends], block.end_columns[: block.num_ends]
+        if lost:
+            kept = ~np.isin(block.traj_ids[rows, columns], list(lost))
+            rows, columns = rows[kept], columns[kept]
+        if any(metric.reduce != "last" for metric in self._metrics):
+            runs = _Runs(block)
+            ended, last = runs.at(rows, columns), runs.at(runs.last_rows, runs.filled)
+            goes_on = runs.first_ids == self._ids[runs.filled]
+            self._ids[runs.filled] = runs.last_ids
         found = {}
-        for metric, values in zip(self._metrics, kept, strict=True):
-            match metric.reduce:
-                case "last":
-                    reduced = next(last).astype(np.float64)
-                case "mean":
-                    reduced = values / lengths
-                case "any":
-                    reduced = np.sign(values)
-                case _:
-                    reduced = values
-            found[metric.name] = reduced.tolist()
-            self._warn(metric, reduced)
+        for metric, leaf, kept in zip(self._metrics, self._leaves, self._kept, strict=True):
+            if metric.reduce == "last":
+                values = block.info[leaf][rows, columns].astype(np.float64)
+            else:
+                gathered = runs.fold(metric, block.info[leaf])
+                first = gathered[runs.first]
+                gathered[runs.first] = np.where(goes_on, _FOLDS[metric.reduce](first, kept[runs.filled]), first)
+                kept[runs.filled] = gathered[last]
+                values = _finished(metric, gathered[ended], np.asarray(lengths))
+            found[metric.name] = values.tolist()
+            self._warn(metric, values)
+        return found
+
+    def of_episode(self, info: Sequence[Array]) -> dict[str, float]:
+        """The metrics of one whole episode: [length] of each leaf of its info."""
+        found = {}
+        for metric, leaf in zip(self._metrics, self._leaves, strict=True):
+            values = info[leaf].astype(np.float64)
+            if metric.reduce != "last":
+                values = _FOLDS[metric.reduce].reduce(np.abs(values) if metric.reduce == "any" else values)[None]
+            found[metric.name] = float(_finished(metric, values[-1:], np.array([len(info[leaf])]))[0])
         return found
 
     def _warn(self, metric: EpisodeMetric, values: Array) -> None:
@@ -114,14 +98,66 @@ class EpisodeMetrics:
             f"for {metric.key} in env.info to count such steps. Said once.",
         )
 
-    def state(self) -> dict[str, Array]:
-        """What the open episodes have gathered, by name."""
-        return {f"metric.{name}": kept.copy() for name, kept in zip(self.names, self._kept.T, strict=True)}
+    def state(self, ids: Array) -> dict[str, Array]:
+        """What the open episodes, of the trajectories `ids` [B], have gathered, by name."""
+        first = [-np.inf if metric.reduce == "max" else 0.0 for metric in self._metrics]
+        return {
+            f"metric.{metric.name}": np.where(ids == self._ids, kept, start)
+            for metric, kept, start in zip(self._metrics, self._kept, first, strict=True)
+        }
 
-    def restore(self, state: Mapping[str, Array]) -> None:
-        """Go on from `state()`. What it knows nothing of is NaN until the open episodes end."""
-        for name, kept in zip(self.names, self._kept.T, strict=True):
-            kept[:] = state.get(f"metric.{name}", np.nan)
+    def restore(self, state: Mapping[str, Array], ids: Array) -> None:
+        """Go on from `state()`, in the trajectories `ids`. What it knows nothing of is NaN until the open episodes
+        end.
+        """
+        self._ids[:] = ids
+        for metric, kept in zip(self._metrics, self._kept, strict=True):
+            kept[:] = state.get(f"metric.{metric.name}", np.nan)
+
+
+class _Runs:
+    """The runs of frames of one trajectory in each column of a block, column after column."""
+
+    def __init__(self, block: Block) -> None:
+        rows, lengths = block.num_rows, block.lengths
+        ids = block.traj_ids[:rows].T
+        begins = np.ones(ids.shape, dtype=np.bool_)
+        np.not_equal(ids[:, 1:], ids[:, :-1], out=begins[:, 1:])
+        if not block.is_full:
+            short = np.flatnonzero(lengths < rows)
+            begins[short, lengths[short]] = True  # what an earlier batch left there is a run of its own
+        self._rows = rows
+        self._begins = np.flatnonzero(begins)
+        """[S] positions in the columns, one after the other."""
+        self.filled = np.flatnonzero(lengths)
+        """[F] columns with frames."""
+        self.last_rows = lengths[self.filled] - 1
+        self.first = self.at(0, self.filled)
+        """[F] their first runs."""
+        self.first_ids, self.last_ids = ids[self.filled, 0], ids[self.filled, self.last_rows]
+
+    def at(self, rows: Array | int, columns: Array) -> Array:
+        """The runs of these frames."""
+        found: Array = np.searchsorted(self._begins, columns * self._rows + rows, side="right") - 1
+        return found
+
+    def fold(self, metric: EpisodeMetric, info: Array) -> Array:
+        """[S] float64, of a leaf [T, B]."""
+        values = np.ascontiguousarray(info[: self._rows].T, dtype=np.float64).reshape(-1)
+        gathered: Array = _FOLDS[metric.reduce].reduceat(
+            np.abs(values) if metric.reduce == "any" else values, self._begins
+        )
+        return gathered
+
+
+def _finished(metric: EpisodeMetric, gathered: Array, lengths: Array) -> Array:
+    match metric.reduce:
+        case "mean":
+            return gathered / lengths
+        case "any":
+            return np.sign(gathered)
+        case _:
+            return gathered
 
 
 def _find(metric: EpisodeMetric, info: Sequence[Leaf]) -> int:

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.episode_metrics import EpisodeMetrics
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.errors import CormorantError
-from cormorant_worker.spaces import Array, Arrays
+from cormorant_worker.spaces import Array
 
 _GROUP_BITS, _INDEX_BITS, _EPOCH_BITS, _COUNTER_BITS = 3, 14, 12, 34
 _ATTEMPT_STEP_BITS = 24
@@ -84,7 +85,7 @@ class Trajectories:
         self.returns: Array = np.zeros(num_envs, dtype=np.float64)
         """[B] undiscounted return of the open trajectory so far."""
         self.metrics = metrics or EpisodeMetrics((), (), num_envs)
-        self.finished = Episodes()
+        self._finished = Episodes()
         self.lost: set[int] = set()
         """Trajectories that a crash of their environment ended: no episodes."""
         self.open(slice(None))
@@ -94,7 +95,6 @@ class Trajectories:
         self._name(columns)
         self.lengths[columns] = 0
         self.returns[columns] = 0.0
-        self.metrics.open(columns)
 
     def _name(self, columns: slice | Array) -> None:
         """Give the open trajectories of these columns new ids."""
@@ -110,32 +110,41 @@ class Trajectories:
         """Trajectories that open from now on have this id or higher ones. Never goes back."""
         self.next_id = max(self.next_id, base)
 
-    def close(self, columns: Array, *, terminated: Array, last: Arrays = ()) -> None:
-        """The trajectories of these columns ended: note the episodes, and begin new ones.
+    def close(self, columns: Array, *, terminated: Array) -> Episodes:
+        """The trajectories of these columns ended, and new ones begin.
 
         Args:
             columns: [n] numbers of environments.
             terminated: [n] whether the environment ended it.
-            last: [n] each of `metrics.last_leaves`, of the last step.
+
+        Returns:
+            The n episodes, for `note`.
         """
-        self.finished.num_terminated += int(np.count_nonzero(terminated))
-        self.finished.returns.extend(self.returns[columns].tolist())
-        lengths = self.lengths[columns]
-        self.finished.lengths.extend(lengths.tolist())
-        if self._tasks:
-            self.finished.tasks.extend([self._tasks[column] for column in columns.tolist()])
-        self.metrics.close(columns, last=last, lengths=lengths)
+        ended = Episodes(
+            returns=self.returns[columns].tolist(),
+            lengths=self.lengths[columns].tolist(),
+            tasks=[self._tasks[column] for column in columns.tolist()] if self._tasks else [],
+            num_terminated=int(np.count_nonzero(terminated)),
+        )
         self.open(columns)
+        return ended
+
+    def note(self, ended: Episodes) -> None:
+        """The last frames of these episodes are in the batch under way."""
+        self._finished.returns += ended.returns
+        self._finished.lengths += ended.lengths
+        self._finished.tasks += ended.tasks
+        self._finished.num_terminated += ended.num_terminated
 
     def lose(self, columns: Array) -> None:
         """The environments of these columns crashed: their trajectories end, and new ones begin."""
         self.lost.update(self.ids[columns].tolist())
         self.open(columns)
 
-    def take_finished(self) -> Episodes:
-        """The episodes that ended since the last call."""
-        finished, self.finished = self.finished, Episodes()
-        finished.metrics = self.metrics.take()
+    def take_finished(self, block: Block) -> Episodes:
+        """The episodes whose last frames are in a batch that is complete. Called once for each batch, in order."""
+        finished, self._finished = self._finished, Episodes()
+        finished.metrics = self.metrics.of(block, lengths=finished.lengths, lost=self.lost)
         return finished
 
     def state(self) -> dict[str, Array]:
@@ -145,7 +154,7 @@ class Trajectories:
             "ids": self.ids.copy(),
             "lengths": self.lengths.copy(),
             "returns": self.returns.copy(),
-        } | self.metrics.state()
+        } | self.metrics.state(self.ids)
 
     def is_at(self, state: dict[str, Array]) -> bool:
         """True when nothing has happened since `state()` gave this."""
@@ -164,8 +173,8 @@ class Trajectories:
         self.skip_to(int(state["next_id"].item()))  # an array of one: files know no scalars
         self.lengths[:] = state["lengths"]
         self.returns[:] = state["returns"]
-        self.metrics.restore(state)
         if keeps_ids:
             self.ids[:] = state["ids"]
         else:
             self._name(slice(None))
+        self.metrics.restore(state, self.ids)

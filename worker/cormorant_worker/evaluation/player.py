@@ -61,6 +61,8 @@ class _Seat:
     states: Arrays
     """[1, ...] each recurrent state."""
     is_init: Array
+    info: list[list[Array]]
+    """By leaf of a step's info, its value at every step."""
     total: float = 0.0
     length: int = 0
 
@@ -159,7 +161,6 @@ class Player:
     def _play(self, env: VectorEnv, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         check = ActionCheck(env.action_space)
         metrics = EpisodeMetrics(self._job.spec.collection.episode_metrics or (), env.info_leaves, len(planned))
-        folds = metrics.folds(slice(None))
         seats = {
             row: self._seat(episode, tuple(leaf[row : row + 1] for leaf in first), env)
             for first in (env.start(),)
@@ -179,16 +180,15 @@ class Player:
             if len(step.fresh):
                 row = int(rows[step.fresh[0]])
                 raise EnvCrashed(f"the environment of the episode with {_name(planned[row])} had to be restarted")
-            for fold, gathered, at in folds:
-                gathered[rows] = fold(gathered[rows], step.info[at])
             ended = set(step.ended.tolist())
             for position, row in enumerate(rows.tolist()):
                 seat = seats[row]
                 seat.total += float(step.reward[position])
                 seat.length += 1
+                for gathered, leaf in zip(seat.info, step.info, strict=True):
+                    gathered.append(leaf[position].copy())
                 if position in ended:
-                    last = tuple(step.info[at][position : position + 1] for at in metrics.last_leaves)
-                    metrics.close(np.array([row]), last=last, lengths=np.array([seat.length]))
+                    found = metrics.of_episode([np.stack(gathered) for gathered in seat.info])
                     played[row] = PlayedEpisode(
                         checkpoint=seat.planned.checkpoint,
                         task=seat.planned.task,
@@ -197,7 +197,7 @@ class Player:
                         total=seat.total,
                         length=seat.length,
                         terminated=bool(step.terminated[position]),
-                        metrics={name: value for name, (value,) in metrics.take().items() if math.isfinite(value)},
+                        metrics={name: value for name, value in found.items() if math.isfinite(value)},
                     )
                     del seats[row]
                     continue
@@ -223,6 +223,7 @@ class Player:
             inputs=tuple(_aligned(leaf) for leaf in first),
             states=tuple(_aligned(state) for state in actor.initial_states),
             is_init=np.ones(1, dtype=np.bool_),
+            info=[[] for _ in env.info_leaves],
         )
 
     def _act(self, seat: _Seat) -> Arrays:
