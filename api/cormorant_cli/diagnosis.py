@@ -21,11 +21,10 @@ from cormorant_cli.jobs import (
     why,
     why_waiting,
 )
-from cormorant_contract.children import tokens_secret
+from cormorant_contract.children import QUEUE, tokens_secret
 
 Level = Literal["ok", "note", "problem"]
 GPU = "nvidia.com/gpu"
-QUEUE = "kueue.x-k8s.io/queue-name"
 _ROLES = ("read", "write", "operator", "ray")
 _PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull")
 _MOUNTING = ("FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox")

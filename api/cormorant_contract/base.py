@@ -181,8 +181,10 @@ REASON_PATTERN = "^[A-Za-z][A-Za-z0-9_]*$"
 IDENTIFIER_PATTERN = "^[A-Za-z_][A-Za-z0-9_]*$"
 INFO_KEY_PATTERN = "^[A-Za-z_][-A-Za-z0-9_.]*$"
 IMAGE_PATTERN = "^[a-zA-Z0-9][a-zA-Z0-9._:/@-]*$"
+CONTROLLER_PATTERN = "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9._~/-]+$"
 
 PATTERN_WORDS = {
+    CONTROLLER_PATTERN: "a domain, a slash and a name, such as example.com/controller",
     IMAGE_PATTERN: "the name of a container image, such as registry.example/team/code:1",
     LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",
     OPTIONAL_LABEL_PATTERN: "lower-case letters, digits and dashes, beginning and ending with a letter or digit",

@@ -13,6 +13,10 @@ EPOCH = f"{PREFIX}/epoch"
 RESTARTS = f"{PREFIX}/restarts"
 """Annotation: failures that this slot ever had before this pod."""
 
+QUEUE = "kueue.x-k8s.io/queue-name"
+PRIORITY_CLASS = "kueue.x-k8s.io/priority-class"
+"""Labels of a job: the LocalQueue of Kueue that it waits in, and its WorkloadPriorityClass."""
+
 HEAD, WORKER = "head", "worker"
 """Roles; also the names of the containers."""
 

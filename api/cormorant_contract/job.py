@@ -1,10 +1,13 @@
 """CollectorJob: the one document a user writes, for a laptop and for Kubernetes alike."""
 
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
-from cormorant_contract.base import SERVICE_NAME_PATTERN, Contract, Label
+from cormorant_contract.base import OPTIONAL_NAME_PATTERN, PATTERN_WORDS, SERVICE_NAME_PATTERN, Contract, Label
+from cormorant_contract.children import PRIORITY_CLASS, QUEUE
+from cormorant_contract.rule import Rule, Value
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus
 
@@ -16,6 +19,20 @@ KIND = "CollectorJob"
 # Services carry the job's name and begin with a letter (DNS-1035); the longest pod name, <job>-<group>-<index>-<hash5>,
 # fits 63 characters when the job's name has at most 40.
 JobName = Annotated[str, Field(strict=True, max_length=40, pattern=SERVICE_NAME_PATTERN)]
+
+
+_KUEUE = {QUEUE: "LocalQueue", PRIORITY_CLASS: "WorkloadPriorityClass"}
+_OBJECT_NAME = re.compile(OPTIONAL_NAME_PATTERN)
+
+
+def _names_an_object(label: str, kind: str) -> "Rule[Metadata]":
+    return Rule(
+        cel="",  # a CRD cannot validate labels
+        holds=lambda metadata: label not in metadata.labels or bool(_OBJECT_NAME.match(metadata.labels[label])),
+        sentence=f"{{value}} is not the name of a {kind}; write {PATTERN_WORDS[OPTIONAL_NAME_PATTERN]}",
+        values={"value": Value(cel="", get=lambda metadata: metadata.labels[label])},
+        path=("labels", label),
+    )
 
 
 class Metadata(Contract):
@@ -34,6 +51,11 @@ class Metadata(Contract):
 
     annotations: dict[str, Annotated[str, Field(strict=True)]] = Field(default={})
     """Annotations of the job."""
+
+    @classmethod
+    def rules(cls) -> "tuple[Rule[Metadata], ...]":
+        """Kueue's labels name objects."""
+        return tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
 
     def to_document(self) -> dict[str, Any]:
         """What was written, and no more: a namespace that was not written is the client's to choose."""

@@ -5,16 +5,18 @@ from typing import Annotated
 
 from pydantic import Field
 
-from cormorant_contract.base import OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
+from cormorant_contract.base import CONTROLLER_PATTERN, OPTIONAL_LABEL_PATTERN, Contract, Flag, Text, keyed_by
 from cormorant_contract.collection import Collection
 from cormorant_contract.env import Env
 from cormorant_contract.episodes import evaluation_rules
 from cormorant_contract.output import Output, QueueOutput
 from cormorant_contract.policy import Code, Policy
-from cormorant_contract.rule import Rule, Value
+from cormorant_contract.rule import Rule, Transition, Value
 from cormorant_contract.run_policy import RunPolicy
 from cormorant_contract.workers import Head, Inference, Replicas, WorkerGroup
 
+CONTROLLER = "cormorant.dev/operator"
+"""`managedBy` of jobs that the operator manages."""
 MAX_WORKER_GROUPS = 8
 WorkerGroups = Annotated[
     tuple[WorkerGroup, ...], Field(min_length=1, max_length=MAX_WORKER_GROUPS, json_schema_extra=keyed_by("name"))
@@ -66,6 +68,9 @@ class CollectorJobSpec(Contract):
     run_policy: RunPolicy = RunPolicy()
     """Deadlines, restart limits, and what happens to a finished job."""
 
+    managed_by: Annotated[str, Field(strict=True, max_length=63, pattern=CONTROLLER_PATTERN)] | None = None
+    """Controller that manages the job. Unset means cormorant.dev/operator, which ignores jobs of others. Immutable."""
+
     @property
     def target(self) -> int | None:
         """What the job counts up to: frames, or an evaluation's episodes. None: it has no end."""
@@ -77,6 +82,11 @@ class CollectorJobSpec(Contract):
     def elastic(self) -> WorkerGroup:
         """The group that spec.replicas sizes: the named one, else the first."""
         return next(group for group in self.worker_groups if group.name == (self.elastic_group or group.name))
+
+    @property
+    def is_of_others(self) -> bool:
+        """Whether another controller manages the job."""
+        return self.managed_by not in (None, CONTROLLER)
 
     def size_of(self, group: WorkerGroup) -> int:
         """Workers that a group of this spec should have."""
@@ -97,6 +107,19 @@ class CollectorJobSpec(Contract):
             *_LEARNER_RULES,
             *_GROUP_RULES,
             *_ROLE_RULES,
+        )
+
+    @classmethod
+    def transitions(cls) -> "tuple[Transition[CollectorJobSpec], ...]":
+        """Two controllers never manage one job."""
+        return (
+            Transition(
+                cel="has(self.managedBy) == has(oldSelf.managedBy) && "
+                "(!has(self.managedBy) || self.managedBy == oldSelf.managedBy)",
+                holds=lambda old, new: new.managed_by == old.managed_by,
+                sentence="managedBy is immutable because two controllers must not manage one job; create a new job",
+                path=("managedBy",),
+            ),
         )
 
 

@@ -23,7 +23,7 @@ from cormorant_operator.kube.auth import find_connection
 from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.kube.leader import Leader, Terms
 from cormorant_operator.kube.rate_limit import RateLimiter
-from cormorant_operator.kube.watch import Watch
+from cormorant_operator.kube.watch import KINDS, QUEUE_KINDS, Kinds, Watch
 from cormorant_operator.logs import configure_logs
 from cormorant_operator.probes import Probes
 from cormorant_operator.settings import Settings, read_settings
@@ -94,11 +94,20 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
     def on_gap(namespace: str) -> None:
         loop.call_soon_threadsafe(controller.want_resync, namespace)
 
-    namespaces = settings.namespaces or ("",)
-    watches = [
-        Watch(notice, namespace=namespace, selector=settings.selector, on_gap=partial(on_gap, namespace))
-        for namespace in namespaces
-    ]
+    def watch(kinds: Kinds) -> list[Watch]:
+        return [
+            Watch(notice, kinds=kinds, namespace=name, selector=settings.selector, on_gap=partial(on_gap, name))
+            for name in settings.namespaces or ("",)
+        ]
+
+    watches, queue_watches = watch(KINDS), watch(QUEUE_KINDS)
+
+    async def watch_workloads() -> None:
+        await controller.has_workloads.wait()
+        for one in queue_watches:
+            one.start()
+        await stop.wait()
+
     stopping = asyncio.create_task(stop.wait())
     tasks: list[asyncio.Task[Any]] = [stopping]
     try:
@@ -110,9 +119,10 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
                 return _OK
             tasks.append(asyncio.create_task(leader.keep()))
             tasks.remove(acquiring)
-        for watch in watches:
-            watch.start()
+        for one in watches:
+            one.start()
         tasks.append(asyncio.create_task(controller.run()))
+        tasks.append(asyncio.create_task(watch_workloads()))
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         for task in done:
             task.result()
@@ -123,9 +133,9 @@ async def _work(controller: Controller, leader: Leader | None, settings: Setting
         await asyncio.gather(*tasks, return_exceptions=True)
         if leader is not None:
             await leader.release()
-        for watch in watches:
-            watch.ask_to_stop()
-        await asyncio.gather(*(asyncio.to_thread(watch.stop) for watch in watches))
+        for one in (*watches, *queue_watches):
+            one.ask_to_stop()
+        await asyncio.gather(*(asyncio.to_thread(one.stop) for one in (*watches, *queue_watches)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ watch event cannot cause a second creation. Versions of an object never go back.
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,14 @@ from cormorant_operator.job import Job, Unreadable, read_job
 from cormorant_operator.observed import Pod, PodIndex
 from cormorant_operator.pod_facts import controller_uid, pod_identity, read_pod
 from cormorant_operator.render.children import digest_of
+from cormorant_operator.workload import Workload, read_workload
 
 _MAX_TOMBSTONES = 20_000
+_READERS: Mapping[str, Callable[[Mapping[str, Any]], Pod | Workload | str | None]] = {
+    "Pod": read_pod,
+    "Workload": read_workload,
+}
+"""Of the others, a digest is kept."""
 Kind = str
 
 
@@ -23,7 +29,7 @@ Kind = str
 class _Member:
     owner: str
     version: int
-    fact: Pod | str
+    fact: Pod | Workload | str
     name: str
     kind: Kind
 
@@ -37,6 +43,8 @@ class _JobRecord:
     """By the member's uid."""
     pod_index: PodIndex = field(default_factory=PodIndex)
     """The pods among the members."""
+    workload: Workload | None = None
+    """The Workload among them."""
     attempts: dict[tuple[str, int], int] = field(default_factory=dict)
     """Highest attempt ever seen of each slot, by (group, index), including deleted pods."""
     epoch: int = 0
@@ -140,11 +148,18 @@ class Cache:
             record.attempts[place] = max(record.attempts.get(place, -1), number)
 
     def children(self, uid: str) -> dict[tuple[str, str], str]:
-        """Digests of a job's children other than pods, by (kind, name)."""
+        """Digests of a job's children other than pods, by (kind, name); of a Workload, of what it asks for."""
         record = self._records.get(uid)
         if record is None:
             return {}
-        return {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
+        known = {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
+        return (
+            known if record.workload is None else known | {("Workload", record.workload.name): record.workload.request}
+        )
+
+    def workload(self, uid: str) -> Workload | None:
+        record = self._records.get(uid)
+        return record.workload if record is not None else None
 
     def forget(self, uid: str) -> None:
         self._remove(uid, is_job=False, version=math.inf)
@@ -161,7 +176,7 @@ class Cache:
         if before is not None and version <= before.version:
             return ""
         owner = controller_uid(raw)
-        fact = read_pod(raw) if raw["kind"] == "Pod" else digest_of(raw)
+        fact = _READERS.get(raw["kind"], digest_of)(raw)
         if not owner or fact is None:
             # Another client removed our labels or our owner reference.
             return self._remove(uid, is_job=False, version=version)
@@ -170,6 +185,8 @@ class Cache:
         record.members[uid] = _Member(owner, version, fact, raw["metadata"]["name"], raw["kind"])
         if isinstance(fact, Pod):
             record.pod_index.put(fact)
+        if isinstance(fact, Workload):
+            record.workload = fact
         self._owners[uid] = owner
         return owner
 
@@ -190,6 +207,8 @@ class Cache:
         else:
             record.members.pop(uid, None)
             record.pod_index.drop(uid)
+            if record.workload is not None and record.workload.uid == uid:
+                record.workload = None
         if record.job is None and not record.members:
             del self._records[owner]
         return owner

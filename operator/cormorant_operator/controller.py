@@ -16,11 +16,27 @@ import structlog
 from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.events import event
-from cormorant_operator.decide.plan import CheckNode, CheckTemplate, DrainHead, JobEvent, Plan, SetDesired
+from cormorant_operator.decide.plan import (
+    CheckNode,
+    CheckTemplate,
+    DrainHead,
+    JobEvent,
+    Plan,
+    ReadQueueObject,
+    SetDesired,
+)
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.decide.status import refused_status
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.errors import ApiError, CertificateRefused, HeadSilent, OperatorError, Refused, TokenRefused
+from cormorant_operator.errors import (
+    ApiError,
+    CertificateRefused,
+    HeadSilent,
+    NotFound,
+    OperatorError,
+    Refused,
+    TokenRefused,
+)
 from cormorant_operator.executor import Executor, HeadCommands
 from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.job_state import Census, JobState
@@ -85,6 +101,8 @@ class Controller:
         self.lost: dict[str, str] = {}
         """Namespaces that the operator may not list, and why. It does not touch their jobs."""
         self.metrics = Metrics()
+        self.has_workloads = asyncio.Event()
+        """A job has a Workload, so they are worth a watch."""
         self.is_filled = False
         """The first full resync is done; nothing is decided before."""
 
@@ -154,6 +172,8 @@ class Controller:
     async def _list_all_of(self, namespace: str, *, is_quick: bool) -> None:
         for kind in _LISTED:
             await self._list(kind, namespace, is_quick=is_quick)
+        if any(_has_queue(self.cache.job(uid)) for uid in self.cache.jobs(namespace)):
+            await self._list_workloads(namespace, is_quick=is_quick)
         # Policies and budgets are not watched: changes are corrected at the next resync.
         if self._defaults.has_network_policies:
             await self._list("NetworkPolicy", namespace, is_quick=False)
@@ -169,6 +189,13 @@ class Controller:
             if (state := self._states.get(uid)) is not None:
                 state.has_tokens = False
             self.jobs_due.add(uid)
+
+    async def _list_workloads(self, namespace: str, *, is_quick: bool) -> None:
+        try:
+            await self._list("Workload", namespace, is_quick=is_quick)
+        except (NotFound, Refused) as error:
+            # Their absence is no answer of Kueue's. A condition of each job says what is missing.
+            log.warning("workloads_not_listed", namespace=namespace, reason=error.message)
 
     async def _list(self, kind: ListedKind, namespace: str, *, is_quick: bool) -> None:
         selector = self._selector if kind == "CollectorJob" else names.WATCHED
@@ -256,6 +283,8 @@ class Controller:
         state = self._states.setdefault(uid, JobState())
         now = self._clock()
         plan = reconcile(job, self.observe(uid), now, defaults=self._defaults.for_jobs(len(self._asked)))
+        if not self.has_workloads.is_set() and self.cache.workload(uid) is not None:
+            self.has_workloads.set()
         state.counters = None
         failed = await self._carry_out(job, plan, state, decided_at=now)
         if plan.status is not None and plan.is_counters_only:
@@ -327,6 +356,9 @@ class Controller:
             is_cut_off=state.is_silent and self.census.is_cut_off,
             refusals=dict(state.refusals),
             verdicts=dict(state.verdicts),
+            workload=self.cache.workload(uid),
+            flavors=state.flavors,
+            priorities=state.priorities,
             nodes=dict(state.nodes),
         )
 
@@ -334,7 +366,9 @@ class Controller:
         words = tuple(action for action in plan.actions if isinstance(action, (SetDesired, DrainHead)))
         if len(plan.actions) > len(words):
             # The actions may make others necessary.
-            is_answered = any(isinstance(action, (CheckTemplate, CheckNode)) for action in plan.actions)
+            is_answered = any(
+                isinstance(action, (CheckTemplate, CheckNode, ReadQueueObject)) for action in plan.actions
+            )
             self.jobs_due.add(job.uid, after_s=0.0 if is_answered else 0.1)
         if plan.due is not None:
             self.jobs_due.add(job.uid, after_s=(plan.due - self._clock()).total_seconds())
@@ -404,6 +438,10 @@ class Controller:
                 reason=f"{self.census.counts['silent']} of {self.census.counts.total()} heads do not answer this "
                 "operator; check its own network first (egress policy, mTLS, CNI); it leaves their jobs alone",
             )
+
+
+def _has_queue(job: Job | Unreadable | None) -> bool:
+    return job is not None and job.identity.queue is not None
 
 
 def _live_head(pod_index: PodIndex) -> Pod | None:

@@ -11,6 +11,7 @@ import structlog
 
 from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus
+from cormorant_operator import names
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.plan import (
     Action,
@@ -24,6 +25,8 @@ from cormorant_operator.decide.plan import (
     DeletePod,
     DrainHead,
     MarkPod,
+    PatchWorkload,
+    ReadQueueObject,
     SetDesired,
     owner_of,
 )
@@ -35,10 +38,16 @@ from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
 from cormorant_operator.pod_facts import controller_uid, read_node, write_time
 from cormorant_operator.render.children import secret
 from cormorant_operator.render.tokens import derive
+from cormorant_operator.workload import read_flavor
 
 log = structlog.get_logger()
 _MAX_NODES = 64
 Raw = dict[str, Any]
+_ABSENT_KINDS = {
+    "Certificate": "install cert-manager, or give head.tls.secretName",
+    "Workload": f"install Kueue 0.15 or newer, or remove the label {names.QUEUE} from the job",
+}
+"""Kinds of other projects, and what to do where the API server does not know them."""
 _LEAVING_LOOKS = 10
 """Attempts, one second apart, before a Secret of unknown owner counts as another owner's."""
 
@@ -54,7 +63,9 @@ class Api(Protocol):
 
     async def apply_status(self, manifest: Mapping[str, Any]) -> Raw: ...
 
-    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw: ...
+    async def patch(
+        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
+    ) -> Raw: ...
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw: ...
 
@@ -124,6 +135,10 @@ class Executor:
                 await self._mark(job, action)
             case DeleteChild():
                 await self._delete_child(job, action)
+            case ReadQueueObject():
+                await self._read_queue_object(action, state)
+            case PatchWorkload():
+                await self._patch_workload(job, action)
             case DeleteJob():
                 await self._delete_job(job)
 
@@ -245,10 +260,38 @@ class Executor:
         try:
             self._cache.see(await self._api.apply(manifest))
         except NotFound as error:
-            if kind != "Certificate" or "NamespaceTerminating" in error.causes:
+            if kind not in _ABSENT_KINDS or "NamespaceTerminating" in error.causes:
                 raise
-            words = "this cluster has no kind Certificate; install cert-manager, or give head.tls.secretName"
+            words = f"this cluster has no kind {kind}; {_ABSENT_KINDS[kind]}"
             raise Refused(403, {"reason": "NotFound", "message": words}, request=f"PATCH {kind} {name}") from error
+
+    async def _read_queue_object(self, action: ReadQueueObject, state: JobState) -> None:
+        try:
+            raw = await self._api.get(action.kind, namespace="", name=action.name)
+        except NotFound as error:
+            words = f"there is no {action.kind} {action.name}; create it, or name another one"
+            raise Refused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
+        if action.kind == "ResourceFlavor":
+            state.flavors[action.name] = read_flavor(raw, admission=action.admission)
+        else:
+            state.priorities[action.name] = raw["value"]
+
+    async def _patch_workload(self, job: Job, action: PatchWorkload) -> None:
+        found = action.workload
+        body = {"metadata": {"uid": found.uid, "resourceVersion": found.version}, "status": action.status}
+        namespace = job.identity.namespace
+        try:
+            raw = await self._api.patch(
+                "Workload", namespace=namespace, name=found.name, body=body, subresource="status"
+            )
+        except NotFound:
+            self._cache.forget(found.uid)
+        except Conflict as error:
+            # Kueue wrote it meanwhile: the watch brings the newer version, and the next plan is made from that.
+            log.debug("workload_not_written", workload=found.name, namespace=namespace, reason=error.message)
+        else:
+            self._cache.see(raw)
+            log.info("workload_written", workload=found.name, namespace=namespace, parts=sorted(action.status))
 
     async def _require_free_name(self, job: Job, kind: str, name: str) -> None:
         """Raise NameTaken unless the name is free or the job's own. Objects of an earlier job are never adopted."""
@@ -367,6 +410,10 @@ def _prefix(action: Action) -> str:
             return f"cannot annotate pod {action.pod.name}: "
         case DeleteChild():
             return f"cannot delete {action.kind} {action.name}: "
+        case PatchWorkload():
+            return f"cannot write to Workload {action.workload.name}: "
+        case ReadQueueObject():
+            return f"cannot read {action.kind} {action.name}: "
         case DeleteJob():
             return "cannot delete the job: "
         case _:

@@ -12,10 +12,20 @@ from cormorant_contract.parsing import parse_job
 from cormorant_contract.schema import structural_schema
 from cormorant_contract.spec import CollectorJobSpec
 from cormorant_contract.status import CollectorJobStatus, Condition, ConditionType
+from cormorant_operator import names
 from cormorant_operator.templates import Templates
 
 _DERIVED = ("phase", "conditions", "recentFailures", "groups", "elastic", "workers")
 """Parts of a status that the next reconcile recomputes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Queue:
+    """Where Kueue queues a job, by its labels."""
+
+    name: str
+    priority_class: str = ""
+    """Empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +37,8 @@ class Identity:
     """Grows with every change of the spec."""
     resource_version: str = ""
     is_deleting: bool = False
+    queue: Queue | None = None
+    """None: Kueue does not manage the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,6 +60,10 @@ class Job:
     @property
     def uid(self) -> str:
         return self.identity.uid
+
+    @property
+    def queue(self) -> Queue | None:
+        return self.identity.queue
 
     @property
     def is_over(self) -> bool:
@@ -90,6 +106,7 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
         generation=metadata.get("generation", 1),
         resource_version=metadata.get("resourceVersion", ""),
         is_deleting=metadata.get("deletionTimestamp") is not None,
+        queue=_queue_of(metadata.get("labels") or {}),
     )
     try:
         status = _read_status(document.get("status") or {})
@@ -110,6 +127,11 @@ def read_job(document: Mapping[str, Any], *, before: Job | Unreadable | None = N
     except ManifestError as error:
         return Unreadable(identity=identity, status=status, message=str(error))
     return Job(identity=identity, templates=Templates(spec), status=status, unknown=tuple(unknown))
+
+
+def _queue_of(labels: Mapping[str, str]) -> Queue | None:
+    name = labels.get(names.QUEUE, "")
+    return Queue(name=name, priority_class=labels.get(names.PRIORITY_CLASS, "")) if name else None
 
 
 def _read_status(document: Mapping[str, Any]) -> CollectorJobStatus:

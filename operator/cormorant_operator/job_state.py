@@ -12,6 +12,7 @@ from cormorant_operator.decide.autoscale import DOWN_AFTER_S, UP_AFTER_S
 from cormorant_operator.decide.plan import POD_OWNER, DrainHead, SetDesired
 from cormorant_operator.job import Identity
 from cormorant_operator.observed import HeadAnswer, NodeFact, Refusal, RefusalKind, Verdict, Waits, WaitShares
+from cormorant_operator.workload import Flavor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,8 @@ class JobState:
     refusals: dict[str, Refusal] = field(default_factory=dict)
     nodes: dict[str, NodeFact] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
+    flavors: dict[str, Flavor] = field(default_factory=dict)
+    priorities: dict[str, int] = field(default_factory=dict)
 
     @property
     def wait_shares(self) -> tuple[WaitShares, ...]:

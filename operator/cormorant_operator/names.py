@@ -18,6 +18,8 @@ from cormorant_contract.children import (
     JOB,
     JOB_UID,
     PREFIX,
+    PRIORITY_CLASS,
+    QUEUE,
     RESTARTS,
     ROLE,
     WORKER,
@@ -36,6 +38,8 @@ __all__ = [
     "JOB",
     "JOB_UID",
     "PREFIX",
+    "PRIORITY_CLASS",
+    "QUEUE",
     "RESTARTS",
     "ROLE",
     "WORKER",
@@ -74,6 +78,11 @@ DRAINING = f"{PREFIX}/draining-since"
 STALLED = f"{PREFIX}/stalled-since"
 """Annotation: the head stalled; its end counts as a failure."""
 
+REQUEST = f"{PREFIX}/request"
+"""Annotation of a Workload: digest of the quota that it asks for."""
+QUEUED_JOB_UID = "kueue.x-k8s.io/job-uid"
+"""Label of a Workload."""
+
 WATCHED = f"{MANAGED_BY}={MANAGER}"
 """Label selector of everything the operator creates."""
 
@@ -103,6 +112,11 @@ def network_policy(job: str) -> str:
 def budget(job: str, *, role: str) -> str:
     """PodDisruptionBudget of the head, or of all workers."""
     return f"{job}-{role}"
+
+
+def workload(job: str, uid: str) -> str:
+    """Name of a job's Workload, in the form that Kueue gives to those of its own integrations."""
+    return f"collectorjob-{job}-{_short(uid, 5)}"
 
 
 def config_map(job: str, digest: str) -> str:

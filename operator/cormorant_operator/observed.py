@@ -7,6 +7,8 @@ from datetime import datetime
 from enum import Enum
 from typing import Literal, NamedTuple
 
+from cormorant_operator.workload import Flavor, Workload
+
 PodPhase = Literal["Pending", "Running", "Succeeded", "Failed", "Unknown"]
 Role = Literal["head", "worker", "canary"]
 
@@ -362,3 +364,9 @@ class Observed:
     """Checked nodes, by name."""
     verdicts: Mapping[str, Verdict] = field(default_factory=dict)
     """Dry runs, by template digest."""
+    workload: Workload | None = None
+    """The job's Workload; None: there is none, or it was not read."""
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    """ResourceFlavors that were read, by name."""
+    priorities: Mapping[str, int] = field(default_factory=dict)
+    """Values of the WorkloadPriorityClasses that were read, by name."""

@@ -21,6 +21,23 @@ _LIVE_FIELDS = ("suspend", "paused", "replicas", "elasticGroup", "runPolicy", "i
 _LIVE_GROUP_FIELDS = ("replicas", "minReplicas", "maxReplicas", "resources", "template")
 
 
+_PLACED = ("nodeSelector", "affinity", "tolerations", "priorityClassName", "runtimeClassName", "overhead")
+
+
+def _placed(template: Mapping[str, Any]) -> Any:
+    """The parts of a pod template that decide how much it needs, and where. It may be invalid."""
+    spec = template.get("spec")
+    if not isinstance(spec, Mapping):
+        return None
+    containers = [
+        (item.get("name"), item.get("resources"))
+        for key in ("containers", "initContainers")
+        for item in spec.get(key) or ()
+        if isinstance(item, Mapping)
+    ]
+    return [spec.get(key) for key in ("resources", *_PLACED)], containers
+
+
 @dataclass(frozen=True)
 class Templates:
     """A spec and its digests, each computed once."""
@@ -51,6 +68,14 @@ class Templates:
     def head(self) -> str:
         spec = self.spec
         return names.digest(REVISION, names.HEAD, spec.image, self._code, spec.head.to_document(), self.config)
+
+    @cached_property
+    def quota(self) -> str:
+        """Digest of what Kueue counts and places by, except numbers of pods."""
+        spec = self.spec
+        head = (spec.head.resources, _placed(spec.head.template))
+        groups = [(group.name, group.device, group.resources, _placed(group.template)) for group in spec.worker_groups]
+        return names.digest(head, groups)
 
     def worker(self, group: WorkerGroup) -> str:
         return self._workers[group.name]

@@ -119,6 +119,9 @@ class Jobs(Contract):
     network_policy: JobNetworkPolicy = JobNetworkPolicy()
     """One NetworkPolicy per job: its pods reach each other; others reach ports 8000 and 8001 only."""
 
+    kueue: Flag = False
+    """Gives the operator rights to Kueue's Workloads, for jobs with the label `kueue.x-k8s.io/queue-name`."""
+
     tls: JobTls = JobTls()
     """What the operator needs for jobs with `spec.head.tls`."""
 

@@ -32,6 +32,14 @@
   resources: [certificates]
   verbs: [get, create, patch]
 {{- end }}
+{{- if .Values.jobs.kueue }}
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads]
+  verbs: [get, list, watch, create, patch, delete]
+- apiGroups: [kueue.x-k8s.io]
+  resources: [workloads/status]
+  verbs: [patch]
+{{- end }}
 # It reads and deletes none: tokens are derived from its key.
 - apiGroups: [""]
   resources: [secrets]

@@ -4,7 +4,7 @@
                  False: InvalidPodTemplate NameConflict Forbidden InvalidSpec
     Scheduled    True: AllPodsScheduled
                  False: Unschedulable QuotaExceeded NamespaceTerminating ImagePull ContainerConfig PodsPending NotWanted
-                 ApiServerError VolumeOnLostNode NameNotFreeYet
+                 ApiServerError VolumeOnLostNode NameNotFreeYet WaitingForQuota
     Ready        True: EnoughWorkers
                  False: HeadNotReady HeadFailed HeadBlocked TooFewWorkers WorkerFailed NotWanted
     Updating     True: TryingImage ReplacingHead RollingUpdate    False: UpToDate
@@ -13,7 +13,7 @@
                  False: NoFrames NotReady Paused Draining NotWanted
     Stalled      True: NoProgress    False: NotStalled
     Paused       True: Spec API NoWorkers    False: NotPaused
-    Suspended    True: Suspended    False: Suspending NotSuspended
+    Suspended    True: Suspended    False: Suspending Evicted NotSuspended
     Completed    True: AllFramesDelivered DrainTimedOut
     Failed       True: HeadRefused HeadRestartsExceeded SlotRestartsExceeded StartupDeadlineExceeded Unschedulable
                  Stalled
@@ -79,7 +79,7 @@ def facts(view: View, decision: Decision) -> tuple[Fact, ...]:
         _progressing(view, decision) if is_wanted else Fact(type="Progressing", status="False", reason="NotWanted"),
         _stalled(view, decision),
         _paused(view),
-        _suspended(decision),
+        _suspended(view, decision),
         *_ended(decision),
     ]
     return tuple(found)
@@ -153,7 +153,13 @@ def _scheduled(view: View) -> Fact:
         is_head = "is" if head is not None and head.is_scheduled else "is not"
         message = f"{placed} of {wanted} workers are scheduled; the head {is_head} scheduled"
         return Fact(type="Scheduled", status="False", reason="PodsPending", message=message)
-    return Fact(type="Scheduled", status="True", reason="AllPodsScheduled")
+    less = [
+        f"{view.sizes[group.name]} of {view.wanted_size_of(group)} workers of group {group.name}"
+        for group in view.groups
+        if view.sizes[group.name] < view.wanted_size_of(group)
+    ]
+    words = f"Kueue admitted {', '.join(less)}; suspend and resume the job to ask again" if less else ""
+    return Fact(type="Scheduled", status="True", reason="AllPodsScheduled", message=words)
 
 
 def _ready(view: View) -> Fact:
@@ -261,11 +267,13 @@ def _paused(view: View) -> Fact:
     return Fact(type="Paused", status="False", reason="NotPaused")
 
 
-def _suspended(decision: Decision) -> Fact:
+def _suspended(view: View, decision: Decision) -> Fact:
     if decision.suspension == "suspended":
         return Fact(type="Suspended", status="True", reason="Suspended")
     if decision.suspension == "no":
         return Fact(type="Suspended", status="False", reason="NotSuspended")
+    if view.eviction and not view.job.spec.suspend:
+        return Fact(type="Suspended", status="False", reason="Evicted", message=f"Kueue: {view.eviction}")
     return Fact(type="Suspended", status="False", reason="Suspending")
 
 

@@ -20,6 +20,7 @@ _NEWS = {
     ("Updating", "True"),
     ("Progressing", "Unknown"),
 }
+_QUEUED = ("WaitingForQuota", "Evicted")
 _BLOCKED = (
     "Unschedulable",
     "QuotaExceeded",
@@ -62,7 +63,7 @@ def _notes(before: CollectorJobStatus, after: CollectorJobStatus) -> Iterator[Jo
 def _is_news(before: Condition | None, after: Condition) -> bool:
     if before is not None and (before.status, before.reason) == (after.status, after.reason):
         return False
-    return (after.type, after.status) in _NEWS or after.reason in _BLOCKED
+    return (after.type, after.status) in _NEWS or after.reason in (*_BLOCKED, *_QUEUED)
 
 
 _MAX_MESSAGE = 1024

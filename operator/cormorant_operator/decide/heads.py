@@ -50,7 +50,7 @@ def plan_head(view: View) -> HeadPlan:
             replace = DeletePod(pod=live, why="its template changed")
             return HeadPlan(actions=(*tidy, replace), epoch=live.epoch, is_coming=True, is_replacing=True)
         return HeadPlan(actions=tidy, epoch=live.epoch, is_coming=True, due=tidy_at)
-    if not view.is_proven(view.templates.head):
+    if not view.is_proven(view.templates.head) or not view.may_create:
         return HeadPlan(actions=tidy, epoch=view.epoch)
     if (until := view.refused_until(names.HEAD)) is not None:
         return HeadPlan(actions=tidy, epoch=view.epoch, due=until)
@@ -72,6 +72,7 @@ def render_head(view: View, *, epoch: int) -> Manifest:
         base_image=image,
         cuda_image=view.next_cuda_image,
         failures=view.head_failures,
+        placement=view.placement(names.HEAD),
     )
     config = config_map(view.job, digest=view.templates.config)["metadata"]["name"]
     # Unacknowledged frames are lost with their head; the next one collects them again.
@@ -94,6 +95,7 @@ def _may_replace(view: View) -> bool:
     # Unknown fields may be part of what the running pods were created from.
     return (
         not view.job.unknown
+        and view.may_create
         and view.is_proven(view.templates.head)
         and all(view.is_proven(view.templates.worker(group)) for group in view.groups)
     )

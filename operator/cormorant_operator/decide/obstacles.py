@@ -9,6 +9,7 @@ from cormorant_operator.decide.plan import POD_OWNER
 from cormorant_operator.decide.view import View
 from cormorant_operator.observed import Obstacle, Pod, RefusalKind
 
+_QUEUE_KINDS = ("Workload", "ResourceFlavor", "WorkloadPriorityClass")
 _SCHEDULING = (RefusalKind.QUOTA, RefusalKind.NAMESPACE, RefusalKind.SERVER, RefusalKind.LEAVING)
 
 
@@ -37,6 +38,8 @@ def acceptance_trouble(view: View) -> Cause | None:
 
 def scheduling_trouble(view: View) -> Cause | None:
     """Why a pod is not scheduled, or its image is not pulled."""
+    if (queued := _queue_trouble(view)) is not None:
+        return queued
     for owner, refusal in sorted(view.observed.refusals.items()):
         if refusal.kind in _SCHEDULING and _is_missing(view, owner):
             return Cause(reason=refusal.kind.value, message=refusal.message)
@@ -63,6 +66,27 @@ def is_waiting_for_room(view: View) -> bool:
     return any(refusal is not None and refusal.kind in _SCHEDULING for refusal in refusals) or any(
         not pod.is_scheduled for pod in workers
     )
+
+
+def _queue_trouble(view: View) -> Cause | None:
+    """Why a job with a queue does not have all its pods: Kueue did not admit it."""
+    queue, found = view.job.queue, view.workload
+    is_whole = view.live_head is not None and not any(_is_missing(view, group.name) for group in view.groups)
+    if queue is None or view.may_create or is_whole:
+        return None
+    if found is None:
+        words = "its Workload does not exist yet"
+    elif view.is_reshaped:
+        words = (
+            f"Workload {found.name} holds quota for the resources that the manifest had before; suspend and resume the "
+            "job to ask for the new ones"
+        )
+    elif view.unread_flavors:
+        words = f"the operator reads ResourceFlavor {', '.join(view.unread_flavors)}"
+    else:
+        words = found.words_of("QuotaReserved") or "Kueue has not answered yet; check that Kueue runs"
+        words = f"Workload {found.name}: {words}"
+    return Cause(reason="WaitingForQuota", message=f"queue {queue.name}: {words}")
 
 
 def _volume_trouble(view: View) -> Cause | None:
@@ -143,6 +167,8 @@ def _is_missing(view: View, owner: str) -> bool:
         return any(view.verdict(template) is None and not view.is_proven(template) for template in view.all_templates)
     if owner.startswith(POD_OWNER):
         return any(pod.name == owner.removeprefix(POD_OWNER) for pod in view.observed.pods)
+    if owner in _QUEUE_KINDS:
+        return view.job.queue is not None
     if owner not in view.sizes:
         return True
     return any(slot.live is None for slot in view.slots[owner] if slot.index < view.sizes[owner])

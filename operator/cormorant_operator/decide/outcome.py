@@ -45,7 +45,7 @@ def _outcomes(view: View) -> Iterator[Outcome]:
     yield from _head_failures(view)
     yield from _slot_failures(view)
     # A suspended or suspending job has no deadlines.
-    if not view.job.spec.suspend:
+    if not view.is_stopping:
         yield from _missed_deadlines(view)
 
 

@@ -25,6 +25,8 @@ def phase_of(view: View, decision: Decision) -> Phase:
 
 
 def _beginning(view: View) -> Phase:
+    if not view.may_create and not view.has_pods:
+        return "Pending"
     if view.epoch > 1:
         return "Restarting"
     is_placed = any(pod.is_live and pod.is_scheduled for pod in view.observed.pods)

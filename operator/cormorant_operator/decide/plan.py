@@ -8,6 +8,9 @@ from typing import Literal, TypeAlias
 from cormorant_contract.status import CollectorJobStatus
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
+from cormorant_operator.workload import Workload
+
+QueueKind: TypeAlias = Literal["ResourceFlavor", "WorkloadPriorityClass"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,9 +64,9 @@ class MarkPod:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteChild:
-    """Delete an unused ConfigMap or an unwanted PodDisruptionBudget."""
+    """Delete an unused ConfigMap, an unwanted PodDisruptionBudget, or the Workload of a job that needs no quota."""
 
-    kind: Literal["ConfigMap", "PodDisruptionBudget"]
+    kind: Literal["ConfigMap", "PodDisruptionBudget", "Workload"]
     name: str
 
 
@@ -88,6 +91,24 @@ class CheckNode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadQueueObject:
+    """Read an object of Kueue's that no watch shows."""
+
+    kind: QueueKind
+    name: str
+    admission: str = ""
+    """Of a flavor: the admission that it is read for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PatchWorkload:
+    """Write parts of a Workload's status, unless it changed since."""
+
+    workload: Workload
+    status: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeleteJob:
     """Delete the job itself, because its ttlSecondsAfterFinished elapsed."""
 
@@ -103,6 +124,8 @@ Action: TypeAlias = (
     | SetDesired
     | DrainHead
     | CheckNode
+    | ReadQueueObject
+    | PatchWorkload
     | DeleteJob
 )
 
@@ -125,6 +148,10 @@ def owner_of(action: Action) -> str:
             return f"{POD_OWNER}{action.pod.name}"
         case DeleteChild():
             return f"{action.kind}/{action.name}"
+        case ReadQueueObject():
+            return action.kind
+        case PatchWorkload():
+            return "Workload"
         case DeleteJob():
             return "CollectorJob"
         case SetDesired() | DrainHead() | CheckNode():

@@ -28,16 +28,16 @@ from cormorant_operator.decide.plan import (
     owner_of,
 )
 from cormorant_operator.decide.progress import moving_until, stall_deadline
+from cormorant_operator.decide.queueing import queue_actions
 from cormorant_operator.decide.status import is_counters_only, make_status, write_at
 from cormorant_operator.decide.suspension import Suspension, plan_suspension
 from cormorant_operator.decide.view import View
-from cormorant_operator.decide.workers import WorkerPlan, plan_workers
+from cormorant_operator.decide.workers import WorkerPlan, plan_workers, render_worker
 from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Observed, Obstacle
 from cormorant_operator.render.children import budgets, certificates, config_map, digest_of, network_policy, services
-from cormorant_operator.render.pods import PodOrigin, worker_pod
 
 _CHANGES = (DeletePod, MarkPod, DeleteChild, DeleteJob)
 
@@ -50,10 +50,11 @@ def reconcile(job: Job, observed: Observed, now: datetime, *, defaults: Operator
 
 def _decide(view: View) -> Plan:
     job = view.job
-    if job.identity.is_deleting:
-        return Plan()  # Kubernetes deletes its pods
+    if job.identity.is_deleting or job.spec.is_of_others:
+        return Plan()  # Kubernetes deletes its pods; another controller manages it
     if job.is_over:
-        return clean_up(view)
+        plan = clean_up(view)
+        return replace(plan, actions=(*plan.actions, *queue_actions(view)))
     outcome = find_outcome(view)
     if outcome is not None:
         return _end(view, outcome)
@@ -89,7 +90,8 @@ def _end(view: View, outcome: Outcome) -> Plan:
 
 def _suspend(view: View, suspension: Suspension) -> Plan:
     dues = [suspension.due] if suspension.due is not None else []
-    return _plan(view, Decision(suspension=suspension.state), suspension.actions, dues=dues, epoch=view.epoch)
+    actions = (*suspension.actions, *queue_actions(view))
+    return _plan(view, Decision(suspension=suspension.state), actions, dues=dues, epoch=view.epoch)
 
 
 def _restart(view: View) -> Plan:
@@ -108,9 +110,19 @@ def _run(view: View) -> Plan:
         claim = (*_children(view, HeadPlan()), *_checks(view))
         return _plan(view, Decision(), claim, dues=view.retries(), epoch=view.epoch)
     head = plan_head(view)
-    workers = plan_workers(view, may_create=head.is_coming, may_update=not _is_of_another_image(view))
-    checks = tuple(_checks(view))
-    actions = (*_children(view, head), *checks, *head.actions, *workers.actions, *_orders_to_head(view, head))
+    workers = plan_workers(
+        view,
+        may_create=head.is_coming and view.may_create,
+        may_update=view.may_create and not _is_of_another_image(view),
+    )
+    actions = (
+        *_children(view, head),
+        *_checks(view),
+        *queue_actions(view),
+        *head.actions,
+        *workers.actions,
+        *_orders_to_head(view, head),
+    )
     dues = [*workers.dues, *outcome_dues(view), *view.retries(), *([head.due] if head.due is not None else [])]
     decision = Decision(
         is_replacing_head=head.is_replacing, is_updating=workers.is_updating, is_trying_image=head.is_trying
@@ -177,12 +189,7 @@ def _checks(view: View) -> Iterator[Action]:
     for group in view.groups:
         template = view.templates.worker(group)
         if not view.is_proven(template) and view.verdict(template) is None:
-            cuda_image = "" if view.job.spec.image else view.cuda_image
-            origin = PodOrigin(
-                template=template, base_image=view.job.spec.image or view.base_image, cuda_image=cuda_image
-            )
-            manifest = worker_pod(view.job, view.defaults, origin, group=group, index=0, attempt=0)
-            yield CheckTemplate(template=template, manifest=manifest)
+            yield CheckTemplate(template=template, manifest=render_worker(view, group))
 
 
 def _orders_to_head(view: View, head: HeadPlan) -> Iterator[Action]:

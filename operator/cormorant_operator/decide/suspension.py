@@ -1,4 +1,4 @@
-"""Suspends a job: drains the head, then deletes all pods.
+"""Suspends a job, by its spec or because Kueue evicted it: drains the head, then deletes all pods.
 
     running -> draining (workers finish, learners take the rest, at most drainSeconds) -> deleting -> Suspended
 
@@ -26,13 +26,13 @@ class Suspension:
 
 def plan_suspension(view: View) -> Suspension:
     head = view.live_head
-    is_wanted = view.job.spec.suspend
+    is_wanted, why = view.is_stopping, _why(view)
     if head is None:
         if not is_wanted:
             return Suspension(state="no")
         going = (*live_workers(view), *(pod for pod in view.canaries if not pod.is_terminating))
-        orders = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in going)
-        remains = tuple(DeletePod(pod=pod, why="the job is suspended") for pod in view.heads if not pod.is_terminating)
+        orders = tuple(DeletePod(pod=pod, why=why) for pod in going)
+        remains = tuple(DeletePod(pod=pod, why=why) for pod in view.heads if not pod.is_terminating)
         nodes, due = view.nodes_to_check(view.observed.pods)
         looks = tuple(CheckNode(name=name) for name in nodes)
         state: State = "deleting" if view.has_pods else "suspended"
@@ -52,8 +52,13 @@ def plan_suspension(view: View) -> Suspension:
     return Suspension(state="draining", actions=() if is_told else (DrainHead(pod=head),), due=until)
 
 
+def _why(view: View) -> str:
+    return "the job is suspended" if view.job.spec.suspend else "Kueue evicted the job"
+
+
 def _delete_all(view: View) -> tuple[Action, ...]:
-    orders = [DeletePod(pod=pod, why="the job is suspended") for pod in view.heads if not pod.is_terminating]
-    if view.job.spec.suspend:
-        orders += [DeletePod(pod=pod, why="the job is suspended") for pod in live_workers(view)]
+    why = _why(view)
+    orders = [DeletePod(pod=pod, why=why) for pod in view.heads if not pod.is_terminating]
+    if view.is_stopping:
+        orders += [DeletePod(pod=pod, why=why) for pod in live_workers(view)]
     return tuple(orders)

@@ -14,6 +14,7 @@ from cormorant_operator.defaults import OperatorDefaults
 from cormorant_operator.job import Job
 from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex, Refusal, RefusalKind, Verdict, WorkerBuild
 from cormorant_operator.templates import Templates
+from cormorant_operator.workload import NO_PLACEMENT, Placement, Workload
 
 VERDICT_LASTS_S = 600.0
 """A template that the API server refused is verified again after this time, even if unchanged."""
@@ -110,6 +111,60 @@ class View:
     def next_cuda_image(self) -> str:
         return "" if self.job.spec.image else self.defaults.cuda_image
 
+    # -- the queue ---------------------------------------------------------------------------------------------
+
+    @property
+    def workload(self) -> Workload | None:
+        return self.observed.workload
+
+    @cached_property
+    def may_create(self) -> bool:
+        """Whether pods may be created: Kueue admitted a job with a queue, for the resources that it has now."""
+        if self.job.queue is None:
+            return True
+        found = self.workload
+        return found is not None and found.is_admitted and not self.unread_flavors and not self.is_reshaped
+
+    @property
+    def is_reshaped(self) -> bool:
+        """Whether the quota is held for other resources than the job's pods would have now."""
+        found = self.workload
+        return found is not None and found.is_reserved and found.request.partition(".")[0] != self.templates.quota
+
+    @property
+    def unread_flavors(self) -> tuple[str, ...]:
+        found = self.workload
+        known = self.observed.flavors
+        return tuple(
+            name
+            for name in sorted(found.flavors if found is not None else ())
+            if name not in known or found is None or known[name].admission != found.admission
+        )
+
+    def placement(self, pod_set: str) -> Placement:
+        """What Kueue adds to pods of the head, or of a group."""
+        found = self.workload.pod_sets.get(pod_set) if self.workload is not None and self.may_create else None
+        if found is None:
+            return NO_PLACEMENT
+        return sum((self.observed.flavors[name].placement for name in found.flavors), NO_PLACEMENT) + found.update
+
+    @cached_property
+    def eviction(self) -> str:
+        """Why Kueue takes the quota of running pods back; empty: it does not."""
+        found, head = self.workload, self.newest_head
+        if self.job.queue is None or found is None or not self.has_pods:
+            return ""
+        if found.holds("Evicted"):
+            return found.words_of("Evicted")
+        # A Workload that is younger than the pods was not admitted yet; it took the place of a deleted one.
+        is_withdrawn = found.is_turned_away and head is not None and found.created <= head.created
+        return found.words_of("Admitted") if is_withdrawn else ""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the user or Kueue wants the pods to go."""
+        return self.job.spec.suspend or bool(self.eviction)
+
     # -- workers -----------------------------------------------------------------------------------------------
 
     @property
@@ -122,11 +177,25 @@ class View:
         return {group.name: self._size_of(group) for group in self.groups}
 
     def _size_of(self, group: WorkerGroup) -> int:
+        wanted = self.wanted_size_of(group)
+        if self.job.queue is None:
+            return wanted
+        found = self.workload
+        if found is not None and found.is_admitted:
+            return min(wanted, found.pod_sets[group.name].held if group.name in found.pod_sets else 0)
+        # Pods that Kueue says nothing about any more: they stay, and do not become more.
+        return min(wanted, self._size_before(group, wanted)) if self.has_pods else wanted
+
+    def _size_before(self, group: WorkerGroup, default: int) -> int:
+        return next((known.desired for known in self.job.status.groups if known.name == group.name), default)
+
+    def wanted_size_of(self, group: WorkerGroup) -> int:
+        """Workers that a group should have, whatever Kueue admits."""
         size = self.job.spec.size_of(group)
         if group.autoscale is None:
             return size
         # The status keeps the size that was found before, also for the next operator.
-        before = next((known.desired for known in self.job.status.groups if known.name == group.name), size)
+        before = self._size_before(group, size)
         wait_shares = self.observed.wait_shares if self.answer is not None else ()
         return autoscaled(group.autoscale, before, wait_shares, group=group.name)
 

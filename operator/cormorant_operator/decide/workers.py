@@ -10,6 +10,7 @@ from cormorant_operator import names
 from cormorant_operator.decide.plan import Action, CreatePod, DeletePod, MarkPod
 from cormorant_operator.decide.slots import Slot
 from cormorant_operator.decide.view import View
+from cormorant_operator.names import Manifest
 from cormorant_operator.observed import Pod
 from cormorant_operator.render.pods import PodOrigin, worker_pod
 
@@ -92,9 +93,21 @@ def _fill(view: View, plan: WorkerPlan, group: WorkerGroup, slot: Slot) -> None:
             cuda_image=view.cuda_image,
             failures=vacancy.failures,
             restarts=vacancy.restarts,
+            placement=view.placement(group.name),
         )
         manifest = worker_pod(view.job, view.defaults, origin, group=group, index=slot.index, attempt=vacancy.attempt)
         plan.actions.append(CreatePod(owner=group.name, manifest=manifest))
+
+
+def render_worker(view: View, group: WorkerGroup) -> Manifest:
+    """A worker of a group as the manifest has it now."""
+    image = view.job.spec.image
+    origin = PodOrigin(
+        template=view.templates.worker(group),
+        base_image=image or view.base_image,
+        cuda_image="" if image else view.cuda_image,
+    )
+    return worker_pod(view.job, view.defaults, origin, group=group, index=0, attempt=0)
 
 
 def _update(view: View, plan: WorkerPlan, group: WorkerGroup, pod: Pod) -> None:

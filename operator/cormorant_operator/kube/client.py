@@ -32,6 +32,9 @@ _PLURALS = {
     "NetworkPolicy": "apis/networking.k8s.io/v1/namespaces/{namespace}/networkpolicies",
     "PodDisruptionBudget": "apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets",
     "Certificate": "apis/cert-manager.io/v1/namespaces/{namespace}/certificates",
+    "Workload": "apis/kueue.x-k8s.io/v1beta2/namespaces/{namespace}/workloads",
+    "ResourceFlavor": "apis/kueue.x-k8s.io/v1beta2/resourceflavors",
+    "WorkloadPriorityClass": "apis/kueue.x-k8s.io/v1beta2/workloadpriorityclasses",
     "Event": "api/v1/namespaces/{namespace}/events",
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",
@@ -43,8 +46,9 @@ _ALL = {
     "NetworkPolicy": "apis/networking.k8s.io/v1/networkpolicies",
     "PodDisruptionBudget": "apis/policy/v1/poddisruptionbudgets",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/collectorjobs",
+    "Workload": "apis/kueue.x-k8s.io/v1beta2/workloads",
 }
-ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob"]
+ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob", "Workload"]
 Raw = dict[str, Any]
 """A JSON object from the API server."""
 
@@ -96,8 +100,11 @@ class KubeClient:
         query = {"fieldManager": names.STATUS_MANAGER, "force": "true"}
         return await self._ask("PATCH", f"{_path_of(manifest)}/status", manifest, query=query, kind="apply-patch+yaml")
 
-    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> Raw:
-        return await self._ask("PATCH", f"{_path(kind, namespace)}/{name}", body, kind="merge-patch+json")
+    async def patch(
+        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
+    ) -> Raw:
+        path = f"{_path(kind, namespace)}/{name}" + (f"/{subresource}" if subresource else "")
+        return await self._ask("PATCH", path, body, kind="merge-patch+json")
 
     async def replace(self, manifest: Mapping[str, Any]) -> Raw:
         """Replace an object; `metadata.resourceVersion` is a precondition."""

@@ -9,7 +9,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import kopf
@@ -21,7 +21,15 @@ from cormorant_operator import names
 from cormorant_operator.kube.auth import find_connection
 
 log = structlog.get_logger()
-_KINDS = {"pods": "Pod", "services": "Service", "configmaps": "ConfigMap"}
+Kinds = Mapping[tuple[str, str, str], str]
+"""Watched kinds, by group, version and plural."""
+KINDS: Kinds = {
+    (GROUP, VERSION, PLURAL): "CollectorJob",
+    ("", "v1", "pods"): "Pod",
+    ("", "v1", "services"): "Service",
+    ("", "v1", "configmaps"): "ConfigMap",
+}
+QUEUE_KINDS: Kinds = {("kueue.x-k8s.io", "v1beta2", "workloads"): "Workload"}
 _STOP_S = 10.0
 _PAUSE_S, _MAX_PAUSE_S = 1.0, 10.0
 _LASTED_S = 30.0
@@ -37,7 +45,7 @@ _END_S = 5.0
 Notice = Callable[..., None]
 
 
-def settings(selector: str = "") -> kopf.OperatorSettings:
+def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
     """Settings with which kopf writes nothing: no events, annotations, finalizers or peers."""
     chosen = kopf.OperatorSettings()
     chosen.posting.enabled = False
@@ -49,14 +57,14 @@ def settings(selector: str = "") -> kopf.OperatorSettings:
     chosen.scanning.disabled = True
     chosen.networking.request_timeout = 60
     # Filter on the server: otherwise every pod of the cluster would be streamed.
-    for plural in _KINDS:
-        chosen.watching.label_selectors["v1", plural] = names.WATCHED
-    if selector:
-        chosen.watching.label_selectors[GROUP, VERSION, PLURAL] = selector
+    for (group, version, plural), kind in kinds.items():
+        wanted = selector if kind == "CollectorJob" else names.WATCHED
+        if wanted:
+            chosen.watching.label_selectors[*((group,) if group else ()), version, plural] = wanted
     return chosen
 
 
-def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegistry:
+def registry(kinds: Kinds, notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegistry:
     """Handlers that forward every event. Both callbacks run in kopf's thread.
 
     Args:
@@ -78,26 +86,34 @@ def registry(notice: Notice, on_listed: Callable[[], None]) -> kopf.OperatorRegi
         kopf.on.event(group, version, plural, id=f"watch-{plural}", registry=handlers)(handle)
 
     kopf.on.login(id="login", registry=handlers)(login)
-    watch(GROUP, VERSION, PLURAL, "CollectorJob")
-    for plural, kind in _KINDS.items():
-        watch("", "v1", plural, kind)
+    for resource, kind in kinds.items():
+        watch(*resource, kind)
     return handlers
 
 
 class Watch:
     """kopf in a thread, from `start` to `stop`."""
 
-    def __init__(self, notice: Notice, *, namespace: str = "", selector: str = "", on_gap: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        notice: Notice,
+        *,
+        kinds: Kinds = KINDS,
+        namespace: str = "",
+        selector: str = "",
+        on_gap: Callable[[], None],
+    ) -> None:
         """Create a watch. Both callbacks run in its thread.
 
         Args:
+            kinds: what is watched.
             namespace: the watched namespace; empty: all. Each has its own watch, because a refused one ends it.
             selector: label selector of jobs; empty: all.
             on_gap: called when events may have been missed: kopf was restarted, or relisted because a stream's version
                 was too old (HTTP 410 within the stream). A relisting without any object is not reported.
         """
         self._notice, self._namespace, self._on_gap = notice, namespace, on_gap
-        self._selector = selector
+        self._kinds, self._selector = kinds, selector
         self._gap: asyncio.TimerHandle | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="kopf", daemon=True)
@@ -134,8 +150,8 @@ class Watch:
         stop = asyncio.Event()
         watching = asyncio.create_task(
             kopf.operator(
-                registry=registry(self._notice, self._listed),
-                settings=settings(self._selector),
+                registry=registry(self._kinds, self._notice, self._listed),
+                settings=settings(self._kinds, self._selector),
                 standalone=True,
                 clusterwide=not self._namespace,
                 namespaces=[self._namespace] if self._namespace else [],

@@ -32,8 +32,8 @@ def services(job: Job, *, epoch: int) -> list[Manifest]:
         "ports": [_port("api", entrypoints.API_PORT), _port("data", entrypoints.DATA_PORT)],
     }
     return [
-        _child(job, "Service", names.head_service(job.name), {"spec": ray}),
-        _child(job, "Service", names.api_service(job.name), {"spec": api}),
+        child(job, "Service", names.head_service(job.name), {"spec": ray}),
+        child(job, "Service", names.api_service(job.name), {"spec": api}),
     ]
 
 
@@ -50,8 +50,8 @@ def network_policy(job: Job, defaults: OperatorDefaults) -> Manifest:
             {"from": others, "ports": [{"port": port, "protocol": "TCP"} for port in ports]},
         ],
     }
-    child = _child(job, "NetworkPolicy", names.network_policy(job.name), {"spec": spec})
-    return {**child, "apiVersion": "networking.k8s.io/v1"}
+    name = names.network_policy(job.name)
+    return child(job, "NetworkPolicy", name, {"spec": spec}, api_version="networking.k8s.io/v1")
 
 
 def budgets(job: Job, *, workers: int) -> list[Manifest]:
@@ -71,8 +71,8 @@ def _budget(job: Job, role: str, least: int) -> Manifest:
         # A broken pod must not block a node drain.
         "unhealthyPodEvictionPolicy": "AlwaysAllow",
     }
-    child = _child(job, "PodDisruptionBudget", names.budget(job.name, role=role), {"spec": spec})
-    return {**child, "apiVersion": "policy/v1"}
+    name = names.budget(job.name, role=role)
+    return child(job, "PodDisruptionBudget", name, {"spec": spec}, api_version="policy/v1")
 
 
 def certificates(job: Job) -> list[Manifest]:
@@ -89,21 +89,21 @@ def certificates(job: Job) -> list[Manifest]:
         "issuerRef": {"name": issuer.name, "kind": issuer.kind, "group": issuer.group},
         "usages": ["digital signature", "key encipherment", "server auth"],
     }
-    return [{**_child(job, "Certificate", name, {"spec": spec}), "apiVersion": "cert-manager.io/v1"}]
+    return [child(job, "Certificate", name, {"spec": spec}, api_version="cert-manager.io/v1")]
 
 
 def config_map(job: Job, *, digest: str) -> Manifest:
     metadata = json.dumps({"name": job.name, "namespace": job.identity.namespace})
     spec = job.templates.text
     text = f'{{\n"apiVersion": "{API_VERSION}",\n"kind": "{KIND}",\n"metadata": {metadata},\n"spec": {spec}\n}}'
-    return _child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
+    return child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
 
 
 def secret(job: Job, tokens: Tokens) -> Manifest:
     """The Secret with the job's tokens: one key per role, and the file that the head reads."""
     by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
     data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}
-    return _child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
+    return child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:
@@ -129,9 +129,9 @@ def _port(name: str, number: int) -> dict[str, Any]:
     return {"name": name, "port": number, "targetPort": number, "protocol": "TCP"}
 
 
-def _child(job: Job, kind: str, name: str, body: Mapping[str, Any]) -> Manifest:
+def child(job: Job, kind: str, name: str, body: Mapping[str, Any], *, api_version: str = "v1") -> Manifest:
     return {
-        "apiVersion": "v1",
+        "apiVersion": api_version,
         "kind": kind,
         "metadata": {
             "name": name,

@@ -13,6 +13,7 @@ from cormorant_operator.names import Manifest
 from cormorant_operator.render import entrypoints
 from cormorant_operator.render.quantity import parse_bytes
 from cormorant_operator.render.template_merge import merge
+from cormorant_operator.workload import NO_PLACEMENT, Placement
 
 GPU = "nvidia.com/gpu"
 _REQUESTS: Mapping[str, Mapping[str, str]] = {
@@ -33,7 +34,7 @@ _KUBERNETES_GRACE_S = 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PodOrigin:
-    """Template, image and failure counts that a new pod is created with."""
+    """Template, image, failure counts and Kueue's placement that a new pod is created with."""
 
     template: str
     base_image: str
@@ -41,6 +42,7 @@ class PodOrigin:
     """Image of workers with a device; empty: `base_image`."""
     failures: int = 0
     restarts: int = 0
+    placement: Placement = NO_PLACEMENT
 
 
 def owner_reference(job: Job) -> dict[str, Any]:
@@ -226,7 +228,24 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
             "volumes": [*parts.volumes, *volumes],
         },
     }
-    return _sealed(merge(base, parts.overlay), job, parts, origin)
+    return _sealed(_placed(merge(base, parts.overlay), origin.placement), job, parts, origin)
+
+
+def _placed(template: dict[str, Any], placement: Placement) -> dict[str, Any]:
+    """Add what Kueue assigned to a pod set. Kueue chose it by what the template asks for."""
+    if placement == NO_PLACEMENT:
+        return template
+    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    marks = {"labels": placement.labels, "annotations": placement.annotations}
+    return {
+        **template,
+        "metadata": {**metadata, **{key: {**(metadata.get(key) or {}), **new} for key, new in marks.items()}},
+        "spec": {
+            **spec,
+            "nodeSelector": {**(spec.get("nodeSelector") or {}), **placement.node_selector},
+            "tolerations": [*(spec.get("tolerations") or ()), *placement.tolerations],
+        },
+    }
 
 
 def _container(name: str, image: str, defaults: OperatorDefaults, resources: Mapping[str, Any]) -> dict[str, Any]:

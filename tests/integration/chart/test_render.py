@@ -343,6 +343,17 @@ def test_network_policies_come_with_their_rights() -> None:
     assert "networking.k8s.io" not in groups
 
 
+@pytest.mark.parametrize("settings", [(), ("watchNamespaces={team-a}",)], ids=["cluster", "namespaces"])
+def test_kueue_comes_with_its_rights(settings: tuple[str, ...]) -> None:
+    def resources(*more: str) -> set[str]:
+        roles = [item for item in render(*settings, *more) if item["kind"] in ("Role", "ClusterRole")]
+        rules = [rule for role in roles for rule in role["rules"] if "kueue.x-k8s.io" in rule["apiGroups"]]
+        return {resource for rule in rules for resource in rule["resources"]}
+
+    wanted = {"workloads", "workloads/status", "resourceflavors", "workloadpriorityclasses"}
+    assert (resources(), resources("jobs.kueue=true")) == (set(), wanted)
+
+
 def test_head_cas_reach_the_operator_with_certificate_rights() -> None:
     manifests = render("jobs.tls.caBundle=PEM", "jobs.tls.certManager=true", apis=(POD_MONITOR,))
     assert "--head-ca-file=/etc/cormorant/ca/ca.crt" in flags(manifests)

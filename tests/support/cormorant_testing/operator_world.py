@@ -24,12 +24,14 @@ from cormorant_operator.decide.plan import (
     DeletePod,
     DrainHead,
     MarkPod,
+    PatchWorkload,
     Plan,
+    ReadQueueObject,
     SetDesired,
 )
 from cormorant_operator.decide.reconcile import reconcile
 from cormorant_operator.defaults import OperatorDefaults
-from cormorant_operator.job import Identity, Job, find
+from cormorant_operator.job import Identity, Job, Queue, find
 from cormorant_operator.observed import (
     HeadAnswer,
     NodeFact,
@@ -44,6 +46,7 @@ from cormorant_operator.observed import (
 from cormorant_operator.pod_facts import pod_identity, read_pod, settled_frames, termination_reason, write_time
 from cormorant_operator.render.children import digest_of
 from cormorant_operator.templates import Templates
+from cormorant_testing.kueue import Kueue
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 GRACE_S = 60
@@ -66,7 +69,9 @@ def make_spec(**changes: Any) -> dict[str, Any]:
     }
 
 
-def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, **spec: Any) -> Job:
+def make_job(
+    *, generation: int = 1, status: CollectorJobStatus | None = None, queue: Queue | None = None, **spec: Any
+) -> Job:
     """A job as an operator reads it."""
     document = {
         "apiVersion": "cormorant.dev/v1alpha1",
@@ -75,7 +80,7 @@ def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, *
         "spec": make_spec(**spec),
     }
     return Job(
-        identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation),
+        identity=Identity(name="pong", namespace="team-a", uid="0f3c9a52-uid", generation=generation, queue=queue),
         templates=Templates(parse_job(document).spec),
         status=status or CollectorJobStatus(),
     )
@@ -84,10 +89,11 @@ def make_job(*, generation: int = 1, status: CollectorJobStatus | None = None, *
 class World:
     """One job in a cluster."""
 
-    def __init__(self, *, defaults: OperatorDefaults | None = None, **spec: Any) -> None:
+    def __init__(self, *, defaults: OperatorDefaults | None = None, queue: Queue | None = None, **spec: Any) -> None:
         self.defaults = defaults or OperatorDefaults()
-        self.spec = spec
-        self.job = make_job(**spec)
+        self.spec, self.queue = spec, queue
+        self.job = make_job(queue=queue, **spec)
+        self.kueue = Kueue()
         self.now = BEGIN
         self.pods: dict[str, Pod] = {}
         self.children: dict[tuple[str, str], str] = {}
@@ -132,6 +138,9 @@ class World:
             refusals=dict(self.refusals),
             verdicts=dict(self.verdicts),
             nodes=dict(self.nodes),
+            workload=self.kueue.workload,
+            flavors=dict(self.kueue.flavors),
+            priorities=dict(self.kueue.priorities),
         )
 
     def plan(self) -> Plan:
@@ -170,6 +179,7 @@ class World:
         self.has_tokens, self.answer, self.answering_since, self.is_silent = False, None, None, False
         self.refusals, self.verdicts, self.nodes, self.wait_shares = {}, {}, {}, ()
         self.attempts, self.epoch = {}, 0
+        self.kueue.forget_reads()
         for pod in self.pods.values():
             self._notice(pod)
 
@@ -177,7 +187,12 @@ class World:
         """Somebody changes the spec."""
         self.spec = {**self.spec, **spec}
         generation = self.job.identity.generation + 1
-        self.job = make_job(generation=generation, status=self.job.status, **self.spec)
+        self.job = make_job(generation=generation, status=self.job.status, queue=self.queue, **self.spec)
+
+    def enqueue(self, queue: Queue | None) -> None:
+        """Somebody changes the labels."""
+        self.queue = queue
+        self.job = replace(self.job, identity=replace(self.job.identity, queue=queue))
 
     def do(self, action: Action) -> None:
         self.done.append(action)
@@ -188,6 +203,8 @@ class World:
                 self.verdicts[action.template] = Verdict(
                     error=error, at=self.now, generation=self.job.identity.generation
                 )
+            case ApplyChild() if action.manifest["kind"] == "Workload":
+                self.kueue.apply(action, self.now)
             case ApplyChild():
                 key = (action.manifest["kind"], action.manifest["metadata"]["name"])
                 self.children[key] = digest_of(action.manifest)
@@ -203,6 +220,13 @@ class World:
             case MarkPod():
                 if action.pod.name in self.pods:
                     self._change(action.pod.name, **{MARKS[action.annotation]: action.at})
+            case PatchWorkload():
+                self.kueue.patch(action)
+            case ReadQueueObject():
+                if (refusal := self.kueue.read(action, self.now)) is not None:
+                    self.refusals[action.kind] = refusal
+            case DeleteChild() if action.kind == "Workload":
+                self.kueue.raw = None
             case DeleteChild():
                 self.children.pop((action.kind, action.name), None)
             case SetDesired():

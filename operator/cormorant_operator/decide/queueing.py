@@ -1,0 +1,132 @@
+"""Jobs with a queue: what is asked of Kueue, and what Kueue is told.
+
+    no Workload -> pending -> admitted: pods are created -> evicted: drains, gives the quota back -> pending ...
+                                                         -> the job ends: Finished
+
+Only Kueue's own word stops a running job: a Workload that was deleted or cannot be read creates no pods and deletes
+none. A new Workload takes the place of a deleted one.
+"""
+
+from collections.abc import Iterator
+
+from cormorant_operator import names
+from cormorant_operator.decide.heads import render_head
+from cormorant_operator.decide.plan import Action, ApplyChild, DeleteChild, PatchWorkload, QueueKind, ReadQueueObject
+from cormorant_operator.decide.view import View
+from cormorant_operator.decide.workers import render_worker
+from cormorant_operator.job import Queue, find, is_true
+from cormorant_operator.render.workloads import PodSetRequest, condition, merged, released, workload
+from cormorant_operator.workload import Workload
+
+_KIND = "Workload"
+
+
+def queue_actions(view: View) -> Iterator[Action]:
+    """What the job's Workload needs now."""
+    queue, found = view.job.queue, view.workload
+    if view.refused_until(_KIND) is not None:
+        return
+    if queue is None or (view.job.spec.suspend and not view.job.is_over):
+        if found is not None and (queue is None or not view.has_pods):
+            yield DeleteChild(kind="Workload", name=found.name)
+    elif view.job.is_over:
+        if found is not None and not found.holds("Finished") and not _uses_quota(view):
+            yield _finish(view, found)
+    elif found is None or (found.request != _digest(view, queue) and not found.is_reserved):
+        yield from _request(view, queue)
+    elif found.holds("Evicted"):
+        if found.is_reserved and not view.has_pods:
+            yield PatchWorkload(workload=found, status=released(found, at=view.now))
+    elif found.is_admitted:
+        yield from _read_flavors(view, found)
+        yield from _report(view, found)
+
+
+def _counts(view: View) -> dict[str, tuple[int, int | None]]:
+    """Pods of each group: those asked for, and how few the job starts with. Kueue takes one group that may be smaller.
+
+    An autoscaled group asks for its maximum: it grows without waiting for the queue again.
+    """
+    bounds = {}
+    for group in view.groups:
+        scale = group.autoscale
+        bounds[group.name] = (
+            (scale.max_replicas, scale.min_replicas)
+            if scale is not None
+            else (view.job.spec.size_of(group), group.min_replicas)
+        )
+    elastic = view.job.spec.elastic.name
+    order = sorted(bounds, key=lambda name: name != elastic)
+    smaller = next((name for name in order if 1 <= (bounds[name][1] or 0) < bounds[name][0]), "")
+    return {name: (count, least if name == smaller else None) for name, (count, least) in bounds.items()}
+
+
+def _digest(view: View, queue: Queue) -> str:
+    return f"{view.templates.quota}.{names.digest(queue.name, queue.priority_class, _counts(view))}"
+
+
+def _request(view: View, queue: Queue) -> Iterator[Action]:
+    if not all(view.is_proven(template) for template in view.all_templates):
+        return  # an invalid template is reported; Kueue is not asked for it
+    priority = view.observed.priorities.get(queue.priority_class)
+    if queue.priority_class and priority is None:
+        yield from _read(view, "WorkloadPriorityClass", queue.priority_class)
+        return
+    requests = [PodSetRequest(name=names.HEAD, count=1, pod=render_head(view, epoch=view.epoch + 1))]
+    counts = _counts(view)
+    for group in view.groups:
+        count, least = counts[group.name]
+        pod = render_worker(view, group)
+        requests.append(PodSetRequest(name=group.name, count=count, least=least, pod=pod))
+    manifest = workload(view.job, requests=requests, digest=_digest(view, queue), priority=priority)
+    yield ApplyChild(manifest=manifest)
+
+
+def _read_flavors(view: View, found: Workload) -> Iterator[Action]:
+    for name in view.unread_flavors:
+        yield from _read(view, "ResourceFlavor", name, admission=found.admission)
+
+
+def _read(view: View, kind: QueueKind, name: str, *, admission: str = "") -> Iterator[Action]:
+    if view.refused_until(kind) is None:
+        yield ReadQueueObject(kind=kind, name=name, admission=admission)
+
+
+def _report(view: View, found: Workload) -> Iterator[Action]:
+    """PodsReady, and the quota of workers that the user took away."""
+    status: dict[str, object] = {}
+    is_ready, before = view.has_enough, found.condition("PodsReady")
+    if is_ready != found.holds("PodsReady") and (before or is_ready):
+        again = before.get("reason") in ("WaitForRecovery", "Recovered") or found.holds("PodsReady")
+        reason = ("Recovered" if again else "Started") if is_ready else "WaitForRecovery"
+        words = "enough pods are ready to collect" if is_ready else "too few pods are ready to collect"
+        news = condition("PodsReady", is_true=is_ready, reason=reason, message=words)
+        status["conditions"] = merged(found, [news], at=view.now)
+    reclaimed = {group.name: _reclaimed(view, found, group.name) for group in view.groups if group.autoscale is None}
+    given = {name: found.pod_sets[name].reclaimed for name in reclaimed if name in found.pod_sets}
+    if any(count > given.get(name, 0) for name, count in reclaimed.items()):
+        items = [{"name": name, "count": count} for name, count in reclaimed.items() if count]
+        status["reclaimablePods"] = items
+    if status:
+        yield PatchWorkload(workload=found, status=status)
+
+
+def _reclaimed(view: View, found: Workload, group: str) -> int:
+    """Pods that the group does not need any more. It decreases only with another admission."""
+    pod_set, size = found.pod_sets.get(group), view.sizes[group]
+    if pod_set is None:
+        return 0
+    is_shrinking = any(pod.index >= size and not pod.is_terminal for pod in view.examined_workers[group])
+    return pod_set.reclaimed if is_shrinking or size >= pod_set.held else pod_set.asked - size
+
+
+def _uses_quota(view: View) -> bool:
+    return any(not pod.is_terminal and not view.is_lost(pod) for pod in view.observed.pods)
+
+
+def _finish(view: View, found: Workload) -> Action:
+    is_completed = is_true(view.job.status, "Completed")
+    ended = find(view.job.status, "Completed" if is_completed else "Failed")
+    reason, words = "Succeeded" if is_completed else "Failed", ended.message if ended is not None else ""
+    news = condition("Finished", is_true=True, reason=reason, message=words)
+    return PatchWorkload(workload=found, status={"conditions": merged(found, [news], at=view.now)})

@@ -1,0 +1,96 @@
+"""A job's Workload as JSON, and what the operator writes to its status."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cormorant_operator import names
+from cormorant_operator.job import Job
+from cormorant_operator.names import Manifest
+from cormorant_operator.pod_facts import write_time
+from cormorant_operator.render.children import child
+from cormorant_operator.workload import Workload
+
+_REQUEUED = ("Preempted", "NodeFailures")
+"""Evictions after which Kueue queues a Workload again at once; after others it decides by itself when."""
+_MAX_MESSAGE = 32768
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSetRequest:
+    name: str
+    count: int
+    least: int | None = None
+    """Fewest pods that the job starts with; None: all of them."""
+    pod: Manifest
+    """One of them."""
+
+
+def workload(job: Job, *, requests: Iterable[PodSetRequest], digest: str, priority: int | None) -> Manifest:
+    """The Workload of a job with a queue.
+
+    Args:
+        requests: of the head and of each group.
+        digest: of what is asked for.
+        priority: value of the queue's priority class; None: it has none.
+    """
+    queue = job.queue
+    assert queue is not None, "a job without a queue has no Workload"
+    spec: dict[str, Any] = {"queueName": queue.name, "podSets": [_pod_set(request) for request in requests]}
+    if priority is not None:
+        spec["priority"] = priority
+        spec["priorityClassRef"] = {
+            "group": "kueue.x-k8s.io",
+            "kind": "WorkloadPriorityClass",
+            "name": queue.priority_class,
+        }
+    name = names.workload(job.name, job.uid)
+    manifest = child(job, "Workload", name, {"spec": spec}, api_version="kueue.x-k8s.io/v1beta2")
+    metadata = manifest["metadata"]
+    metadata["labels"] |= {names.QUEUED_JOB_UID: job.uid}
+    metadata["annotations"] = {names.REQUEST: digest}
+    return manifest
+
+
+def _pod_set(request: PodSetRequest) -> dict[str, Any]:
+    metadata = {key: request.pod["metadata"][key] for key in ("labels", "annotations")}
+    return {
+        "name": request.name,
+        "count": request.count,
+        **({"minCount": request.least} if request.least is not None else {}),
+        "template": {"metadata": metadata, "spec": request.pod["spec"]},
+    }
+
+
+def released(found: Workload, *, at: datetime) -> dict[str, Any]:
+    """Status of an evicted Workload whose pods are gone: Kueue may give its quota to others and queue it again."""
+    evicted = found.condition("Evicted")
+    reason, words = evicted.get("reason") or "Pending", evicted.get("message", "")
+    is_requeued = reason in _REQUEUED
+    news = [
+        condition("QuotaReserved", is_true=False, reason="Pending", message=words),
+        condition("Admitted", is_true=False, reason="NoReservation", message="The workload has no reservation"),
+        condition("Requeued", is_true=is_requeued, reason=reason, message=words),
+    ]
+    if found.condition("PodsReady"):
+        news.append(condition("PodsReady", is_true=False, reason="WaitForStart", message="the pods were deleted"))
+    return {"admission": None, "reclaimablePods": None, "conditions": merged(found, news, at=at)}
+
+
+def condition(kind: str, *, is_true: bool, reason: str, message: str) -> dict[str, str]:
+    status = "True" if is_true else "False"
+    return {"type": kind, "status": status, "reason": reason, "message": message[:_MAX_MESSAGE]}
+
+
+def merged(found: Workload, news: Sequence[Mapping[str, str]], *, at: datetime) -> list[Mapping[str, Any]]:
+    """All conditions of a Workload, `news` among them."""
+    kinds = {new["type"] for new in news}
+    kept = [old for old in found.conditions if old["type"] not in kinds]
+    return [*kept, *(_dated(found, new, at=at) for new in news)]
+
+
+def _dated(found: Workload, new: Mapping[str, str], *, at: datetime) -> dict[str, Any]:
+    before = found.condition(new["type"])
+    is_same = before.get("status") == new["status"]
+    return {**new, "lastTransitionTime": before["lastTransitionTime"] if is_same else write_time(at)}

@@ -1,0 +1,307 @@
+"""Jobs with a queue: no pod before Kueue admits them, none kept after it evicts them, and nothing done on silence."""
+
+from typing import Any
+
+import pytest
+
+from cormorant_operator.decide.plan import CreatePod, DeletePod
+from cormorant_operator.job import Queue, read_job
+from cormorant_operator.observed import Refusal, RefusalKind
+from cormorant_testing.operator_world import World, make_spec, of_kind, running
+
+QUEUE = Queue(name="team-queue")
+
+
+def waiting(**spec: Any) -> World:
+    """A job whose Workload is in the queue."""
+    world = World(queue=QUEUE, **spec)
+    world.settle()
+    return world
+
+
+def admitted(counts: dict[str, int] | None = None, **spec: Any) -> World:
+    """A job with a queue that collects."""
+    world = waiting(**spec)
+    world.kueue.admit(world.now, counts)
+    world.run()
+    world.tick(20)
+    world.collect(1000)
+    world.settle()
+    return world
+
+
+def pod_sets(world: World) -> dict[str, tuple[int, int | None]]:
+    assert world.kueue.raw is not None
+    return {item["name"]: (item["count"], item.get("minCount")) for item in world.kueue.raw["spec"]["podSets"]}
+
+
+def gone(world: World) -> None:
+    """What is told to end has ended."""
+    world.settle()
+    world.tick(61)
+    world.settle()
+
+
+def test_no_pod_before_kueue_admits() -> None:
+    world = waiting()
+    world.kueue.hold("insufficient unused quota for cpu", world.now)
+    world.settle()
+    assert (world.pods, pod_sets(world)) == ({}, {"head": (1, None), "cpu": (2, None)})
+    assert (world.job.status.phase, world.job.status.reason) == ("Pending", "WaitingForQuota")
+    workload = world.kueue.workload
+    assert workload is not None
+    words = f"queue team-queue: Workload {workload.name}: Pending: insufficient unused quota for cpu"
+    assert world.message("Scheduled") == words
+    assert world.kueue.raw is not None
+    metadata = world.kueue.raw["metadata"]
+    assert metadata["labels"]["kueue.x-k8s.io/job-uid"] == world.job.uid
+    assert [owner["kind"] for owner in metadata["ownerReferences"]] == ["CollectorJob"]
+    # It may wait for days.
+    world.tick(10 * 86_400)
+    world.settle()
+    assert world.condition("Failed") == ""
+
+
+def test_admitted_job_runs_where_kueue_says() -> None:
+    world = waiting()
+    world.kueue.node_labels = {"pool": "spot"}
+    update = {"name": "cpu", "tolerations": [{"key": "spot", "operator": "Exists"}], "annotations": {"zone": "a"}}
+    world.kueue.admit(world.now, admissionChecks=[{"name": "zone", "podSetUpdates": [update]}])
+    world.run()
+    assert world.job.status.workers == "2/2"
+    head, *workers = [action.manifest for action in of_kind(world.done, CreatePod)]
+    assert head["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux", "pool": "spot"}
+    assert {"key": "spot", "operator": "Exists"} not in head["spec"]["tolerations"]
+    for worker in workers:
+        assert worker["spec"]["nodeSelector"]["pool"] == "spot"
+        assert worker["spec"]["tolerations"][-1] == {"key": "spot", "operator": "Exists"}
+        assert worker["metadata"]["annotations"]["zone"] == "a"
+    assert world.kueue.condition("PodsReady") == "True/Started"
+
+
+def test_eviction_drains_and_gives_the_quota_back() -> None:
+    world = admitted()
+    world.kueue.evict(world.now)
+    world.settle()
+    assert world.answer is not None
+    assert (world.answer.phase, world.job.status.phase) == ("Draining", "Suspending")
+    assert world.condition("Suspended") == "False/Evicted"
+    assert (world.kueue.condition("QuotaReserved"), len(world.live())) == ("True/QuotaReserved", 2)
+    # Learners take the last batches; then the head ends by itself.
+    world.collect(1500)
+    world.finish(world.head.name, exit_code=143)
+    world.settle()
+    assert world.kueue.condition("QuotaReserved") == "True/QuotaReserved", "workers still use it"
+    gone(world)
+    assert (world.pods, "admission" in world.kueue.status) == ({}, False)
+    assert world.kueue.condition("QuotaReserved") == "False/Pending"
+    assert world.kueue.condition("Admitted") == "False/NoReservation"
+    assert world.kueue.condition("Requeued") == "True/Preempted"
+    assert world.kueue.condition("PodsReady") == "False/WaitForStart"
+    assert (world.job.status.phase, world.job.status.reason) == ("Pending", "WaitingForQuota")
+    # Admitted again, it goes on where it was.
+    world.kueue.admit(world.now)
+    world.run()
+    assert (world.head.name, world.job.status.frames.collected) == ("pong-head-2", 1500)
+    assert (world.job.status.head_restarts, world.kueue.condition("PodsReady")) == (0, "True/Started")
+    assert "Evicted" in world.told
+
+
+def test_deactivated_workload_is_not_queued_again_by_us() -> None:
+    world = admitted()
+    world.kueue.evict(world.now, "Deactivated")
+    world.settle()
+    world.finish(world.head.name, exit_code=143)
+    gone(world)
+    assert world.kueue.condition("Requeued") == "False/Deactivated"
+
+
+def test_deleted_workload_destroys_nothing() -> None:
+    world = admitted()
+    pods = set(world.pods)
+    world.tick(5)
+    world.kueue.raw = None
+    world.settle()
+    assert world.kueue.raw is not None, "a new one takes its place"
+    # Also where Kueue writes Admitted=False into every new Workload.
+    world.kueue.hold("insufficient unused quota", world.now)
+    world.kueue._say({"Admitted": ("False", "NoReservation")}, world.now)
+    world.settle()
+    assert set(world.pods) == pods
+    # What dies meanwhile waits for Kueue.
+    world.evict(world.live()[0].name)
+    world.settle()
+    assert (world.slots(), world.job.status.phase) == (["cpu-1"], "Degraded")
+    assert world.job.status.reason == "WaitingForQuota"
+    world.kueue.admit(world.now)
+    world.run()
+    assert world.slots() == ["cpu-0", "cpu-1"]
+
+
+def test_withdrawn_admission_drains() -> None:
+    world = admitted()
+    world.tick(5)
+    world.kueue._say({"Admitted": ("False", "NoReservation"), "QuotaReserved": ("False", "Pending")}, world.now)
+    world.settle()
+    assert world.condition("Suspended") == "False/Evicted"
+
+
+def test_cluster_without_kueue_runs_jobs_without_a_queue() -> None:
+    world = running()
+    assert world.kueue.requests == 0
+    queued = World(queue=QUEUE)
+    words = "Workload collectorjob-pong-x: this cluster has no kind Workload; install Kueue"
+    queued.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message=words, at=queued.now)
+    queued.settle()
+    assert (queued.condition("Accepted"), queued.message("Accepted")) == ("False/Forbidden", words)
+    assert queued.pods == {}
+    # Without the label it runs.
+    queued.enqueue(None)
+    queued.run()
+    assert (queued.job.status.phase, queued.condition("Accepted")) == ("Running", "True/Accepted")
+
+
+def test_workload_that_cannot_be_read_destroys_nothing() -> None:
+    world = admitted()
+    pods = set(world.pods)
+    world.restart_operator()
+    raw, world.kueue.raw = world.kueue.raw, None
+    world.refusals["Workload"] = Refusal(kind=RefusalKind.FORBIDDEN, message="no right to list", at=world.now)
+    world.settle()
+    assert set(world.pods) == pods
+    assert of_kind(world.done[-10:], DeletePod) == []
+    world.kueue.raw = raw
+    del world.refusals["Workload"]
+    world.run()
+    assert set(world.pods) == pods
+
+
+@pytest.mark.parametrize("kind", ["Completed", "Failed"])
+def test_finished_when_the_pods_are_gone(kind: str) -> None:
+    world = admitted(runPolicy={"maxHeadRestarts": 0})
+    world.finish(world.head.name, exit_code=0 if kind == "Completed" else 2)
+    world.settle()
+    assert world.condition(kind).startswith("True")
+    assert world.kueue.condition("Finished") == "", "workers are still ending"
+    gone(world)
+    assert world.kueue.condition("Finished") == f"True/{'Succeeded' if kind == 'Completed' else 'Failed'}"
+
+
+def test_suspend_and_a_removed_label_leave_the_queue() -> None:
+    world = admitted()
+    world.edit(suspend=True)
+    world.settle()
+    world.finish(world.head.name, exit_code=143)
+    gone(world)
+    assert (world.kueue.raw, world.condition("Suspended")) == (None, "True/Suspended")
+    world.edit(suspend=False, replicas=3)
+    world.settle()
+    assert pod_sets(world) == {"head": (1, None), "cpu": (3, None)}
+    world.enqueue(None)
+    world.run()
+    assert (world.kueue.raw, len(world.live())) == (None, 3)
+
+
+def test_elastic_group_starts_with_fewer_and_never_exceeds_what_is_admitted() -> None:
+    group = {"name": "cpu", "minReplicas": 1, "maxReplicas": 8}
+    world = admitted({"cpu": 2}, replicas=4, workerGroups=[group])
+    assert (pod_sets(world)["cpu"], len(world.live())) == ((4, 1), 2)
+    assert world.message("Scheduled").startswith("Kueue admitted 2 of 4 workers of group cpu; ")
+    world.edit(replicas=6)
+    world.run()
+    assert (len(world.live()), world.job.status.workers) == (2, "2/2")
+
+
+def test_workers_that_the_user_takes_away_are_reclaimed() -> None:
+    world = admitted(replicas=4)
+    world.edit(replicas=1)
+    world.settle()
+    assert world.kueue.status.get("reclaimablePods") is None, "they are still ending"
+    world.say(world.head, sizes={"cpu": 1})
+    world.settle()
+    gone(world)
+    assert world.kueue.status["reclaimablePods"] == [{"name": "cpu", "count": 3}]
+    # Kueue gave their quota to others.
+    world.edit(replicas=3)
+    world.run()
+    assert len(world.live()) == 1
+    assert world.message("Scheduled").startswith("Kueue admitted 1 of 3 workers of group cpu; ")
+
+
+def test_autoscaled_group_asks_for_its_maximum() -> None:
+    group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 5}}
+    world = admitted(replicas=2, workerGroups=[group])
+    assert (pod_sets(world)["cpu"], len(world.live())) == ((5, 1), 2)
+    assert world.kueue.status.get("reclaimablePods") is None
+
+
+def test_other_resources_wait_for_another_admission() -> None:
+    world = admitted()
+    pods = set(world.pods)
+    world.edit(workerGroups=[{"name": "cpu", "resources": {"requests": {"cpu": "4"}}}])
+    world.settle()
+    assert set(world.pods) == pods
+    world.evict(world.live()[0].name)
+    world.settle()
+    assert (len(world.live()), world.job.status.reason) == (1, "WaitingForQuota")
+    assert world.message("Scheduled").endswith("suspend and resume the job to ask for the new ones")
+    # Another image is no other resource.
+    world.edit(workerGroups=[{"name": "cpu"}], image="example/cormorant:2")
+    world.settle()
+    assert len(world.live()) == 2
+
+
+def test_pending_workload_follows_the_manifest() -> None:
+    world = waiting()
+    world.edit(replicas=5)
+    world.settle()
+    assert pod_sets(world)["cpu"] == (5, None)
+    world.enqueue(Queue(name="other"))
+    world.settle()
+    assert world.kueue.raw is not None
+    assert world.kueue.raw["spec"]["queueName"] == "other"
+
+
+def test_priority_class_becomes_a_priority() -> None:
+    world = World(queue=Queue(name="team-queue", priority_class="high"))
+    world.settle()
+    assert (world.kueue.raw, world.condition("Accepted")) == (None, "False/Forbidden")
+    world.kueue.classes["high"] = 1000
+    world.tick(600)
+    world.refusals.clear()
+    world.settle()
+    assert world.kueue.raw is not None
+    spec = world.kueue.raw["spec"]
+    assert (spec["priority"], spec["priorityClassRef"]["name"]) == (1000, "high")
+
+
+def test_another_operator_reads_the_placement_again() -> None:
+    world = admitted()
+    world.kueue.node_labels = {"pool": "spot"}
+    world.restart_operator()
+    world.evict(world.live()[0].name)
+    world.run()
+    (manifest,) = [action.manifest for action in of_kind(world.done, CreatePod)][-1:]
+    assert manifest["spec"]["nodeSelector"]["pool"] == "spot"
+
+
+def test_job_of_another_controller_is_left_alone() -> None:
+    world = World(managedBy="example.com/manager")
+    assert world.plan().is_empty
+    assert world.plan().poll_s is None
+    ours = World(managedBy="cormorant.dev/operator")
+    ours.run()
+    assert ours.job.status.phase == "Running"
+
+
+def test_labels_name_the_queue() -> None:
+    labels = {"kueue.x-k8s.io/queue-name": "team-queue", "kueue.x-k8s.io/priority-class": "high"}
+    document = {
+        "apiVersion": "cormorant.dev/v1alpha1",
+        "kind": "CollectorJob",
+        "metadata": {"name": "pong", "namespace": "team-a", "uid": "u", "labels": labels},
+        "spec": make_spec(),
+    }
+    assert read_job(document).identity.queue == Queue(name="team-queue", priority_class="high")
+    document["metadata"]["labels"] = {}  # type: ignore[index]  # a dict
+    assert read_job(document).identity.queue is None
