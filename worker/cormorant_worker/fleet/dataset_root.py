@@ -24,11 +24,12 @@ from cormorant_worker.worker.messages import Ready
 class DatasetRoot:
     """A dataset that this fleet, and no other process, adds to. It is looked through once."""
 
-    def __init__(self, uri: str, *, epoch: int = 0) -> None:
+    def __init__(self, uri: str, *, job: str = "", epoch: int = 0) -> None:
         """Lock the place and look at it, before any worker starts.
 
         Args:
             uri: where it lies, or will.
+            job: name of the job. Workers of its earlier heads have ended, or are told to when they write again.
             epoch: the fleet's, unless the dataset has seen as high a one.
 
         Raises:
@@ -46,7 +47,8 @@ class DatasetRoot:
             self.statistics = Statistics()
             """Of the durable frames of earlier runs, where the manifest normalises."""
             runs = self._dataset.runs() if self._dataset is not None else ()
-            for part in self._dataset.parts() if self._dataset is not None else ():
+            have_ended = self._lock is None and all(self._is_of(job, run) for run in runs)
+            for part in self._dataset.parts(have_ended=have_ended) if self._dataset is not None else ():
                 group, index, attempt = split_part_name(part.name)
                 self.written[group, index] += part.frames
                 self.statistics = self.statistics.merged(part.statistics)
@@ -71,6 +73,10 @@ class DatasetRoot:
     def durable_frames(self, part: str) -> int:
         """Frames that a part's manifest has; 0 for a part that was never written."""
         return self._dataset.durable_frames(part) if self._dataset is not None else 0
+
+    def _is_of(self, job: str, epoch: int) -> bool:
+        assert self._dataset is not None
+        return bool(json.loads(self._dataset.holder(epoch) or "{}").get("job") == job)
 
     def open(self, job: CollectorJob, ready: Ready) -> None:
         """Begin the dataset, or go on with one that fits.

@@ -24,7 +24,7 @@ def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
     # Imported by those who have a dataset: pyarrow takes a while to load.
     from cormorant_worker.fleet.dataset_root import DatasetRoot
 
-    return DatasetRoot(job.spec.output.dataset.uri, epoch=epoch)
+    return DatasetRoot(job.spec.output.dataset.uri, job=job.metadata.name, epoch=epoch)
 
 
 def episodes_of(job: CollectorJob) -> "EpisodeBook | None":

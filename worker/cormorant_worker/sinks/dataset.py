@@ -58,14 +58,17 @@ class Dataset:
     def uri(self) -> str:
         return self.store.uri
 
-    def parts(self) -> tuple[DatasetPart, ...]:
+    def parts(self, *, have_ended: bool = False) -> tuple[DatasetPart, ...]:
         """All parts, by group, index and attempt.
+
+        Args:
+            have_ended: no part has a writer any more. What still arrives from one that died does not count.
 
         Raises:
             DatasetCorrupt: a manifest holds something else than manifest lines.
             DatasetError: it cannot be read.
         """
-        return tuple(self.part(name) for name in self.part_names())
+        return tuple(self.part(name, has_ended=have_ended) for name in self.part_names())
 
     def part_names(self) -> tuple[str, ...]:
         """Names of all parts, by group, index and attempt."""
@@ -93,20 +96,30 @@ class Dataset:
         Raises:
             DatasetError: another run has this epoch, or the dataset cannot be written.
         """
-        name = f"run-{epoch:06d}.json"
         try:
-            self.store.write_root_once(name, holder)
-            found = self.store.read_root(name)
+            self.store.write_root_once(_run_file(epoch), holder)
         except OSError as error:
             raise DatasetError(
                 f"{self.uri} cannot be written: {error.strerror or error}; choose another URI"
             ) from error
+        found = self.holder(epoch)
         if found != holder:
-            other = (found or b"").decode(errors="replace")
+            other = found.decode(errors="replace")
             raise DatasetError(
                 f"another run started writing to {self.uri} at the same moment ({other}); stop that run first, or use "
                 "another URI"
             )
+
+    def holder(self, epoch: int) -> bytes:
+        """What a run said of itself in `begin_run`; empty: there was none.
+
+        Raises:
+            DatasetError: it cannot be read.
+        """
+        try:
+            return self.store.read_root(_run_file(epoch)) or b""
+        except OSError as error:
+            raise DatasetError(f"{self.uri} cannot be read: {error.strerror or error}") from error
 
     @property
     def frames(self) -> int:
@@ -141,9 +154,9 @@ class Dataset:
         return ShardWriter(self.store, part, layout, limits=limits)
 
     def durable_frames(self, name: str) -> int:
-        """Frames of one part, by its manifest alone; see `parts` for what it raises."""
+        """Frames of one part whose writer has ended, by its manifest alone; see `parts` for what it raises."""
         try:
-            notes = self.store.notes(name)
+            notes = self.store.end_part(name)
         except OSError as error:
             raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
         return sum(record.frames for record in self._records(name, notes))
@@ -154,11 +167,11 @@ class Dataset:
             for number, line in enumerate(notes.lines, start=1)
         )
 
-    def part(self, name: str) -> DatasetPart:
-        """One part; see `parts` for what it raises."""
+    def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
+        """One part; see `parts`."""
         try:
             # The manifest first: a shard that is sealed in between then looks like a leftover, not like a loss.
-            notes = self.store.notes(name)
+            notes = self.store.end_part(name) if has_ended else self.store.notes(name)
             files = self.store.files(name)
         except OSError as error:
             raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
@@ -259,6 +272,10 @@ def _with_schema(description: DatasetDescription, schema: FrameSchema) -> Datase
         action_space=description.action_space,
         schema=schema,
     )
+
+
+def _run_file(epoch: int) -> str:
+    return f"run-{epoch:06d}.json"
 
 
 def split_part_name(name: str) -> tuple[str, int, int]:

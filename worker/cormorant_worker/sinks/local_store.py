@@ -109,6 +109,9 @@ class LocalStore:
         *lines, rest = text.split(b"\n")
         return Notes(lines=tuple(line.decode("utf-8", "replace") for line in lines), is_torn=bool(rest))
 
+    end_part = notes
+    """Nothing is on its way to a folder when its writer has ended."""
+
     def files(self, part: str) -> dict[str, int]:
         """Names and sizes in bytes of everything but the manifest."""
         entries = sorted((self.root / part).iterdir())

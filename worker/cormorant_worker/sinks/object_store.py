@@ -1,30 +1,50 @@
 """A dataset behind fsspec (`memory://`, `s3://`, `gs://`, ...): whole objects, since there is no append and no rename.
 
 Weaker than a folder: there is no lock; an open shard lives in this process's memory; each manifest line is an object of
-its own, `<part>/manifest/000000.json`, which repeats the lines before it, up to 64 in all; an object is as durable as
-its service says once it was put; and of two first writers of `dataset.json` the second may overwrite the first (both
-compare it with their own description afterwards).
+its own, `<part>/manifest/000000.json`, which repeats the lines before it, up to 64 in all; and an object is as durable
+as its service says once it was put.
+
+A request may arrive after its sender has died. The fleet therefore ends a part before it counts its frames:
+`<part>/ended.json` has the number of lines that count. The first writer of such an object wins, which needs conditional
+writes (S3 and MinIO have them).
 """
 
 import hashlib
 import io
+import json
+import time
 import uuid
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import fsspec
 import pyarrow as pa
 
 from cormorant_worker.sinks.store import Notes
 
+T = TypeVar("T")
+
 _MANIFEST = "manifest"
 _OWNER = "owner"
+_ENDED = "ended.json"
 _LINES = 64
 """Manifest lines an object: a part of 6,400 shards is read with 100 requests."""
 
 
+_PAUSE_S = 1.0
+
+
 class ObjectStore:
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, patience_s: float = 120.0) -> None:
+        """Make a client; nothing is requested.
+
+        Args:
+            uri: of the dataset.
+            patience_s: how long a request is repeated when a store that has answered before fails.
+        """
         self.uri = uri.rstrip("/")
+        self._patience_s = patience_s
+        self._has_answered = False
         self._fs, root = fsspec.core.url_to_fs(self.uri)
         self._root = root.rstrip("/")
         self._lines: dict[str, list[str]] = {}
@@ -36,9 +56,7 @@ class ObjectStore:
 
     def write_root_once(self, name: str, data: bytes) -> None:
         """Put an object at the root unless there is one."""
-        path = f"{self._root}/{name}"
-        if not self._fs.exists(path):
-            self._put(path, data)
+        self._put_once(f"{self._root}/{name}", data)
 
     def root_files(self) -> list[str]:
         return self._list("file")
@@ -50,7 +68,7 @@ class ObjectStore:
     def _list(self, kind: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            found = self._fs.ls(self._root, detail=True)
+            found: list[dict[str, Any]] = self._ask(lambda: self._fs.ls(self._root, detail=True))
         except FileNotFoundError:
             return []
         return sorted(entry["name"].rstrip("/").rsplit("/", 1)[-1] for entry in found if entry["type"] == kind)
@@ -60,7 +78,7 @@ class ObjectStore:
         if self._find(f"{self._root}/{part}"):
             raise FileExistsError(f"{self._root}/{part}")
         path, ours = f"{self._root}/{part}/{_MANIFEST}/{_OWNER}", uuid.uuid4().hex.encode()
-        self._put(path, ours)
+        self._put_once(path, ours)
         if self._read(path) != ours:
             raise FileExistsError(f"{self._root}/{part}")
 
@@ -68,28 +86,50 @@ class ObjectStore:
         return ObjectShardFile(self, f"{self._root}/{part}/{name}")
 
     def note(self, part: str, number: int, line: str) -> None:
-        """Put a manifest line as an object, with those before it in its group of `_LINES`."""
+        """Put a manifest line as an object, with those before it in its group of `_LINES`.
+
+        Raises:
+            OSError: it could not be put, or does not count because the part was ended.
+        """
         lines = self._lines.setdefault(part, [])
         if number % _LINES == 0:
             lines.clear()
         text = "".join(f"{known}\n" for known in (*lines, line))
         self._put(f"{self._root}/{part}/{_MANIFEST}/{number:06d}.json", text.encode())
+        if (counted := self._read_end(part)) is not None and counted <= number:
+            raise OSError(f"another head of this job ended the part after {counted} shards")
         lines.append(line)
 
     def notes(self, part: str) -> Notes:
         """The manifest lines in order: of each `_LINES` objects the last one has them all, unless it was written by a
         version that put one line into each.
         """
+        prefix = f"{self._root}/{part}"
+        below = self._find(prefix)
+        lines = self._lines_of(path for path in below if path.startswith(f"{prefix}/{_MANIFEST}/"))
+        counted = self._read_end(part) if f"{prefix}/{_ENDED}" in below else None
+        return Notes(lines=lines[:counted])
+
+    def end_part(self, part: str) -> Notes:
+        """The lines that count; lines that arrive later never do."""
+        notes = self.notes(part)
+        self._put_once(f"{self._root}/{part}/{_ENDED}", json.dumps({"lines": len(notes.lines)}).encode())
+        return notes if self._read_end(part) == len(notes.lines) else self.notes(part)
+
+    def _read_end(self, part: str) -> int | None:
+        data = self._read(f"{self._root}/{part}/{_ENDED}")
+        return None if data is None else int(json.loads(data)["lines"])
+
+    def _lines_of(self, manifest: Iterable[str]) -> tuple[str, ...]:
         found: list[str] = []
-        below = self._find(f"{self._root}/{part}/{_MANIFEST}")
-        paths = sorted(path for path in below if not path.endswith(f"/{_OWNER}"))
+        paths = sorted(path for path in manifest if not path.endswith(f"/{_OWNER}"))
         for first in range(0, len(paths), _LINES):
             together = paths[first : first + _LINES]
             lines = self._read_lines(together[-1])
             if len(lines) < len(together):
                 lines = [line for path in together for line in self._read_lines(path)]
             found += lines
-        return Notes(lines=tuple(found))
+        return tuple(found)
 
     def _read_lines(self, path: str) -> list[str]:
         data = self._read(path)
@@ -99,7 +139,8 @@ class ObjectStore:
         """Names and sizes in bytes of the shards."""
         prefix = f"{self._root}/{part}/"
         sizes = {path.removeprefix(prefix): size for path, size in self._find(prefix.rstrip("/")).items()}
-        return {name: size for name, size in sorted(sizes.items()) if not name.startswith(f"{_MANIFEST}/")}
+        ours = (f"{_MANIFEST}/", _ENDED)
+        return {name: size for name, size in sorted(sizes.items()) if not name.startswith(ours)}
 
     def open(self, part: str, name: str) -> Any:
         data = self._read(f"{self._root}/{part}/{name}")
@@ -113,13 +154,28 @@ class ObjectStore:
     def put(self, path: str, data: bytes) -> None:
         self._put(path, data)
 
-    def _put(self, path: str, data: bytes) -> None:
-        self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
-        self._fs.pipe_file(path, data)
+    def _put(self, path: str, data: bytes, *, mode: str = "overwrite") -> None:
+        def put() -> None:
+            try:
+                self._fs.pipe_file(path, data, mode=mode)
+            except FileNotFoundError:  # some stores do have folders
+                self._fs.makedirs(path.rsplit("/", 1)[0], exist_ok=True)
+                self._fs.pipe_file(path, data, mode=mode)
+
+        self._ask(put)
+
+    def _put_once(self, path: str, data: bytes) -> None:
+        """Put an object unless there is one. Of several that are put at the same moment one stays."""
+        try:
+            self._put(path, data, mode="create")
+        except OSError:
+            # Stores differ in how they say that it exists, and a repeated request may find its own object.
+            if self._read(path) is None:
+                raise
 
     def _read(self, path: str) -> bytes | None:
         try:
-            data: bytes = self._fs.cat_file(path)
+            data: bytes = self._ask(lambda: self._fs.cat_file(path))
         except FileNotFoundError:
             return None
         return data
@@ -127,8 +183,29 @@ class ObjectStore:
     def _find(self, prefix: str) -> dict[str, int]:
         """Paths and sizes below a prefix. Paths have the form of `url_to_fs`, with or without a leading slash."""
         self._fs.invalidate_cache()
-        found: dict[str, Any] = self._fs.find(prefix, detail=True)
+        found: dict[str, Any] = self._ask(lambda: self._fs.find(prefix, detail=True))
         return {path: int(entry["size"]) for path, entry in found.items()}
+
+    def _ask(self, request: Callable[[], T]) -> T:
+        """Repeat a request while the store restarts.
+
+        Raises:
+            OSError: it failed for too long, or at the first request: then the URI or the credentials may be wrong.
+        """
+        deadline = time.monotonic() + self._patience_s
+        while True:
+            try:
+                answer = request()
+            except (FileExistsError, FileNotFoundError, PermissionError):
+                self._has_answered = True
+                raise
+            except Exception as error:  # each client library has errors of its own
+                if not self._has_answered or time.monotonic() >= deadline:
+                    raise error if isinstance(error, OSError) else OSError(f"{error}") from error
+                time.sleep(_PAUSE_S)
+            else:
+                self._has_answered = True
+                return answer
 
 
 class ObjectShardFile:

@@ -72,6 +72,12 @@ class DatasetStore(Protocol):
 
     def notes(self, part: str) -> Notes: ...
 
+    def end_part(self, part: str) -> Notes:
+        """The lines of a part whose writer has ended. Lines that arrive later do not count: a request that the writer
+        sent before it died may still be on its way to an object store.
+        """
+        ...
+
     def files(self, part: str) -> dict[str, int]:
         """Names and sizes in bytes of a part's shards, published or not; the manifest is not among them."""
         ...

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from cormorant_worker.errors import DatasetCorrupt, DatasetError, DatasetMismatch, PartExists
+from cormorant_worker.fleet.dataset_root import DatasetRoot
 from cormorant_worker.sinks import space_json
 from cormorant_worker.sinks.dataset import find_dataset, open_dataset
 from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.object_store import ObjectStore
 from cormorant_worker.sinks.verify import verify
 
 SPACES = [
@@ -76,6 +78,30 @@ def test_many_shards_are_read_with_few_requests(make_dice, stored, memory_uri, m
     for number, line in enumerate(lines):
         store.put(f"{store._root}/cpu-0-0/manifest/{number:06d}.json", f"{line}\n".encode())
     assert store.notes("cpu-0-0").lines == lines
+
+
+def test_lines_that_arrive_after_a_part_was_ended_do_not_count(make_dice, stored, memory_uri):
+    dice = make_dice()
+    dataset = stored(dice, uri=memory_uri, parts=("cpu-0-0",), shards=2)
+    line = dataset.store.notes("cpu-0-0").lines[1]
+    assert dataset.durable_frames("cpu-0-0") == dataset.durable_frames("cpu-0-0") == 24
+    with pytest.raises(OSError, match="another head of this job ended the part after 2 shards"):
+        dataset.store.note("cpu-0-0", 2, line)
+    assert (dataset.frames, dataset.part("cpu-0-0").leftovers) == (24, ())
+    # Nobody begins a part that a fleet has counted, either.
+    assert dataset.durable_frames("cpu-7-0") == 0
+    with pytest.raises(PartExists):
+        dataset.writer("cpu-7-0", dice.layout)
+
+
+def test_a_job_ends_its_own_parts_and_no_other_jobs(make_dice, stored, memory_uri):
+    dice = make_dice()
+    dataset = stored(dice, uri=memory_uri, shards=1)
+    dataset.begin_run(0, b'{"job": "ours"}')
+    for job, has_ended in (("theirs", False), ("ours", True)):
+        DatasetRoot(memory_uri, job=job)
+        names = [path.rpartition("/")[2] for path in ObjectStore(memory_uri)._find(ObjectStore(memory_uri)._root)]
+        assert names.count("ended.json") == 2 * has_ended
 
 
 def test_two_jobs_at_one_uri_have_separate_parts(make_dice, memory_uri):
