@@ -6,6 +6,7 @@ from pydantic import Field
 
 from cormorant_contract.base import Contract, Whole
 from cormorant_contract.rule import Rule
+from cormorant_contract.workers import ClaimName
 
 
 class QueueOutput(Contract):
@@ -24,6 +25,9 @@ class DatasetOutput(Contract):
 
     uri: Annotated[str, Field(strict=True, min_length=1, max_length=1024)]
     """Folder of the dataset: file:// or any URI supported by fsspec. Each worker writes its own part in it."""
+
+    secret: ClaimName = ""
+    """Secret in the job's namespace. Its keys are environment variables of head and workers: AWS_ACCESS_KEY_ID, ..."""
 
     format: Literal["shards"] = "shards"
     """Layout on disk; `cormorant dataset export` converts it to other formats."""

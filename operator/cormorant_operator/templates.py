@@ -82,7 +82,9 @@ class Templates:
 
     @cached_property
     def _workers(self) -> Mapping[str, str]:
-        common = (REVISION, names.WORKER, self.spec.image, self._code)
+        dataset = self.spec.output.dataset
+        secret = (dataset.secret,) if dataset is not None and dataset.secret else ()
+        common = (REVISION, names.WORKER, self.spec.image, self._code, *secret)
         return {
             group.name: names.digest(*common, group.device, group.resources, group.template)
             for group in self.spec.worker_groups

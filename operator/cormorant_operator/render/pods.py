@@ -197,8 +197,10 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         volumes.append({"name": "code", **source})
         mounts.append({**mount, "readOnly": True})
     image = (parts.is_gpu and origin.cuda_image) or origin.base_image
+    dataset = job.spec.output.dataset
     container = {
         **_container(parts.role, image, defaults, resources),
+        **({"envFrom": [{"secretRef": {"name": dataset.secret}}]} if dataset is not None and dataset.secret else {}),
         **parts.container,
         "volumeMounts": [*parts.container["volumeMounts"], *mounts],
     }

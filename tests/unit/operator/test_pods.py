@@ -280,6 +280,21 @@ def test_code_of_a_config_map_is_on_the_path() -> None:
     assert {"name": "code", "configMap": {"name": "my-policies"}} in pod["spec"]["volumes"]
 
 
+def test_head_and_workers_have_the_credentials_of_the_dataset() -> None:
+    digests = []
+    for secret in ("", "store", "other"):
+        job = make_job(output={"dataset": {"uri": "s3://bucket/pong", "secret": secret}})
+        group = job.spec.worker_groups[0]
+        wanted = [{"secretRef": {"name": secret}}] if secret else None
+        for pod in (
+            head_pod(job, OperatorDefaults(), BIRTH, epoch=3, floor_frames=77, config="pong-config-x"),
+            worker_pod(job, OperatorDefaults(), BIRTH, group=group, index=0, attempt=0),
+        ):
+            assert main_container(pod).get("envFrom") == wanted
+        digests.append(Templates(job.spec).worker(group))
+    assert len(set(digests)) == 3
+
+
 def test_overlay_adds_and_cannot_take_a_pod_from_its_job() -> None:
     template = {
         "metadata": {"labels": {"team": "a", names.JOB_UID: "stolen"}},
