@@ -74,55 +74,43 @@ COPY operator operator
 RUN /opt/uv/bin/uv build --quiet --wheel --out-dir /dist . \
  && /opt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --target /opt/cormorant /dist/*.whl
 
-# -- operator --------------------------------------------------------------------------------------------------------
+# -- runtime: what the three images have in common ---------------------------------------------------------------------
 
-FROM base AS operator
-COPY --from=operator-dependencies /opt/venv /opt/venv
-COPY --from=project /opt/cormorant /opt/cormorant
+FROM base AS runtime
 ARG VERSION=0.2.0
 ARG REVISION=""
 ARG SOURCE=""
-LABEL org.opencontainers.image.title="cormorant-operator" \
-      org.opencontainers.image.description="Makes and keeps the pods of CollectorJobs" \
-      org.opencontainers.image.licenses="Apache-2.0" \
+LABEL org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="$VERSION" \
       org.opencontainers.image.revision="$REVISION" \
       org.opencontainers.image.source="$SOURCE"
 USER 65532:65532
+
+# -- operator --------------------------------------------------------------------------------------------------------
+
+FROM runtime AS operator
+COPY --from=operator-dependencies /opt/venv /opt/venv
+COPY --from=project /opt/cormorant /opt/cormorant
+LABEL org.opencontainers.image.title="cormorant-operator" \
+      org.opencontainers.image.description="Makes and keeps the pods of CollectorJobs"
 CMD ["python", "-m", "cormorant_operator"]
 
 # -- cpu: heads, and workers of groups without a device ----------------------------------------------------------------
 
-FROM base AS cpu
+FROM runtime AS cpu
 COPY --from=cpu-dependencies /opt/venv /opt/venv
 COPY --from=project /opt/cormorant /opt/cormorant
-ARG VERSION=0.2.0
-ARG REVISION=""
-ARG SOURCE=""
 LABEL org.opencontainers.image.title="cormorant-cpu" \
-      org.opencontainers.image.description="Heads and workers of CollectorJobs, with EnvPool, Ray and PyTorch without CUDA" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="$VERSION" \
-      org.opencontainers.image.revision="$REVISION" \
-      org.opencontainers.image.source="$SOURCE"
-USER 65532:65532
+      org.opencontainers.image.description="Heads and workers of CollectorJobs, with EnvPool, Ray and PyTorch without CUDA"
 CMD ["cormorant", "--help"]
 
 # -- cuda: workers of groups with `device: gpu`; the default, because it is the last -----------------------------------
 
-FROM base AS cuda
+FROM runtime AS cuda
 COPY --from=cuda-dependencies /opt/venv /opt/venv
 COPY --from=project /opt/cormorant /opt/cormorant
 # What the container runtime mounts of the driver, in pods that have a device.
 ENV NVIDIA_DRIVER_CAPABILITIES=compute,utility
-ARG VERSION=0.2.0
-ARG REVISION=""
-ARG SOURCE=""
 LABEL org.opencontainers.image.title="cormorant" \
-      org.opencontainers.image.description="Heads and workers of CollectorJobs, with PyTorch, EnvPool and Ray" \
-      org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="$VERSION" \
-      org.opencontainers.image.revision="$REVISION" \
-      org.opencontainers.image.source="$SOURCE"
-USER 65532:65532
+      org.opencontainers.image.description="Heads and workers of CollectorJobs, with PyTorch, EnvPool and Ray"
 CMD ["cormorant", "--help"]
