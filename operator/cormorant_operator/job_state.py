@@ -62,7 +62,7 @@ class JobState:
     still_polls: int = 0
     """Polls in a row whose answer was the one before."""
     waits: deque[WaitSample] = field(default_factory=deque)
-    """Of the newest answers, all of one head and of one set of sizes."""
+    """The newest answers; all come from one head and one set of group sizes."""
     told: tuple[SetDesired | DrainHead, ...] = ()
     """Last commands sent to the head."""
     is_answer_due: bool = False

@@ -10,7 +10,7 @@ MAX_ANNOTATION_BYTES = 1 << 20
 """Longest value."""
 MAX_ANNOTATION_KEYS = 64
 MAX_ANNOTATIONS_BYTES = 64 << 20
-"""Of all values that one head retains."""
+"""Bytes of all values together that one head retains."""
 
 AnnotationKey = Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
 

@@ -14,6 +14,7 @@ import math
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -283,18 +284,20 @@ def build_envs(
     source: EnvSource = MadeEnvs(overrides.envs[:1] * len(seeds)) if overrides.envs else env_factory(env)
     if isinstance(source, EnvFactory) and film is not None:
         source = replace(source, kwargs={**source.kwargs, "render_mode": "rgb_array"})
-    source = _WithOptions(source, tuple(dict(episode.options) for episode in planned))
+    if any(episode.options for episode in planned):
+        source = _Wrapped(source, partial(_give_options, tuple(dict(episode.options) for episode in planned)))
     if film is not None:
-        source = _Filmed(source, film)
+        source = _Wrapped(source, lambda env, _: _Filming(env, film))
         block = block.model_copy(update={"vectorization": "inline"})
     return vectorize(source, block, seeds=seeds, limits=RestartLimits(total=0, raises=True), info=info)
 
 
-class _WithOptions:
-    """An EnvSource whose environments get their episode's options at each reset."""
+class _Wrapped:
+    """An EnvSource whose environments are wrapped."""
 
-    def __init__(self, source: EnvSource, options: tuple[dict[str, Any], ...]) -> None:
-        self._source, self._options = source, options
+    def __init__(self, source: EnvSource, wrap: Callable[[OneEnv, int], OneEnv]) -> None:
+        """`wrap` gets an environment and its row. It is pickled where environments are subprocesses."""
+        self._source, self._wrap = source, wrap
 
     @property
     def name(self) -> str:
@@ -304,11 +307,16 @@ class _WithOptions:
         return self._source.called(row)
 
     def build(self, row: int) -> OneEnv:
-        env = self._source.build(row)
-        return _ResetOptions(env, self._options[row]) if self._options[row] else env
+        return self._wrap(self._source.build(row), row)
+
+
+def _give_options(options: Sequence[dict[str, Any]], env: OneEnv, row: int) -> OneEnv:
+    return _ResetOptions(env, options[row])
 
 
 class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Every reset gets the options of one episode."""
+
     def __init__(self, env: OneEnv, options: dict[str, Any]) -> None:
         super().__init__(env)
         self._given = options
@@ -317,24 +325,9 @@ class _ResetOptions(gymnasium.Wrapper[Any, Any, Any, Any]):
         return self.env.reset(seed=seed, options={**self._given, **(options or {})})
 
 
-class _Filmed:
-    """An EnvSource whose environments show each observation until their first episode has ended."""
-
-    def __init__(self, source: EnvSource, film: Film) -> None:
-        self._source, self._film = source, film
-
-    @property
-    def name(self) -> str:
-        return self._source.name
-
-    def called(self, row: int) -> str:
-        return self._source.called(row)
-
-    def build(self, row: int) -> OneEnv:
-        return _Filming(self._source.build(row), self._film)
-
-
 class _Filming(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Shows a picture of each observation until the first episode has ended."""
+
     def __init__(self, env: OneEnv, film: Film) -> None:
         super().__init__(env)
         self._film, self._has_ended = film, False
