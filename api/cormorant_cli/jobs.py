@@ -16,7 +16,7 @@ class JobPod:
     slot: str
     """`<group>-<index>` of a worker; empty for a head."""
     epoch: int
-    """Of a head; 0 for a worker."""
+    """Epoch of a head; 0 for a worker."""
     phase: str
     is_ready: bool
     is_terminating: bool

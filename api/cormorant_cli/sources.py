@@ -65,7 +65,7 @@ class Entry:
     reading: Reading | None = None
     """The last one that came."""
     written: Written | None = None
-    """Of a job of a cluster."""
+    """Status in the API server; None: the job runs outside of a cluster."""
     error: str = ""
     """Why the newest one did not."""
     is_asked: bool = False

@@ -162,7 +162,7 @@ def _worker_row(worker: "Worker", *, is_stale: bool) -> Row:
 
 
 def _sum_row(entries: Sequence[Entry]) -> Row:
-    """Of what is known now: last words of jobs that fell silent do not count."""
+    """Sums of current values: those of jobs that no longer answer are left out."""
     if any(entry.written is not None for entry in entries):
         return _cluster_sum_row(entries)
     answering = [entry.reading.status for entry in entries if entry.reading is not None and not entry.error]

@@ -98,7 +98,7 @@ class LearnerLink:
 
     @property
     def staleness(self) -> Staleness:
-        """Of the last 100 batches."""
+        """Staleness over the last 100 batches."""
         frames = sum(count for count, _, _ in self._seen)
         total = sum(sum_ for _, sum_, _ in self._seen)
         return Staleness(

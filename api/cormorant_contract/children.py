@@ -21,7 +21,7 @@ HEAD, WORKER = "head", "worker"
 """Roles; also the names of the containers."""
 
 API_PORT, DATA_PORT = 8000, 8001
-"""Of a head: control, and bulk bytes."""
+"""Ports of a head: control plane and bulk data."""
 
 CODE_FOLDER = "/etc/cormorant/code"
 CODE_ARCHIVE = "packages.zip"

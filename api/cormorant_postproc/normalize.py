@@ -86,7 +86,7 @@ def _find_versions(
 
 
 class _Scale:
-    """Of one key: the statistics of each version, and which of them each frame has."""
+    """Statistics of one key for each version, and the index of each frame's version."""
 
     def __init__(
         self, name: str, entries: list[Mapping[str, Any]], index_BT: torch.Tensor | None, mask_BT: torch.Tensor | None

@@ -39,7 +39,7 @@ PAGE = 500
 GAP_S = 0.01
 """Between two polls: together they cost less, and are not so in a cluster."""
 QUIET_S = 0.002
-"""Of CPU in a tenth of a second: nothing is under way."""
+"""CPU seconds in a tenth of a second below which the operator is quiet."""
 
 
 class Objects:
@@ -96,7 +96,7 @@ class Objects:
 
 
 def _ready(name: str) -> Raw:
-    """Of the size that a kubelet writes."""
+    """A ready pod as large as a kubelet makes it."""
     since = "2026-01-01T00:00:00Z"
     kinds = ("PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled")
     container = {

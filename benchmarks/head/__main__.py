@@ -73,7 +73,7 @@ class Row:
     turn_p50_ms: float
     turn_p99_ms: float
     turn_cpu_p99_ms: float
-    """Of a processor: what others on this machine do is not in it."""
+    """CPU time: other load on the machine is not in it."""
     status_p50_ms: float
     status_p99_ms: float
     receipts_s: float
@@ -81,7 +81,7 @@ class Row:
     memory_mb: int
     """Resident, of the head's process alone."""
     descriptors: int
-    """Of it, open."""
+    """Open descriptors of the head."""
 
 
 def make_job(workers: int, *, entrypoint: str = "") -> Any:

@@ -49,7 +49,7 @@ def _grow(take: protocol.Take, workers: int, first: int) -> list[dict]:
 
 
 def proportional_bytes() -> int:
-    """Of this process and all its descendants."""
+    """PSS of this process and all its descendants."""
     here = psutil.Process()
     return sum(process.memory_full_info().pss for process in (here, *here.children(recursive=True)))
 

@@ -41,12 +41,12 @@ class Pod:
     attempt: int = 0
     """Number of pods that filled the slot before."""
     epoch: int = 0
-    """Of a head; 0 for others."""
+    """Epoch of a head; 0 for other pods."""
     template: str = ""
     """Digest of the template it was created from."""
     base_image: str = ""
     cuda_image: str = ""
-    """Of a head: the image of its workers with a device, where it is another."""
+    """Image of the workers with a device, as the head's pod was created with; empty: base_image."""
     image: str = ""
     """Image of its own container."""
     failures: int = 0
@@ -146,7 +146,7 @@ class Waits:
     idle_s: Mapping[str, float]
     """Workers had no batch to collect, by group, summed over its workers."""
     worker_s: Mapping[str, float]
-    """Of all workers, by group."""
+    """Seconds of all workers together, by group."""
     is_settled: bool
     """Every group has as many ready workers as it should, and the fleet is not paused."""
 
@@ -159,9 +159,9 @@ class WaitShares:
     sizes: Mapping[str, int]
     """Workers by group."""
     consumer: float
-    """Of the time: a learner waited."""
+    """Share of the time that a learner waited."""
     idle: Mapping[str, float]
-    """Of the workers' time, by group: nothing to collect."""
+    """Share of the workers' time without a ticket, by group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

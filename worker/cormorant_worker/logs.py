@@ -75,7 +75,7 @@ class LogTail:
 
 
 TAIL = LogTail()
-"""Of this process."""
+"""Tail of this process."""
 
 
 def configure_logs(context: LogContext, *, stream: TextIO | None = None) -> None:

@@ -34,7 +34,7 @@ class Scripted:
     """Environments of each worker."""
     workers: int = 1
     frames_per_batch: int = 0
-    """Of each worker; 0: 64 steps of its environments."""
+    """Frames per batch of each worker; 0: 64 steps of its environments."""
     total_frames: int = 0
     """0: until the fleet is closed."""
     mode: Literal["async", "sync"] = "async"

@@ -40,7 +40,7 @@ class Metric:
     buckets: tuple[float, ...] = ()
     """Upper bounds of a histogram, without +Inf."""
     comes_in_batches: bool = False
-    """Of a histogram: many values at a time."""
+    """A histogram that observes many values at a time."""
     when: str = ""
     """Where it is exported under a condition: which."""
 

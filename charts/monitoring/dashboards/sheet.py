@@ -62,7 +62,7 @@ class Panel:
     width: int = 8
     is_stat: bool = False
     shows_name: bool = False
-    """Of a stat: the legend instead of the number."""
+    """Show the legend in place of the number (stat panels)."""
     is_stacked: bool = False
     most: float | None = None
     leads_to_job: bool = False

@@ -114,7 +114,7 @@ class Collector:
         self.moments: BatchMoments | None = None
         """Set where the manifest normalises."""
         self.statistics: StatisticsBook | None = None
-        """Of what was collected so far, where no fleet keeps them; see `keep_statistics`."""
+        """Moments of the frames so far, where no fleet merges them; see `keep_statistics`."""
         self._actor = actor
         self.warmup = warmup
         self._random: Actor = first_actor or WarmupActor(warmup, actor)

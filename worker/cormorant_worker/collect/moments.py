@@ -16,7 +16,7 @@ from cormorant_worker.spaces import Array
 
 
 class BatchMoments:
-    """Of one collector's batches, each given once and in order."""
+    """Moments of one collector's batches, each given once and in order."""
 
     def __init__(self, normalizer: Normalizer, num_envs: int) -> None:
         self._names, self._settings = normalizer.names, normalizer.settings
@@ -28,7 +28,7 @@ class BatchMoments:
         """[B] that trajectory."""
 
     def of(self, block: Block) -> Statistics:
-        """Of a batch that is complete.
+        """Moments of a complete batch.
 
         Raises:
             EnvError: a value is not finite.

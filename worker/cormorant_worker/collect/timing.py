@@ -20,7 +20,7 @@ ENV, INFERENCE, TRANSFER, WEIGHTS, STORE, IDLE, PAUSED, BUILD = range(heartbeat_
 _EVERY = 16
 """Vector steps for each one that is measured."""
 _WEIGHT = 0.2
-"""Of the newest measurement in the shares."""
+"""Weight of the newest measurement in the shares."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

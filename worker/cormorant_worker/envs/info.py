@@ -37,7 +37,7 @@ class InfoField:
 
     @property
     def leaf(self) -> Leaf:
-        """Of a complete field: where the values lie in `next` of a batch."""
+        """Leaf of a batch that holds the values, below `next`. The field must be complete."""
         assert self.shape is not None
         return Leaf(key=("info", self.key), shape=self.shape, dtype=np.dtype(self.dtype))
 

@@ -57,9 +57,9 @@ class VectorEnv(Protocol):
 
     num_envs: int
     observation_space: Space
-    """Of one environment."""
+    """Space of one environment."""
     action_space: Space
-    """Of one environment."""
+    """Space of one environment."""
     info_leaves: tuple[Leaf, ...]
     """What of `info` comes with every step; mostly nothing."""
     lockstep: bool

@@ -50,7 +50,7 @@ class Vectors:
     envs: Sequence[EnvState]
     """One for each environment."""
     restarts: dict[str, Any]
-    """Of `Restarts`."""
+    """`Restarts.state()`."""
 
 
 def save_env(env: Env) -> EnvState:

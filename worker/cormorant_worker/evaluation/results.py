@@ -27,7 +27,7 @@ from cormorant_worker.errors import EvaluationError
 log = structlog.get_logger()
 
 _Z = 1.959963984540054
-"""Of a 95 % interval."""
+"""Quantile of the normal distribution for a 95 % interval."""
 SUCCESS = ("is_success", "success")
 """Metrics that say whether an episode was a success, the first that there is."""
 
@@ -212,7 +212,7 @@ class ResultTable:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """Of all episodes."""
+        """Means with intervals, median, minimum and maximum over all episodes."""
         return summarize(self.episodes)
 
     @property

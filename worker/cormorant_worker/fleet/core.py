@@ -63,7 +63,7 @@ class FleetCore:
     lineage: Lineage
     dataset: "DatasetRoot | None"
     episodes: "EpisodeBook | None"
-    """Of an evaluation, whose frames are episodes."""
+    """Set for an evaluation, whose frames are episodes."""
     statistics: StatisticsBook | None
     """None where the manifest normalises nothing."""
     found_frames: int
@@ -76,7 +76,7 @@ class FleetCore:
 
     @property
     def num_slots(self) -> int:
-        """Of workers that collect."""
+        """Number of slots of workers that collect."""
         return len(self.pool.slots.collecting)
 
     def refuse_weights_of_evaluation(self) -> None:

@@ -45,7 +45,7 @@ class DatasetRoot:
             self._attempts: dict[Slot, int] = {}
             """The last attempt of each slot that has a part."""
             self.statistics = Statistics()
-            """Of the durable frames of earlier runs, where the manifest normalises."""
+            """Moments of the durable frames of earlier runs; empty unless the manifest normalises."""
             runs = self._dataset.runs() if self._dataset is not None else ()
             have_ended = self._lock is None and all(self._is_of(job, run) for run in runs)
             for part in self._dataset.parts(have_ended=have_ended) if self._dataset is not None else ():
@@ -56,7 +56,7 @@ class DatasetRoot:
             # Runs of versions that did not number them have one epoch a part at most.
             last = max(runs, default=max(self._attempts.values(), default=-1))
             self.epoch = max(epoch, last + 1)
-            """Of the fleet that writes now: higher than any before."""
+            """Epoch of this writer: higher than any before."""
         except BaseException:
             self.close()
             raise

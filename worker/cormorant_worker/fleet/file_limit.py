@@ -9,7 +9,7 @@ from cormorant_worker.errors import FleetError
 log = structlog.get_logger()
 
 _OTHERS = 256
-"""Of the program around the fleet: libraries, log files, the connections of a head's clients."""
+"""File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
 
 
 def raise_file_limit(num_workers: int, *, each: int) -> None:

@@ -36,7 +36,7 @@ class FleetState:
     run: str = ""
     """Names the fleet."""
     epoch: int = 0
-    """Of the fleet."""
+    """Epoch of the fleet."""
     dataset: str = ""
     """URI; empty: none."""
     written: Mapping[str, int] = field(default_factory=dict)

@@ -23,7 +23,7 @@ class Requests:
         """Workers that do not read as fast as they are sent; the selector takes them out."""
         self._workers = workers
         self._replies: dict[int, Reply | None] = {}
-        """Of requests under way: None until the reply comes."""
+        """Pending requests: None until the reply comes."""
         self._numbers = 0
 
     def next_number(self) -> int:

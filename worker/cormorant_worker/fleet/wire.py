@@ -56,7 +56,7 @@ class WireBatch:
     header: bytes
     buffers: list[memoryview]
     size_bytes: int
-    """Of the whole file."""
+    """Size of the whole file."""
 
 
 def encode(loan: Loan, *, batch_id: str, delivery: int) -> WireBatch:

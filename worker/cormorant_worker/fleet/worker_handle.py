@@ -26,7 +26,7 @@ class TicketOut:
     num_frames: int
     handed_at: float = field(default_factory=time.monotonic)
     episodes: tuple[int, ...] = ()
-    """Of an evaluation: positions of the episodes that it plays."""
+    """Evaluations: positions of the episodes that it plays."""
 
 
 @dataclass(slots=True, eq=False)

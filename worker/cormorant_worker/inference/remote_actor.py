@@ -30,7 +30,7 @@ _SILENT_S = 60.0
 
 
 class ServedWeights(StagedWeights):
-    """Of a policy that acts elsewhere: nothing is offered here, and the version is that of the newest actions."""
+    """Weights of a policy on a server: nothing is offered here; the version is that of the newest actions."""
 
     def __init__(self) -> None:
         super().__init__({})
@@ -94,7 +94,7 @@ class RemoteActor:
         self.on_waiting: Callable[[bool], None] = _ignore
         """Told when the wait for a server becomes long, and when it is over."""
         self.acted_version = self.weights.version
-        """Of the answer that was taken last."""
+        """Version of the last answer."""
         self._greeting = greeting
         self._number = 0
         self._asked: dict[int, Asked] = {}

@@ -66,7 +66,7 @@ def _mix(z: Array) -> Array:
 
 
 def _shape_of(size: Sequence[Any]) -> tuple[int, ...]:
-    """Of `rand(2, 3)` and `rand((2, 3))`."""
+    """The shape in `rand(2, 3)` and in `rand((2, 3))`."""
     if len(size) == 1 and not isinstance(size[0], int):
         return tuple(size[0])
     return tuple(size)

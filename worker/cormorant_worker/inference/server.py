@@ -35,7 +35,7 @@ _TURN_S = 0.25
 _STRANGER_S = 10.0
 """For a worker of another node to prove that it knows the key, once others want to connect."""
 _SHARE_OF_ACT = 0.25
-"""Of an act's duration that the oldest row may wait for others, unless told: what it costs and what it can win."""
+"""Share of an act's duration that the oldest row may wait for others, where `maxWaitMs` is unset."""
 _LONGEST_S = 0.02
 _NEWEST = 0.1
 """Weight of the newest act in the mean duration."""

@@ -141,7 +141,7 @@ class _Group:
         self._spent = {a: exposition.rising(declared.PHASE_SECONDS, group=name, phase=a) for a in ACTIVITIES}
         self._idle_before = 0.0
         self._idle_s = self._held_s = 0.0
-        """Of idle workers: while the fleet ran, and while it was paused."""
+        """Seconds that workers were idle while the fleet ran, and while it was paused."""
         self._version = exposition.gauge(declared.POLICY_VERSION, group=name)
         self._workers = {
             state: exposition.gauge(declared.WORKERS, group=name, state=state)

@@ -28,11 +28,11 @@ class StatisticsBook(Mapping[int, Document]):
         self._is_first = found is None
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
         self._documents: dict[int, Document] = {}
-        """Of versions that were asked for."""
+        """Serialized statistics of versions that were asked for."""
 
     @property
     def current(self) -> Statistics:
-        """Of all batches that were acknowledged."""
+        """Moments of all acknowledged batches."""
         return self._current
 
     def begin(self, initial: Statistics) -> None:
@@ -77,7 +77,7 @@ class StatisticsBook(Mapping[int, Document]):
             self._documents.clear()
 
     def versions(self) -> dict[int, Statistics]:
-        """Of the published versions, as far as they are kept."""
+        """Statistics of the retained versions."""
         with self._lock:
             return dict(self._versions)
 

@@ -30,7 +30,7 @@ Document = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunningMoments:
-    """Of N arrays of one shape."""
+    """Count, mean and sum of squared deviations of arrays of one shape."""
 
     count: int
     mean: Array
@@ -46,7 +46,7 @@ class RunningMoments:
 
     @classmethod
     def of(cls, values: Array, *, clip: float = 0.0) -> "RunningMoments":
-        """Of `values` [N, ...], in two passes."""
+        """Moments of `values` [N, ...], in two passes."""
         count = len(values)
         if not count:
             return cls.none(values.shape[1:], clip=clip)
@@ -58,7 +58,7 @@ class RunningMoments:
         return cls(count, np.asarray(mean + rest), np.maximum(m2, 0.0), clip)
 
     def merged(self, other: "RunningMoments") -> "RunningMoments":
-        """Of both."""
+        """Moments of both sets of arrays, by Chan's parallel update."""
         if not self.count or not other.count:
             one = self if self.count else other
             return RunningMoments(one.count, one.mean, one.m2, self.clip)
@@ -95,7 +95,6 @@ class Statistics:
         return Statistics({name: RunningMoments.none(m.mean.shape, clip=m.clip) for name, m in self.moments.items()})
 
     def merged(self, other: "Statistics") -> "Statistics":
-        """Of both."""
         found = dict(self.moments)
         for name, moments in other.moments.items():
             found[name] = found[name].merged(moments) if name in found else moments

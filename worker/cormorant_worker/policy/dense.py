@@ -69,7 +69,7 @@ def _apply(x: Tensor, bias: Tensor | None, weight: Tensor, activation: Any, out:
 def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
     """A call of `acting` in which stacks take the place of the layers' own calls; None: it has no such layers.
 
-    The modules are changed for the length of a call only: whoever copies or trains them finds them as they were made.
+    The modules are changed only during a call: a caller that copies or trains them finds them unchanged.
     """
     patches = [(module.__dict__, name, call) for root in modules for module, name, call in _patches(root)]
     if not patches:

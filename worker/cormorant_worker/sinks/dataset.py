@@ -41,7 +41,7 @@ class DatasetPart:
 
     @property
     def statistics(self) -> Statistics:
-        """Of its frames; empty unless the manifest normalised."""
+        """Moments of its frames; empty unless the manifest normalises."""
         found = [Statistics.of_document(record.statistics) for record in self.records if record.statistics]
         return reduce(Statistics.merged, found, Statistics())
 

@@ -24,14 +24,14 @@ class DatasetDescription:
     """JSON values that tell environments apart, for example `{"envpool": {"taskId": "Pong-v5", "kwargs": {}}}`;
     without what may change from run to run, such as the number of environments."""
     observation_space: Space
-    """Of one environment."""
+    """Space of one environment."""
     action_space: Space
     schema: FrameSchema
     job: str = ""
     """The CollectorJob's name."""
     seed: int = 0
     manifest_sha256: str = ""
-    """Of the manifest that began the dataset."""
+    """Digest of the manifest that created the dataset."""
     env_spec: str = ""
     """Gymnasium's EnvSpec as JSON, where there is one: Minari can rebuild the environment from it."""
     notes: Mapping[str, str] = field(default_factory=dict)

@@ -24,13 +24,13 @@ class ShardRecord:
     max_policy_version: int
     size_bytes: int
     sha256: str
-    """Of the file, 64 hex digits."""
+    """Digest of the file, 64 hex digits."""
     schema: str
     """Fingerprint of the schema: `FrameSchema.fingerprint`."""
     sealed_at: str
     """UTC, ISO 8601; for people."""
     statistics: Document | None = None
-    """Of the shard's frames, where the manifest normalises; left out elsewhere."""
+    """Moments of the shard's frames; None unless the manifest normalises."""
 
     def to_line(self) -> str:
         """One line of JSON without a newline."""

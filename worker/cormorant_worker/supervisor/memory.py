@@ -14,9 +14,9 @@ _SHM = Path("/dev/shm")  # where Ray keeps the object store
 _LIMIT_V2 = Path("/sys/fs/cgroup/memory.max")
 _LIMIT_V1 = Path("/sys/fs/cgroup/memory/memory.limit_in_bytes")
 _SHM_SHARE = 0.8
-"""Of what is free in /dev/shm: environments and weights hold memory there, too."""
+"""Share of the free space in /dev/shm: environments and weights use it, too."""
 _MEMORY_SHARE = 0.4
-"""Of the memory limit. What lies in /dev/shm counts as the container's memory; processes need the rest."""
+"""Share of the memory limit: /dev/shm counts as the container's memory, and processes need the rest."""
 
 
 def store_bytes() -> int:

@@ -20,7 +20,7 @@ class PodSignals:
 
     @property
     def exit_code(self) -> int:
-        """Of a process that ends because of the first one."""
+        """Exit code of a process that the first signal ended."""
         return SIGNAL_BASE + self.received[0]
 
     def __bool__(self) -> bool:

@@ -43,7 +43,7 @@ _LAST_WORDS = 500
 _MOST_REFUSALS = 3
 """In a row, after which this pod is given up: a new one may have the right token or image."""
 _KILL_MARGIN_S = 5.0
-"""Of the grace period, kept for ending Ray."""
+"""Seconds of the grace period that are reserved for stopping Ray."""
 
 
 class WorkerPod:

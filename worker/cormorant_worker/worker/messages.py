@@ -103,7 +103,7 @@ class Ticket:
     version: int
     """Published when this ticket was handed out: no older weights may act, even if the offer is still on its way."""
     episodes: tuple[int, ...] = ()
-    """Of an evaluation: positions of the episodes to play. They are what it counts, in place of frames."""
+    """Evaluations: positions of the episodes to play; they are counted in place of frames."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ class Sealed:
     next_trajectory: int = 0
     """Higher than any trajectory id in this batch and in earlier ones."""
     num_steps: int = 0
-    """Of an evaluation, which counts episodes: environment steps in them."""
+    """Evaluations: environment steps in the episodes that `num_frames` counts."""
     moments: Statistics | None = None
     """What the batch adds to the job's statistics, once it is acknowledged."""
 
@@ -146,7 +146,7 @@ class Reseed:
     """
 
     number: int
-    """Of the reply."""
+    """Number of the reply."""
     place: WorkerPlace
 
 
@@ -206,23 +206,23 @@ class Request:
     size_bytes: int = 0
     """Bytes of the payload (weights, state) that follows; 0: none."""
     default_model: str = ""
-    """Of an offer: whose tensors those are that carry no model's name."""
+    """Offer: model of the tensors whose names carry none."""
     ticket: int = 0
-    """Of a seal: this ticket's batch, and those of earlier ones, end at the next vector step."""
+    """Seal: batches of this ticket and of earlier ones end at the next vector step."""
     models: tuple[str, ...] = ()
-    """Of an offer: the payload's other models are out of date."""
+    """Offer: models to apply; the payload's others are out of date."""
     statistics: Statistics | None = None
-    """Of an offer: what the version acts with."""
+    """Offer: statistics that the version acts with."""
     column: int = 0
-    """Of a look: the environment, of B."""
+    """Preview: column of the environment, of B."""
     leaf: int = 0
-    """Of a look: which leaf of its observation."""
+    """Preview: index of the leaf of its observation."""
     first_trajectory: int = 0
-    """Of a restore: open trajectories go on under new ids from this one; 0: under those that they had."""
+    """Restore: open trajectories get new ids from this one on; 0: they keep their ids."""
     servers: tuple[Address, ...] = ()
-    """Of servers: see `WorkerPlace.servers`."""
+    """Inference servers; see `WorkerPlace.servers`."""
     rewinds: bool = True
-    """Of a restore: environments go back to where they were, and not the counts alone."""
+    """Restore: environments are put back as well as counters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -448,7 +448,7 @@ def forward_logs(uplink: Uplink) -> None:
 
 _LEVELS = frozenset({"debug", "info", "warning", "error", "critical"})
 _OUR_FIELDS = frozenset({"worker", "event", "level", "timestamp"})
-"""Of a log line; the fleet fills them."""
+"""Fields of a log line that the fleet fills."""
 
 
 def _plain_name(key: object) -> str:

@@ -29,7 +29,7 @@ class _Printed:
 class SequenceStats(_Printed):
     mean: float
     std: float
-    """Of the population, as numpy's."""
+    """Standard deviation of the population, as numpy's."""
     max: float
     min: float
     median: float

@@ -40,7 +40,7 @@ class MultiThreadedEnvWrapper:
 
     @property
     def observation_space(self) -> Space:
-        """Of one environment. TorchRL's specs are there when TorchRL is."""
+        """Space of one environment. With TorchRL installed, the class has specs instead."""
         return self.pool.env.observation_space
 
     @property

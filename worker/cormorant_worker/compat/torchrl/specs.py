@@ -21,7 +21,7 @@ from cormorant_worker.errors import EnvBuildError
 from cormorant_worker.spaces import OneHot, Rooted, Space
 
 _WIDEST = 2**62 - 1
-"""Of int64: gymnasium cannot draw from a Box whose width is no int64."""
+"""Largest int64 bound: gymnasium cannot sample a Box that is wider than int64."""
 
 
 def spec_of(space: Space, batch_size: torch.Size, *, device: torch.device | None) -> TensorSpec:

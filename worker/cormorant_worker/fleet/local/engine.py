@@ -20,7 +20,7 @@ from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.worker.messages import Start
 
 _DESCRIPTORS = 9
-"""Of a worker in this process: 2 sockets, 2 of its heartbeat, 4 of the two batches that it may fill, 1 to spare."""
+"""File descriptors per worker in this process: 2 sockets, 2 for its heartbeat, 4 for two batches, 1 spare."""
 
 
 class LocalEngine:

@@ -15,7 +15,7 @@ from cormorant_worker.shared_memory import SharedMemory
 from cormorant_worker.spaces import Array
 
 _USABLE = 0.8
-"""Of the object store: the rest is for weights, and for objects that are on their way out."""
+"""Share of the object store: the rest is for weights and for objects that are being freed."""
 
 
 class StoreShares:

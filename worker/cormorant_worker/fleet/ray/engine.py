@@ -27,7 +27,7 @@ from cormorant_worker.worker.messages import Start
 _SHARES = StoreShares()
 """This process is connected to one cluster at a time, and its fleets share that one's object store."""
 _DESCRIPTORS = 3
-"""Of a worker in this process: Ray's connections to its actor and to that one's node."""
+"""File descriptors per worker in this process: Ray's connections to its actor and to its node."""
 
 
 class RayEngine:
