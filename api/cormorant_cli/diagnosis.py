@@ -84,7 +84,7 @@ def examine_cluster(facts: ClusterFacts, job: JobFacts | None = None) -> Iterato
 
     Args:
         facts: as read.
-        job: whose status tells of an operator that runs outside of the cluster.
+        job: its status shows whether an operator runs outside of the cluster.
     """
     yield _ok(f"the API server {facts.server} answers (Kubernetes {facts.version})")
     if not facts.has_namespace:

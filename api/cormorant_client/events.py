@@ -14,7 +14,7 @@ _PATH = "/v1/events"
 
 
 def read_events(head: Head, *, last_id: str = "", interrupt: Interrupt | None = None) -> Iterator[Event]:
-    """Yield events for ever. A broken connection is opened again after the last event that was seen.
+    """Yield events without end. A broken connection is opened again after the last event that was seen.
 
     Raises:
         HeadUnreachable: the head was unreachable for longer than `reconnect_s`.

@@ -49,7 +49,7 @@ class InfoKey(Contract):
                 )
                 + ")",
                 holds=lambda info: _fits(info.dtype, info.fill),
-                sentence="fill {fill} of {key} is no {dtype}; write a value that the dtype holds, or another dtype",
+                sentence="fill {fill} of {key} does not fit {dtype}; change the fill or the dtype",
                 values={
                     "fill": Value(cel="string(self.fill)", get=lambda info: f"{info.fill:g}"),
                     "key": Value(cel="self.key", get=lambda info: info.key),

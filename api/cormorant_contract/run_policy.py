@@ -26,7 +26,7 @@ class RunPolicy(Contract):
     """What a stall does: a new head and new workers, or failure."""
 
     unschedulable_after_seconds: Count32 = 600
-    """Time that a pod may wait for a node before onUnschedulable acts. 0 means for ever."""
+    """Time that a pod may wait for a node before onUnschedulable acts. 0 means without limit."""
 
     on_unschedulable: Literal["Wait", "ScaleToFit", "Fail"] = "Wait"
     """What to do when pods find no node: wait, run with the workers that fit, or fail."""

@@ -53,7 +53,7 @@ class Watcher(Protocol[L_contra]):
         ...
 
 
-def _by_nobody() -> bool:
+def _is_unread() -> bool:
     return False
 
 
@@ -73,7 +73,7 @@ class Entry(Generic[L]):
     is_acked: bool = False
     attached: list[object] = field(default_factory=list)
     """Kept alive as long as the batch."""
-    is_read: Callable[[], bool] = _by_nobody
+    is_read: Callable[[], bool] = _is_unread
     """Whether a consumer currently reads its memory in place."""
 
 

@@ -30,7 +30,7 @@ class BoundedProtocol(HttpToolsProtocol):
         """Start the timer for the first request."""
         super().connection_made(transport)
         # `send` must not return while the transport still holds a view of a batch's memory (`BufferResponse`). With TLS
-        # it holds a copy, and with a limit of 0 even an empty buffer would block for ever.
+        # it holds a copy, and with a limit of 0 even an empty buffer would block forever.
         is_tls = transport.get_extra_info("ssl_object") is not None
         transport.set_write_buffer_limits(high=1 if is_tls else 0, low=0)
         self._await_head()

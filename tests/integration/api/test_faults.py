@@ -138,7 +138,11 @@ def requests_that_are_none(account: Account) -> None:
 def tokens_that_may_not(account: Account) -> None:
     served, before = account.served, account.version
     lent = served.data.get("/v1/batches/next?wait=30&consumer=other").headers["cormorant-batch-id"]
-    for api in (served.nobody, Api(served.nobody.port, "x" * 43), Api(served.nobody.port, served.reader.token[:-1])):
+    for api in (
+        served.anonymous,
+        Api(served.anonymous.port, "x" * 43),
+        Api(served.anonymous.port, served.reader.token[:-1]),
+    ):
         assert api.post(f"/v1/batches/{lent}/ack").status == 401
         assert api.post("/v1/pause").status == 401
         assert publish(api, before + 1).status == 401

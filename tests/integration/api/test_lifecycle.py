@@ -228,7 +228,7 @@ def test_seeds_that_cannot_be_meant_are_refused(endless: Served, body: dict[str,
 
 
 def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
-    assert endless.nobody.get("/v1/nothing").kind == "not-found"
+    assert endless.anonymous.get("/v1/nothing").kind == "not-found"
     wrong = endless.reader.call("DELETE", "/v1/status")
     assert (wrong.status, wrong.kind, wrong.headers["allow"]) == (405, "method-not-allowed", "GET")
     wrong = endless.reader.call("DELETE", "/v1/models/policy/weights")
@@ -249,18 +249,18 @@ def test_errors_of_the_framework_are_problems_too(endless: Served) -> None:
 
 
 def test_heads_of_requests_are_bounded(endless: Served) -> None:
-    connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", endless.anonymous.port, timeout=30)
     connection.request("GET", "/livez", headers={"X-Long": "x" * 100_000})
     answer = connection.getresponse()
     assert (answer.status, answer.headers["content-type"]) == (400, "application/problem+json")
     assert json.loads(answer.read())["type"].endswith("/malformed-request")
     connection.close()
-    assert endless.nobody.get("/livez").status == 200
+    assert endless.anonymous.get("/livez").status == 200
 
 
 def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_api.routes.routing._JSON_WITHIN_S", 0.2)
-    connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", endless.anonymous.port, timeout=30)
     connection.putrequest("POST", "/v1/pause")
     for name, value in (
         ("Authorization", f"Bearer {endless.writer.token}"),
@@ -278,7 +278,7 @@ def test_a_json_body_that_does_not_come_is_not_waited_for(endless: Served, monke
 
 def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cormorant_api.http.protocol._REST_WITHIN_S", 0.2)
-    connection = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", endless.anonymous.port, timeout=30)
     connection.putrequest("PUT", "/v1/models/policy/weights")
     connection.putheader("Content-Length", str(1 << 20))
     connection.endheaders(b"x" * 100)
@@ -287,7 +287,7 @@ def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: 
     answer.read()
     assert connection.sock.recv(1) == b"", "the head closes it"
     connection.close()
-    whole = http.client.HTTPConnection("127.0.0.1", endless.nobody.port, timeout=30)
+    whole = http.client.HTTPConnection("127.0.0.1", endless.anonymous.port, timeout=30)
     for _ in range(2):  # all of it was sent: the connection serves on
         whole.request("PUT", "/v1/models/policy/weights", b"x" * 100)
         refused = whole.getresponse()
@@ -298,20 +298,20 @@ def test_early_refused_body_closes_its_connection(endless: Served, monkeypatch: 
 
 def test_health_needs_no_token_and_tells_what_is_wrong(endless: Served) -> None:
     for path in ("/livez", "/healthz", "/startupz"):
-        assert endless.nobody.get(path).body == b"ok\n"
-    assert endless.nobody.get("/readyz").json == {"ready": True, "checks": []}
-    assert [check["name"] for check in endless.nobody.get("/readyz?verbose").json["checks"]] == [
+        assert endless.anonymous.get(path).body == b"ok\n"
+    assert endless.anonymous.get("/readyz").json == {"ready": True, "checks": []}
+    assert [check["name"] for check in endless.anonymous.get("/readyz?verbose").json["checks"]] == [
         "workers",
         "not-closing",
         "fleet",
     ]
-    assert endless.nobody.get("/version").json["api"] == "v1"
+    assert endless.anonymous.get("/version").json["api"] == "v1"
 
 
 def test_the_documents_need_no_token_and_nothing_from_elsewhere(endless: Served) -> None:
-    document = endless.nobody.get("/openapi.json").json
+    document = endless.anonymous.get("/openapi.json").json
     assert '"ge":' not in json.dumps(document)  # bounds have the names of JSON Schema
-    page = endless.nobody.get("/docs")
+    page = endless.anonymous.get("/docs")
     assert (page.status, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
     text = page.body.decode()
     assert "<script" not in text
@@ -459,7 +459,7 @@ def test_weights_before_the_first_worker_are_retryable(folder: Path) -> None:
         early = Served(server)
         reply = early.writer.put("/v1/models/policy/weights", weights_file(1))
         assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "no-workers", "2")
-        assert (early.nobody.get("/livez").status, early.nobody.get("/readyz").status) == (200, 503)
+        assert (early.anonymous.get("/livez").status, early.anonymous.get("/readyz").status) == (200, 503)
 
 
 def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
@@ -476,7 +476,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         refused = served.writer.post("/v1/seed", {"seed": 1})
         assert (refused.status, refused.kind) == (503, "draining")
         # A Service that left it out would cut learners off from what is left to take.
-        assert served.nobody.get("/readyz").status == 200
+        assert served.anonymous.get("/readyz").status == 200
         while (reply := take(served)).status != 503:
             if reply.status == 200:
                 checker.take(decode(memoryview(reply.body)).tensordict())
@@ -485,7 +485,7 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
         assert status["frames"]["delivered"] == status["frames"]["collected"] == checker.frames
         assert served.server.wait(lambda: False) == "drained"
         served.server.head.close()
-        assert served.nobody.get("/readyz?verbose").json["checks"][1] == {
+        assert served.anonymous.get("/readyz?verbose").json["checks"][1] == {
             "name": "not-closing",
             "ok": False,
             "detail": "",
@@ -493,12 +493,12 @@ def test_a_drained_fleet_gives_what_it_has_and_ends(folder: Path) -> None:
 
 
 def test_livez_fails_when_the_fleets_thread_hangs(endless: Served) -> None:
-    assert endless.nobody.get("/livez").status == 200
+    assert endless.anonymous.get("/livez").status == 200
     with endless.fleet._changed:  # as long as it is held here, the fleet's thread does not turn
         endless.fleet._loop._turned_at -= 130
-        reply = endless.nobody.get("/livez")
+        reply = endless.anonymous.get("/livez")
     assert (reply.status, reply.body.split(b" for ")[0]) == (503, b"the fleet's thread has been stuck")
-    until(lambda: endless.nobody.get("/livez").status == 200)
+    until(lambda: endless.anonymous.get("/livez").status == 200)
 
 
 def test_housekeeping_outlives_a_disk_that_is_full(tmp_path: Path) -> None:

@@ -175,7 +175,7 @@ def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None
 
 
 def test_the_page_needs_no_token_and_nothing_from_elsewhere(watched: Served) -> None:
-    index = watched.nobody.get("/")
+    index = watched.anonymous.get("/")
     assert (index.status, index.headers["content-type"]) == (200, "text/html; charset=utf-8")
     policy = dict(part.strip().split(" ", 1) for part in index.headers["content-security-policy"].split(";"))
     assert policy["default-src"] == "'none'"
@@ -192,14 +192,14 @@ def test_the_page_needs_no_token_and_nothing_from_elsewhere(watched: Served) -> 
         if name in seen:
             continue
         seen.add(name)
-        found = watched.nobody.get(f"/{name}")
+        found = watched.anonymous.get(f"/{name}")
         assert found.status == 200, name
         assert found.headers["x-content-type-options"] == "nosniff"
         source = found.body.decode()
         if name.endswith(".js"):
             assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", source), name
             queue += [f"page/{part}" for part in re.findall(r'from "\./([^"]+)"', source)]
-        again = watched.nobody.get(f"/{name}", If_None_Match=found.headers["etag"])
+        again = watched.anonymous.get(f"/{name}", If_None_Match=found.headers["etag"])
         assert (again.status, again.body) == (304, b"")
     assert len(seen) > 8
     # Every file that is shipped is used.
@@ -209,9 +209,9 @@ def test_the_page_needs_no_token_and_nothing_from_elsewhere(watched: Served) -> 
 
 def test_files_that_the_page_has_not_are_problems(watched: Served) -> None:
     for name in ("nothing.js", "..%2Fapp.py", "%2e%2e/app.py", ""):
-        assert watched.nobody.get(f"/page/{name}").kind == "not-found"
-    assert watched.nobody.call("POST", "/").kind == "method-not-allowed"
-    assert watched.nobody.call("HEAD", "/").status == 200
+        assert watched.anonymous.get(f"/page/{name}").kind == "not-found"
+    assert watched.anonymous.call("POST", "/").kind == "method-not-allowed"
+    assert watched.anonymous.call("HEAD", "/").status == 200
 
 
 # -- pictures --------------------------------------------------------------------------------------------------

@@ -40,7 +40,7 @@ def wait_for(api: Api, name: str, at_least: float, **labels: str) -> None:
 
 
 def test_metrics_need_no_token_and_are_the_contracts(endless: Served) -> None:
-    found = scraped(endless.nobody)
+    found = scraped(endless.anonymous)
     for name, samples in found.items():
         assert name in DECLARED, name
         for labels in samples:
@@ -127,12 +127,12 @@ def test_a_worker_that_dies_takes_no_counter_back(endless: Served) -> None:
 def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
     with serve(job, directory=tmp_path) as served:
-        wait_for(served.nobody, "cormorant_frames_total", 1)
+        wait_for(served.anonymous, "cormorant_frames_total", 1)
         head = served.server.head
-        counted = total(served.nobody, "cormorant_frames_total")
+        counted = total(served.anonymous, "cormorant_frames_total")
         head.close()
-        assert total(served.nobody, "cormorant_frames_total") >= counted
-        assert total(served.nobody, "cormorant_head_state", state="draining") == 1
+        assert total(served.anonymous, "cormorant_frames_total") >= counted
+        assert total(served.anonymous, "cormorant_head_state", state="draining") == 1
     assert (
         f'cormorant_head_state{{collectorjob="{job.metadata.name}",state="draining"}} 1.0'.encode() in scrape(head)[0]
     )
@@ -142,10 +142,10 @@ def test_a_scrape_while_the_head_closes_gets_its_last_numbers(tmp_path: Path) ->
 def test_frames_of_a_head_before_are_not_counted_back(tmp_path: Path) -> None:
     job = make_job(num_envs=2, policy="versioned", action="box", lengths=(3, 8), step_s=0.001)
     with serve(job, directory=tmp_path) as served:
-        wait_for(served.nobody, "cormorant_frames_total", 1)
+        wait_for(served.anonymous, "cormorant_frames_total", 1)
         served.operator.post("/v1/pause")
-        first = total(served.nobody, "cormorant_frames_total")
+        first = total(served.anonymous, "cormorant_frames_total")
     # Nobody acknowledged anything: the next head collects all of it again, and its counter waits.
     with serve(job, directory=tmp_path) as served:
-        assert total(served.nobody, "cormorant_frames_total") >= first
+        assert total(served.anonymous, "cormorant_frames_total") >= first
         assert served.operator.get("/v1/status").json["frames"]["delivered"] == 0

@@ -45,7 +45,7 @@ ROLES = [
 
 
 def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
-    document = endless.nobody.get("/openapi.json").json
+    document = endless.anonymous.get("/openapi.json").json
     found = {
         (method.upper(), path, operation.get("x-cormorant-role", ""))
         for path, operations in document["paths"].items()
@@ -58,10 +58,10 @@ def test_every_endpoint_is_in_the_table_of_roles(endless: Served) -> None:
 
 @pytest.mark.parametrize(("method", "path", "role"), ROLES)
 def test_without_the_right_token_nothing_is_done(endless: Served, method: str, path: str, role: str) -> None:
-    missing = endless.nobody.call(method, path)
+    missing = endless.anonymous.call(method, path)
     assert (missing.status, missing.kind) == (401, "unauthenticated")
     assert missing.headers["www-authenticate"].startswith("Bearer")
-    assert Api(endless.nobody.port, "x" * 43).call(method, path).status == 401
+    assert Api(endless.anonymous.port, "x" * 43).call(method, path).status == 401
     if role != "read":
         weaker = endless.reader if role == "write" else endless.writer
         refused = weaker.call(method, path)

@@ -345,7 +345,7 @@ def test_body_without_length_or_type_is_refused_unread(endless: Served) -> None:
     assert endless.writer.put("/v1/models/critic/weights", GOOD).kind == "unknown-model"
     # Refused before the body is asked for: no "100 Continue" comes.
     expects = ("Expect: 100-continue", f"Content-Length: {len(GOOD)}")
-    assert b" 401 " in raw_request(endless.nobody, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
+    assert b" 401 " in raw_request(endless.anonymous, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
     assert b" 100 " in raw_request(endless.writer, f"PUT {PATH} HTTP/1.1", *expects).splitlines()[0]
 
 

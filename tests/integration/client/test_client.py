@@ -96,7 +96,7 @@ def test_info_and_episode_metrics_reach_a_learner(client: Client, served: Served
 
 
 def scrape(served: Served) -> bytes:
-    return served.nobody.get("/metrics").body
+    return served.anonymous.get("/metrics").body
 
 
 def test_a_shared_batch_is_gone_after_the_next_was_asked_for(client: Client) -> None:

@@ -105,7 +105,7 @@ def test_a_learner_gets_ids_and_names(tmp_path: Path) -> None:
             for batch, _ in zip(batches, range(4), strict=False):
                 assert batch.numpy()["collector"]["task_id"].tolist() == [[0] * 10, [1] * 10]
         deadline, pattern = time.monotonic() + 30, r'cormorant_episode_metric\{.*name="length",task="hard"\} 7'
-        while not re.search(pattern, scraped := served.nobody.get("/metrics").body.decode()):
+        while not re.search(pattern, scraped := served.anonymous.get("/metrics").body.decode()):
             assert time.monotonic() < deadline, scraped
             time.sleep(0.1)
         tasks = served.reader.get("/v1/status").json["episodes"]["tasks"]

@@ -84,7 +84,7 @@ class Served:
         self.operator = Api(port, tokens.get(Role.OPERATOR, ""))
         self.writer = Api(port, tokens.get(Role.WRITE, ""))
         self.reader = Api(port, tokens.get(Role.READ, ""))
-        self.nobody = Api(port)
+        self.anonymous = Api(port)
         self.data = Api(server.head.data_port, tokens.get(Role.OPERATOR, ""))
 
     @property

@@ -55,7 +55,7 @@ def test_batches_without_info_have_no_such_key() -> None:
         ({"key": "pair", "dtype": "int16", "shape": [3]}, {}, r"returned pair of shape \[2\]; env.info says \[3\]"),
         ({"key": "big", "dtype": "uint8"}, {"big": 300}, "returned big that does not fit uint8: 300 .* stored as 44"),
         ({"key": "half", "dtype": "int64"}, {"half": 0.5}, "half that does not fit int64: 0.5"),
-        ({"key": "even", "fill": 2}, {}, "the fill 2 of even is no bool"),
+        ({"key": "even", "fill": 2}, {}, "fill 2 of even does not fit bool"),
     ],
 )
 def test_info_that_cannot_be_stored_gets_a_sentence(

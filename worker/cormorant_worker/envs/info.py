@@ -55,7 +55,8 @@ class InfoField:
             return cast_exactly(np.array(self.fill), dtype)
         except ValueError as error:
             raise EnvBuildError(
-                f"spec.env.info: the fill {self.fill:g} of {self.key} is no {self.dtype}; write another one"
+                f"spec.env.info: fill {self.fill:g} of {self.key} does not fit {self.dtype}; change the fill or the "
+                "dtype"
             ) from error
 
     def complete(self, dtype: np.dtype[Any], shape: tuple[int, ...]) -> "InfoField":
@@ -151,8 +152,8 @@ def _fitting(key: str, value: Any, view: Array) -> Array:
     array = np.asarray(value)
     if array.dtype.kind not in _NUMBERS:
         raise InfoMisfit(
-            f"{type(value).__name__} {value!r:.40} for {key}, which is no number; convert it in a wrapper, or remove "
-            "the key from env.info"
+            f"{type(value).__name__} {value!r:.40} for {key}, which is not a number; convert it in a wrapper, or "
+            "remove the key from env.info"
         )
     if array.shape != view.shape:
         raise InfoMisfit(f"{key} of shape {list(array.shape)}; env.info says {list(view.shape)}")

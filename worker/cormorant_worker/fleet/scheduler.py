@@ -35,7 +35,7 @@ class Round:
     landed: set[Slot] = field(default_factory=set)
     """Members whose batch is complete."""
     is_preempted: bool = False
-    """Enough have landed: the others hand over what they have, and nobody is waited for who has nothing."""
+    """Enough batches have landed: the other workers hand over what they have; those with nothing are not waited for."""
 
     @property
     def is_complete(self) -> bool:
@@ -103,7 +103,7 @@ class Scheduler:
 
     @property
     def remaining_frames(self) -> int | None:
-        """Frames that nobody has been asked for yet; None without an end."""
+        """Frames that no worker has a ticket for yet; None without an end."""
         if self.total_frames is None:
             return None
         return self.total_frames - self.accepted_frames - self.outstanding_frames
@@ -175,9 +175,7 @@ class Scheduler:
         return granted
 
     def _grant_pending(self, granted: list[Grant], room: int, most: int) -> None:
-        """Tickets of members that have none, because the round is new or because they were lost, for whoever fills
-        their slot now.
-        """
+        """Grant tickets to slots without one, because the round is new or the worker that had the ticket is gone."""
         for found in list(self._pending.values()):
             least = min(room, most) - len(granted)
             if least <= 0:
@@ -275,7 +273,7 @@ class Scheduler:
     def lost(self, round_number: int, slot: Slot) -> int:
         """A member died with its ticket. Returns the frames that have to be collected again.
 
-        In sync mode whoever fills the slot next gets the same ticket; in async mode the frames go back to the rest.
+        In sync mode the slot's next worker gets the same ticket; in async mode the frames go back to the rest.
         """
         found = self._open[round_number]
         count = found.frames[slot]
@@ -313,7 +311,7 @@ class Scheduler:
 
         Args:
             slot: whose member is gone.
-            only_preempted: it will be filled again, and only rounds that wait for nobody go on.
+            only_preempted: it will be filled again, and only preempted rounds go on.
         """
         completed = []
         for found in list(self._pending.values()):
@@ -342,7 +340,7 @@ class Scheduler:
         self._accepted_frames += self._close_round(round_number)
 
     def forget_open(self) -> None:
-        """No round that is not accepted will ever be: what is missing is collected anew. No ticket may be out."""
+        """No round that is not accepted will ever be: what is missing is collected again. No ticket may be out."""
         self._open.clear()
         self._pending.clear()
         self.outstanding_frames = 0

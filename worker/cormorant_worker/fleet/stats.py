@@ -1,4 +1,4 @@
-"""What a fleet tells of itself: counters at one moment, and what became of published weights."""
+"""Counters of a fleet at one moment, and the state of published weights."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -107,7 +107,7 @@ class FleetStats:
 
     @property
     def metric_means(self) -> dict[str, float | None]:
-        """`recent_metrics` by name, without what is no number; None: nothing is left."""
+        """`recent_metrics` by name, without values that are not numbers; None: nothing is left."""
         return _means(self.recent_metrics)
 
     @property

@@ -270,4 +270,4 @@ def _go_on() -> None:
 
 
 def _ignore(is_waiting: bool) -> None:
-    """Nobody watches."""
+    """No heartbeat to set."""

@@ -260,7 +260,7 @@ class InferenceServer:
         client.mailbox.close()
 
     def _drop(self, client: LocalClient, reason: str = "") -> None:
-        """A worker is gone: nobody waits for its rows."""
+        """A worker is gone: its rows are dropped."""
         if client not in self._clients:
             return
         if isinstance(client, NodeClient) and not client.is_known:
@@ -352,7 +352,7 @@ class InferenceServer:
                     buffer[at : at + waiting.n] = rows[: waiting.n]
                 at += waiting.n
             for buffer in arrays:
-                buffer[at:] = buffer[:1]  # rows that the policy can act on; nobody reads what it does
+                buffer[at:] = buffer[:1]  # rows that the policy can act on; its answers are not read
         return tuple(arrays[:num_obs]), tuple(arrays[num_obs:-2]), arrays[-2], arrays[-1]
 
     def _scatter(self, taken: Sequence[_Waiting], acted: Acted, version: int) -> None:

@@ -120,7 +120,7 @@ class StagedWeights:
         """Gives the statistics of versions that are offered without any, where no fleet does."""
         self.specs = specs_of(modules)
         self.version = INITIAL_VERSION
-        self.on_applied: Callable[[PolicyVersion], None] = _nobody_listens
+        self.on_applied: Callable[[PolicyVersion], None] = _ignore
         """Told each version as it begins to act, by the thread that applies it."""
         self._lock = threading.Condition()
         """Guards `_offered` and the versions; notified of every offer."""
@@ -217,5 +217,5 @@ class StagedWeights:
         }
 
 
-def _nobody_listens(version: PolicyVersion) -> None:
+def _ignore(version: PolicyVersion) -> None:
     """For collectors without a fleet: nothing to report to."""

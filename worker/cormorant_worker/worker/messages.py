@@ -48,7 +48,7 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPolicy:
-    """Fleet -> inference server: what the first worker told of the environments, before any of them came."""
+    """Fleet -> inference server: the spaces that the first worker reported; sent before any request."""
 
     observation_space: Space
     action_space: Space

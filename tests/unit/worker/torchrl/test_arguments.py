@@ -110,7 +110,7 @@ def test_env_kwargs_are_per_environment_and_of_one_length() -> None:
         ({"storing_device": ["cpu"] * 3}, ValueError, "storing_device has 3 devices for 2 collectors"),
         ({"env_device": "meta"}, ValueError, "env_device meta cannot be"),
         ({"preemptive_threshold": -0.1}, ValueError, "preemptive_threshold -0.1"),
-        ({"max_restarts": -1}, ValueError, "max_restarts -1 is no number of restarts"),
+        ({"max_restarts": -1}, ValueError, "max_restarts -1 is not a number of restarts"),
         ({"postproc": 3}, ValueError, "postproc is 3, which cannot be called"),
         ({"vectorization": "threads"}, ValueError, '"threads" is not known'),
         ({"replay_buffer": 3}, ValueError, "replay_buffer is a int, which has no extend"),

@@ -151,7 +151,7 @@ class FleetCollector:
     # -- batches -----------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches until `total_frames`, or for ever; None for each of them where a replay buffer gets them."""
+        """Batches until `total_frames`; None for each of them where a replay buffer gets them."""
         return self.iterator()
 
     def iterator(self) -> Iterator[Batch]:
@@ -171,7 +171,7 @@ class FleetCollector:
         """
         total = limit(self._settings.total_frames)
         if not total:
-            raise NoLength("the collector has no length: total_frames is -1, for ever; give total_frames")
+            raise NoLength("the collector has no length: total_frames is -1 (no limit); give total_frames")
         if self._pool is not None:
             raise NoLength("the collector has no length: with trajs_per_batch it depends on how episodes end")
         if self._settings.preemptive_threshold not in (None, 1):

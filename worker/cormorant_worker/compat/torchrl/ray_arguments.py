@@ -183,7 +183,7 @@ def check_interval(interval: int) -> None:
         ValueError: no number of batches.
     """
     if isinstance(interval, bool) or not isinstance(interval, int) or interval < -1:
-        raise ValueError(f"max_weight_update_interval {interval!r} is no number of batches; give 0 or more, or -1")
+        raise ValueError(f"max_weight_update_interval {interval!r} is not a number of batches; give 0 or more, or -1")
 
 
 def read_updater(given: Any) -> Any:

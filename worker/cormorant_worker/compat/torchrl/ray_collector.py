@@ -44,7 +44,7 @@ class RayCollector(FleetCollector):
         policy_factory: makes the policy in the collector; a list: in each.
         trust_policy: the policy takes TensorDicts, whatever its argument is called.
         frames_per_batch: frames of a batch: of all collectors together (`sync`), or of each.
-        total_frames: frames in all; -1: for ever.
+        total_frames: frames in all; -1: no limit.
         device: torch device of policies and batches; a list: of each collector's.
         storing_device: torch device on which batches are handed out; a list: each collector's.
         env_device: environments step on the CPU; anything else is refused.
@@ -477,7 +477,7 @@ class RayCollector(FleetCollector):
 
 def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> tuple[tuple[Maker, ...], ...]:
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
-        raise ValueError(f"num_workers_per_collector {num_envs!r} is no number of environments; give 1 or more")
+        raise ValueError(f"num_workers_per_collector {num_envs!r} is not a number of environments; give 1 or more")
     fns = broadcast(create_env_fn, "create_env_fn", count)
     kwargs = [given or {} for given in broadcast(env_kwargs, "create_env_kwargs", count)]
     return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))

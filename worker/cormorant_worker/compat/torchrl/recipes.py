@@ -85,7 +85,7 @@ def share_out(
     """
     for name, value in (("num_env_per_collector", num_env_per_collector), ("num_collectors", num_collectors)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-            raise ValueError(f"{name} {value!r} is no number of them; give 1 or more")
+            raise ValueError(f"{name} {value!r} is not a number of them; give 1 or more")
     per, count = num_env_per_collector, num_collectors
     if isinstance(env_fns, list | tuple):
         n = len(env_fns)

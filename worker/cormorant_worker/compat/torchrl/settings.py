@@ -43,7 +43,7 @@ class Settings:
     frames_per_batch: int = 200
     """Frames of a batch: of all collectors together in sync mode, of each in async mode; rounded up to whole steps."""
     total_frames: int | None = None
-    """Frames in all; None or -1: for ever. Rounded up to whole steps, else exact."""
+    """Frames in all; None or -1: no limit. Rounded up to whole steps, else exact."""
     max_frames_per_traj: int | None = None
     """Frames after which a trajectory is cut, truncated; None, 0 or less: never."""
     init_random_frames: int | None = None
@@ -154,16 +154,16 @@ def _check_numbers(settings: Settings) -> None:
     if cat not in (None, "stack") and (not isinstance(cat, int) or isinstance(cat, bool)):
         raise ValueError(f'cat_results {cat!r} is no dimension; give "stack", or the number of one')
     if not _is_count(settings.frames_per_batch) or settings.frames_per_batch < 1:
-        raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is no number of frames; give 1 or more")
+        raise ValueError(f"frames_per_batch {settings.frames_per_batch!r} is not a number of frames; give 1 or more")
     total = settings.total_frames
     if total is not None and (not _is_count(total) or (total < 1 and total != -1)):
-        raise ValueError(f"total_frames {total!r} is no number of frames; give 1 or more, or -1 for ever")
+        raise ValueError(f"total_frames {total!r} is not a number of frames; give 1 or more, or -1 for no limit")
     for name in ("max_frames_per_traj", "init_random_frames"):
         value = getattr(settings, name)
         if value is not None and not _is_count(value):
-            raise ValueError(f"{name} {value!r} is no number of frames; give 1 or more, or -1 for none")
+            raise ValueError(f"{name} {value!r} is not a number of frames; give 1 or more, or -1 for none")
     if not _is_count(settings.max_restarts) or not 0 <= settings.max_restarts <= INT32_MAX:
-        raise ValueError(f"max_restarts {settings.max_restarts!r} is no number of restarts; give 0 to {INT32_MAX}")
+        raise ValueError(f"max_restarts {settings.max_restarts!r} is not a number of restarts; give 0 to {INT32_MAX}")
     threshold = settings.preemptive_threshold
     if threshold is not None and not 0 <= threshold <= 1:
         raise ValueError(f"preemptive_threshold {threshold} is no share of the collectors; give one from 0 to 1")
