@@ -66,6 +66,11 @@ _IN_PLACE = "checkpoints are weights for policy.entrypoint in place of policy.in
 _ONE_LIST = "exactly one of count, seeds and resetOptions is required"
 _RESULTS = {"dataset": {"uri": "s3://b/results"}}
 
+
+def _filled(dtype: str, fill: float) -> Document:
+    return {**_WON, "dtype": dtype, "fill": fill}
+
+
 VALID: dict[str, Document] = {
     "smallest": manifest(),
     "lockstep": manifest(env__envpool__batchSize=8),
@@ -150,30 +155,9 @@ INVALID: dict[str, Case] = {
             ("info-twice", [_WON, _WON], [], "", "the key won occurs twice in info", "schema"),
             ("info-key", [{"key": "a/b"}], [], "[0].key", '"a/b" is not valid; write letters, digits', "schema"),
             ("info-of-words", [{**_WON, "dtype": "str"}], [], "[0].dtype", '"str" is not one of bool', "schema"),
-            (
-                "fill-no-flag",
-                [{**_WON, "dtype": "bool", "fill": 2}],
-                [],
-                "[0].fill",
-                "2 of won does not fit bool",
-                "rule",
-            ),
-            (
-                "fill-no-int",
-                [{**_WON, "dtype": "int64", "fill": 0.5}],
-                [],
-                "[0].fill",
-                "0.5 of won does not fit int64",
-                "rule",
-            ),
-            (
-                "fill-too-low",
-                [{**_WON, "dtype": "uint8", "fill": -1}],
-                [],
-                "[0].fill",
-                "-1 of won does not fit uint8",
-                "rule",
-            ),
+            ("fill-flag", [_filled("bool", 2)], [], "[0].fill", "2 of won does not fit bool", "rule"),
+            ("fill-int", [_filled("int64", 0.5)], [], "[0].fill", "0.5 of won does not fit int64", "rule"),
+            ("fill-low", [_filled("uint8", -1)], [], "[0].fill", "-1 of won does not fit uint8", "rule"),
             ("metric-twice", [_WON], [_SUCCESS] * 2, "", "the name success occurs twice", "schema"),
             ("metric-undeclared", [{"key": "x"}], [_SUCCESS], "", 'to env.info, which has ["x"]', "rule"),
             ("metric-without-info", None, [_SUCCESS], "", "reads a key that env.info does not declare", "rule"),
