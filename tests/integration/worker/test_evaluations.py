@@ -131,6 +131,28 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert {name: after[name] for name in kept} == kept
 
 
+@pytest.mark.slow
+def test_environments_that_are_built_slowly_are_not_taken_to_hang(tmp_path: Path) -> None:
+    slow = [{"how": "slow", "at": "init", "seconds": 1.2}]
+    env = {"entrypoint": "cormorant_testing.envs:CountingEnv", "kwargs": {"failures": slow}, "numEnvs": 3}
+    job = parse_job(
+        {
+            "apiVersion": "cormorant.dev/v1alpha1",
+            "kind": "CollectorJob",
+            "metadata": {"name": "slow"},
+            "spec": {
+                "env": {"gymnasium": {**env, "vectorization": "inline"}},
+                "policy": {"random": {}},
+                "collection": {"framesPerBatch": 3, "episodes": {"count": 3}},
+                "output": {"dataset": {"uri": str(tmp_path)}},
+            },
+        }
+    )
+    with Fleet(job, FleetOptions(workers=1, hang_timeout_s=2.0)) as fleet:
+        assert fleet.wait_until_done(60)
+        assert fleet.stats().restarts == 0
+
+
 def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
     from cormorant_worker import make_collector
     from cormorant_worker.policies import mlp

@@ -352,6 +352,11 @@ def make_counting(**kwargs: Any) -> CountingEnv:
     return CountingEnv(**kwargs)
 
 
+def make_generous() -> gymnasium.Env[Any, Any]:
+    """Its rewards are infinite."""
+    return gymnasium.wrappers.TransformReward(CountingEnv(), lambda reward: float("inf"))
+
+
 class Forgetful(CountingEnv):
     """Can be saved and not restored."""
 

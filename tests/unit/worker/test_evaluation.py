@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +105,29 @@ def test_returns_and_lengths_are_those_of_the_first_episode_of_each_seed(tmp_pat
     assert [row.seed for row in rows.values()] == [5, 6, 7, 8, 9, 10]
     assert {row.length for row in rows.values()} == {3}
     assert {row.total for row in rows.values()} == {1.0 + 2.0 + 3.0}
+
+
+def test_processes_that_write_the_same_results_do_not_meet(tmp_path: Path) -> None:
+    rows = [PlayedEpisode(task="", seed=i, options={}, total=1.0, length=3, terminated=True) for i in range(500)]
+    folder = ResultFolder(str(tmp_path))
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(lambda _: folder.record(rows), range(100)))
+    assert len(folder.played()) == 500
+    assert len(list((tmp_path / "played").iterdir())) == 1
+
+
+def test_a_return_that_is_no_finite_number_is_named(tmp_path: Path) -> None:
+    env = {"gymnasium": {"entrypoint": "cormorant_testing.envs:make_generous", "vectorization": "inline"}}
+    with pytest.raises(EnvError, match="the episode with seed 6 has a return of inf after 1 steps"):
+        player_of(job_of(tmp_path, env, seed=6, episodes={"count": 1})).play([0])
+
+
+def test_environments_are_built_before_episodes_are_timed(tmp_path: Path) -> None:
+    player, told = player_of(counting(tmp_path)), []
+    player.on_building = told.append
+    player.play([0, 1])
+    player.play([2])
+    assert told == [True, False, True, False]
 
 
 def test_reset_options_reach_their_episode(tmp_path: Path) -> None:

@@ -95,6 +95,8 @@ class Player:
         self._planned = planned_episodes(job)
         self.film: Film | None = None
         """Gets a picture of every observation, with its environment's pictures per second."""
+        self.on_building: Callable[[bool], None] = lambda is_building: None
+        """Told when environments begin to be built, which may take long, and when they stand at their first steps."""
         self._folder = ResultFolder(job.spec.output.dataset.uri)
         self._weights = collector.weights
         self._weights.set_evaluating()
@@ -133,6 +135,7 @@ class Player:
 
     def _play_task(self, task: str, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         try:
+            self.on_building(True)
             env = build_envs(
                 _of_task(self._job.spec.env, task),
                 planned,
@@ -141,8 +144,10 @@ class Player:
                 film=self.film,
             )
             try:
+                first = env.start()
+                self.on_building(False)
                 with torch.inference_mode(), exploring(self._exploration):
-                    return self._play(env, planned)
+                    return self._play(env, first, planned)
             finally:
                 env.close()
         except EnvRaised as error:
@@ -159,12 +164,11 @@ class Player:
         """
         self._folder.record(played)
 
-    def _play(self, env: VectorEnv, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
+    def _play(self, env: VectorEnv, first: Arrays, planned: Sequence[PlannedEpisode]) -> list[PlayedEpisode]:
         check = ActionCheck(env.action_space)
         metrics = EpisodeMetrics(self._job.spec.collection.episode_metrics or (), env.info_leaves, len(planned))
         seats = {
             row: self._seat(episode, tuple(leaf[row : row + 1] for leaf in first), env)
-            for first in (env.start(),)
             for row, episode in enumerate(planned)
         }
         played: dict[int, PlayedEpisode] = {}
@@ -188,6 +192,11 @@ class Player:
                 seat.length += 1
                 for gathered, leaf in zip(seat.info, step.info, strict=True):
                     gathered.append(leaf[position].copy())
+                if not math.isfinite(seat.total):
+                    raise EnvError(
+                        f"the episode with {_name(seat.planned)} has a return of {seat.total} after {seat.length:,} "
+                        "steps, which no table can sum up; return finite rewards"
+                    )
                 if position in ended:
                     found = metrics.of_episode([np.stack(gathered) for gathered in seat.info])
                     played[row] = PlayedEpisode(

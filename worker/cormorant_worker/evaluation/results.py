@@ -10,6 +10,7 @@ worker died before it could report, writes the same file again. Episodes without
 import hashlib
 import json
 import math
+import secrets
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,10 +159,14 @@ class ResultFolder:
                 return
             target = Path(self._root) / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            draft = target.with_name(f".{target.name}.{hashlib.sha256(data).hexdigest()[:12]}")
-            draft.write_bytes(data)
-            sync_path(draft)
-            draft.replace(target)
+            # Another process may write the same results: a worker that was given up, a second run.
+            draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
+            try:
+                draft.write_bytes(data)
+                sync_path(draft)
+                draft.replace(target)
+            finally:
+                draft.unlink(missing_ok=True)
             sync_path(target.parent)
         except OSError as error:
             raise EvaluationError(

@@ -182,7 +182,7 @@ class WorkerHandle:
         """
         # A server counts its turns in place of frames, and turns though it has nothing to do.
         heartbeat = self.connection.frames, self.connection.phase
-        rests = is_paused or (heartbeat[1] is Phase.WAITING and not self.tickets) or heartbeat[1] is Phase.ASKING
+        rests = is_paused or (heartbeat[1] is Phase.WAITING and not self.tickets)
         rests = rests and not self.is_server
         if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
             self._last_heartbeat, self.last_progress = heartbeat, now

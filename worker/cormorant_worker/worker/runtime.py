@@ -138,6 +138,7 @@ class WorkerRuntime:
                 overrides=self._overrides,
                 max_threads=start.place.max_threads or available_cpus(),
             )
+            self._player.on_building = self._note_building
             self.collector.close()  # episodes are played in environments of their own
         self._uplink.send(self._ready(built))
         begin = self._uplink.recv()
@@ -301,6 +302,9 @@ class WorkerRuntime:
 
     def _note_asking(self, is_asking: bool) -> None:
         self._heartbeat.enter(Phase.ASKING if is_asking else Phase.STEPPING)
+
+    def _note_building(self, is_building: bool) -> None:
+        self._heartbeat.enter(Phase.BUILDING if is_building else Phase.STEPPING)
 
     def _apply_weights(self) -> None:
         """Let the newest staged weights act. The caller holds `_boundary`."""
