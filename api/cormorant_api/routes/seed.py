@@ -14,7 +14,10 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
 
 @router.post(
-    "/v1/seed", operation_id="seed", responses=answers(ProblemType.STREAM_ENDED), openapi_extra=needs(Role.WRITE)
+    "/v1/seed",
+    operation_id="seed",
+    responses=answers(ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH),
+    openapi_extra=needs(Role.WRITE),
 )
 async def seed(request: Request, body: Reseed) -> Seeded:
     """Restart every worker's environments and random streams with this seed, at the next batch boundary.

@@ -15,10 +15,11 @@ import torch
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job
+from cormorant_testing.collecting import make_job
 from cormorant_testing.fleets import on_both_engines, on_both_engines_slowly
 from cormorant_testing.snippets import ROOT, blocks
 from cormorant_worker import evaluate
-from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, WeightsError, WorkerFailed
+from cormorant_worker.errors import EnvError, EvaluationError, ManifestError, StateError, WeightsError, WorkerFailed
 from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
@@ -168,11 +169,16 @@ def test_weights_decide_the_table_and_must_fit(tmp_path: Path) -> None:
         evaluate(CARTPOLE, short, episodes=6, workers=1)
 
 
-def test_an_evaluation_takes_no_other_weights(tmp_path: Path) -> None:
+def test_an_evaluation_takes_no_other_weights_states_or_seeds(tmp_path: Path) -> None:
+    with Fleet(make_job(), FleetOptions(workers=1)) as fleet:
+        state = fleet.state()
     job = evaluation_job(slow(), str(tmp_path), episodes=40)
     with Fleet(job, FleetOptions(workers=1)) as fleet:
         with pytest.raises(WeightsError, match="an evaluation plays the weights that it began with"):
             fleet.publish({"weight": torch.zeros(1)})
+        for change in (fleet.state, lambda: fleet.restore(state), lambda: fleet.seed(4)):
+            with pytest.raises(StateError, match="an evaluation has no state, and each of its episodes a seed"):
+                change()
         assert fleet.stats().total_frames == 40
 
 

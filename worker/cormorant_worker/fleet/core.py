@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.errors import WeightsError
+from cormorant_worker.errors import StateError, WeightsError
 from cormorant_worker.fleet.background import BackgroundTasks
 from cormorant_worker.fleet.batch_queue import BatchQueue
 from cormorant_worker.fleet.counters import FleetCounters
@@ -86,6 +86,16 @@ class FleetCore:
         if self.episodes is not None:
             raise WeightsError(
                 "an evaluation plays the weights that it began with; start another one with these as initialWeights"
+            )
+
+    def refuse_states_of_evaluation(self) -> None:
+        """Raises:
+        StateError: the job is an evaluation.
+        """
+        if self.episodes is not None:
+            raise StateError(
+                "an evaluation has no state, and each of its episodes a seed of its own: it goes on from its results "
+                "folder; start another one with other seeds in collection.episodes"
             )
 
     def stats(self) -> FleetStats:

@@ -63,10 +63,12 @@ class Quiesce:
 
         Raises:
             ControlTimeout: they did not end in time.
+            StateError: an evaluation has nothing to change between batches.
         """
         core, timeout_s = self._core, self._core.options.control_timeout_s
         lifecycle, pool = core.lifecycle, core.pool
         lifecycle.raise_error()
+        core.refuse_states_of_evaluation()
         self._holders += 1
         try:
             if lifecycle.is_paused:
