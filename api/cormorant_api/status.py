@@ -1,6 +1,7 @@
 """Builds the responses of `GET /v1/status` and `/v1/workers`. Pure functions."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 
 from cormorant_api.head import Head, Running
@@ -12,6 +13,7 @@ from cormorant_contract.rest.status import (
     GroupReport,
     Phase,
     QueueReport,
+    StatisticsReport,
     Status,
     TaskReport,
     WeightsReport,
@@ -84,6 +86,8 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         listeners_dropped=head.events.dropped_listeners,
         started_at=head.started_at,
         desired=running.group_sizes.describe(paused=head.leases.spec_paused),
+        statistics={key: StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
+        counts="frames" if head.job.spec.collection.episodes is None else "episodes",
     )
 
 

@@ -45,7 +45,8 @@ def lines_of(found: "Status") -> Iterator[str]:
     target = f" of {frames.target:,}" if frames.target is not None else ""
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in frames.dropped.items() if count)
     yield f"{found.job}: {found.phase}"
-    yield f"  frames    {frames.collected:,}{target}, {frames.per_second:,.0f}/s, {frames.delivered:,} delivered"
+    delivered = f", {frames.delivered:,} delivered" if found.counts == "frames" else ""
+    yield f"  {found.counts:<10}{frames.collected:,}{target}, {frames.per_second:,.0f}/s{delivered}"
     if dropped:
         yield f"  dropped   {dropped}"
     for group in found.groups:
@@ -55,6 +56,11 @@ def lines_of(found: "Status") -> Iterator[str]:
     yield f"  queue     {queue.waiting + queue.ready} waiting, {queue.lent} lent, room for {queue.capacity}"
     for consumer in found.consumers:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
+    for key, statistics in found.statistics.items():
+        yield (
+            f"  normalize {key}: {statistics.frames:,} frames, {statistics.published_frames:,} of them published, "
+            f"std {statistics.std[0]:.3g} to {statistics.std[1]:.3g}"
+        )
     if found.episodes.mean_return is not None:
         yield f"  episodes  {found.episodes.count:,}, the last return {found.episodes.mean_return:.2f} on average"
     for name, value in found.episodes.metrics.items():

@@ -1,6 +1,7 @@
 """What a head exports, for the whole job. One scrape of it shows everything."""
 
 from cormorant_contract.metrics.labels import (
+    BOUND,
     COLLECTORJOB,
     DROPPED_FOR,
     END,
@@ -18,6 +19,7 @@ from cormorant_contract.metrics.labels import (
     ROUTE,
     SIDE,
     STAGE,
+    STATISTICS_KEY,
     STATUS_CLASS,
     TASK,
     TORCH,
@@ -88,6 +90,22 @@ RECENT_LENGTH = _of_job(
 EPISODE_METRIC = _of_job(
     "episode_metric", "gauge", "Mean of an episode metric over the last 100 episodes.", METRIC, TASK,
     when="the manifest has episodeMetrics or variants, and an episode has ended",
+)  # fmt: skip
+_NORMALIZES = "the manifest has normalize"
+NORMALIZE_FRAMES = _of_job(
+    "normalize_frames", "gauge", "Acknowledged frames in the statistics of a key.", STATISTICS_KEY, when=_NORMALIZES
+)
+NORMALIZE_PUBLISHED = _of_job(
+    "normalize_published_frames", "gauge", "Frames in the statistics that the newest published version acts with.",
+    STATISTICS_KEY, when=_NORMALIZES,
+)  # fmt: skip
+NORMALIZE_MEAN = _of_job(
+    "normalize_mean", "gauge", "Running means of a key: the lowest and the highest.", STATISTICS_KEY, BOUND,
+    when=_NORMALIZES,
+)  # fmt: skip
+NORMALIZE_STD = _of_job(
+    "normalize_std", "gauge", "Running standard deviations of a key: the lowest and the highest.", STATISTICS_KEY,
+    BOUND, when=_NORMALIZES,
 )  # fmt: skip
 ENV_STEP = _of_job(
     "env_step_duration_seconds",
@@ -196,7 +214,8 @@ GPU_MEMORY = _of_job(
 
 FLEET_METRICS = (
     FRAMES, STEPPED_FRAMES, TARGET_FRAMES, EPISODES, EPISODE_RETURN, EPISODE_LENGTH, RECENT_RETURN,
-    RECENT_LENGTH, EPISODE_METRIC, ENV_STEP, INFERENCE,
+    RECENT_LENGTH, EPISODE_METRIC, ENV_STEP, INFERENCE, NORMALIZE_FRAMES, NORMALIZE_PUBLISHED, NORMALIZE_MEAN,
+    NORMALIZE_STD,
     BATCH, PHASE_SECONDS, POLICY_VERSION, POLICY_VERSION_PUBLISHED, STALENESS, FRAMES_DROPPED, QUEUE_BATCHES,
     QUEUE_CAPACITY, QUEUE_WAIT, WORKERS, WORKER_RESTARTS, ENV_RESTARTS, SINK_LAG, BUILD_INFO, GPU_UTILIZATION,
     GPU_MEMORY, PAUSED, PAUSE_SECONDS, INFERENCE_ROWS, INFERENCE_PADDED_ROWS, INFERENCE_ACTS, INFERENCE_REQUESTS,

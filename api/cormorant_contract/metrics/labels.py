@@ -33,6 +33,13 @@ METRIC = Label(
     help="Name of the metric in `collection.episodeMetrics`; of a variant return and length, too.",
     at_most=18,
 )
+STATISTICS_KEY = Label(
+    name="key",
+    help="What `collection.normalize` keeps statistics of: a leaf of the observation, or next/reward, whose statistics "
+    "are those of the discounted return.",
+    at_most=65,
+)
+BOUND = Label(name="bound", help="lowest, highest: over the values of the key.", values=("lowest", "highest"))
 TASK = Label(name="task", help="Variant of the environment; empty without variants.", at_most=65)
 RESTARTED_FOR = Label(
     name="reason",

@@ -141,6 +141,19 @@ class TaskReport(Answer):
     them had a number."""
 
 
+class StatisticsReport(Answer):
+    """Running statistics of one batch key, for `collection.normalize`."""
+
+    frames: Count
+    """Acknowledged frames in them."""
+    published_frames: Count
+    """Frames in the statistics that the newest published version acts with."""
+    mean: tuple[float, float]
+    """Lowest and highest mean over the values of the key."""
+    std: tuple[float, float]
+    """Lowest and highest standard deviation."""
+
+
 class Status(Answer):
     """State of the whole job."""
 
@@ -168,6 +181,10 @@ class Status(Answer):
     started_at: Time
     desired: DesiredReport | None = None
     """Same as `GET /v1/desired`, so that the operator needs one request. None from an older head."""
+    statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
+    """By key, where the manifest normalises; next/reward has those of the discounted return."""
+    counts: Literal["frames", "episodes"] = "frames"
+    """What `collected`, `settled` and `target` of `frames` count: an evaluation counts episodes."""
 
 
 class Build(Answer):

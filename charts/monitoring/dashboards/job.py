@@ -22,7 +22,7 @@ def build() -> Dashboard:
             ),
             choice("group", "Group", f"label_values(cormorant_stepped_frames_total{{{_JOB}}}, group)"),
         ),
-        sections=(_NOW, _FRAMES, _TIME, _SERVERS, _EPISODES, _WEIGHTS, _QUEUE, _TROUBLE, _REST),
+        sections=(_NOW, _FRAMES, _TIME, _SERVERS, _EPISODES, _NORMALIZATION, _WEIGHTS, _QUEUE, _TROUBLE, _REST),
     )
 
 
@@ -233,6 +233,37 @@ _EPISODES = Section(
             unit="suffix: episodes/s",
             queries={"{{end}}": _rate("cormorant_episodes_total", "end")},
             is_stacked=True,
+        ),
+    ),
+)
+_NORMALIZATION = Section(
+    title="Normalisation",
+    panels=(
+        Panel(
+            title="Frames in the statistics",
+            description="Acknowledged frames, and those that the newest published policy acts with. The gap grows "
+            "while the learner publishes nothing.",
+            unit="short",
+            queries={
+                "{{key}}": f"max by (key) (cormorant_normalize_frames{{{_JOB}}})",
+                "{{key}}: published": f"max by (key) (cormorant_normalize_published_frames{{{_JOB}}})",
+            },
+            width=8,
+        ),
+        Panel(
+            title="Standard deviations",
+            description="Lowest and highest of each key; next/reward is the discounted return. A lowest near 0: a "
+            "constant value, whose noise fills the whole clipped range.",
+            unit="none",
+            queries={"{{key}} {{bound}}": f"max by (key, bound) (cormorant_normalize_std{{{_JOB}}})"},
+            width=8,
+        ),
+        Panel(
+            title="Means",
+            description="Lowest and highest of each key. They settle unless the policy visits other states.",
+            unit="none",
+            queries={"{{key}} {{bound}}": f"max by (key, bound) (cormorant_normalize_mean{{{_JOB}}})"},
+            width=8,
         ),
     ),
 )

@@ -46,7 +46,12 @@ MANIFEST = {
             "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
         },
         "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
-        "collection": {"framesPerBatch": 128, "totalFrames": 100_000_000, "seed": 7},
+        "collection": {
+            "framesPerBatch": 128,
+            "totalFrames": 100_000_000,
+            "seed": 7,
+            "normalize": {"observation": {}, "reward": {}},
+        },
         "output": {"queue": {"capacityBatches": 4}},
         "head": {"resources": SMALL},
         "workerGroups": [{"name": "cpu", "resources": SMALL}],

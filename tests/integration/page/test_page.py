@@ -68,6 +68,55 @@ def test_it_shows_the_numbers_that_the_api_gives(cartpole: HeadProcess, browser:
         watched.assert_clean()
 
 
+def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Browser) -> None:
+    manifest = write_manifest(
+        tmp_path,
+        "CartPole-v1",
+        episodeMetrics=[{"name": "longest", "key": "elapsed_step", "reduce": "max"}],
+        normalize={"observation": {}, "reward": {}},
+    )
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["env"] |= {
+        "info": [{"key": "elapsed_step"}],
+        "variants": [{"name": "short"}, {"name": "long"}],
+    }
+    manifest.write_text(yaml.safe_dump(document))
+    with HeadProcess(manifest, tmp_path / "head") as head:
+        api = head.api("write")
+        with watching(browser, api.port, api.token) as watched:
+            until(lambda: len(api.get("/v1/status").json["episodes"]["tasks"]) == 2)
+            with paused(api):
+                watched.wait_for_text("#phase", "Paused")
+                status = api.get("/v1/status").json
+                watched.wait_for_text("#frames", f"{status['frames']['collected']:,}")
+                assert watched.text("#frames-title") == "Frames collected"
+                shown = re.fullmatch(r"longest ([\d.]+)", watched.text("#metrics"))
+                assert shown
+                assert float(shown[1]) == pytest.approx(status["episodes"]["metrics"]["longest"], rel=0.005)
+                assert re.fullmatch(r"short [\d.]+, long [\d.]+", watched.text("#tasks"))
+                found = status["statistics"]
+                assert list(found) == ["observation", "next/reward"]
+                watched.wait_for_text("#statistics", f"{found['observation']['frames']:,} frames")
+                ranges = watched.text("#statistics-ranges")
+                assert ranges.startswith("the policy acts with 0; observation: mean ")
+                assert "; next/reward: mean " in ranges
+            watched.assert_clean()
+
+
+def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None:
+    manifest = write_manifest(tmp_path, "CartPole-v1", episodes={"count": 4000})
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["output"] = {"dataset": {"uri": str(tmp_path / "results")}}
+    manifest.write_text(yaml.safe_dump(document))
+    with HeadProcess(manifest, tmp_path / "head") as head:
+        api = head.api("write")
+        with watching(browser, api.port, api.token) as watched:
+            watched.wait_for_text("#frames-title", "Episodes played")
+            watched.wait_for_text("#target", "of 4,000")
+            assert watched.evaluate("document.getElementById('statistics-tile').hidden") is True
+            watched.assert_clean()
+
+
 def test_plots_move_and_know_what_was_before_they_were_opened(cartpole: HeadProcess, browser: Browser) -> None:
     api = cartpole.api("read")
     until(lambda: api.get("/v1/status").json["episodes"]["count"] > 0)

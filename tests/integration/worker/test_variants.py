@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import minari
 import numpy as np
 import pyarrow.parquet
 import pytest
@@ -77,6 +78,9 @@ def test_a_fleet_stores_and_exports_the_ids(tmp_path: Path) -> None:
     assert frames.to_tensordict()["collector", "task_id"].tolist() == frames.tasks[0].tolist()
     table = pyarrow.parquet.read_table(export(data, tmp_path / "out", to="parquet").path)
     assert sorted(set(table["task_id"].to_pylist())) == [0, 1]
+    episodes = minari.MinariDataset(str(export(data, tmp_path / "minari", to="minari").path)).iterate_episodes()
+    lengths = [(set(e.infos["task_id"].tolist()), len(e.rewards)) for e in episodes if e.terminations[-1]]
+    assert set(map(str, lengths)) == {"({0}, 3)", "({1}, 7)"}
     variants = [*VARIANTS[:1], {"name": "harder", "kwargs": {"lengths": [9]}}]
     with (
         pytest.raises(DatasetMismatch, match=r"env.variants: .*hard.* is stored, now it is .*harder"),

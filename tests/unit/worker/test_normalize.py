@@ -10,16 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict import TensorDict
 
+from cormorant_contract.metrics.head import FLEET_METRICS
 from cormorant_contract.normalize import Normalize
 from cormorant_postproc import PostprocError, normalized
 from cormorant_testing.collecting import make_collector, make_job
 from cormorant_testing.policies import numbered
+from cormorant_testing.stats import make_stats
 from cormorant_worker.collect.batch import to_tensordict
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.collector import Collector
 from cormorant_worker.collect.moments import BatchMoments
 from cormorant_worker.errors import EnvError, ManifestError, StateError
 from cormorant_worker.launch import make_collector as stand_alone
+from cormorant_worker.metrics.exposition import Exposition
+from cormorant_worker.metrics.fleet import FleetMetrics
 from cormorant_worker.normalize.book import KEPT_VERSIONS, StatisticsBook
 from cormorant_worker.normalize.moments import RunningMoments, Statistics
 from cormorant_worker.policy.normalizer import Normalizer
@@ -272,3 +276,28 @@ def test_documents_are_read_back_exactly_and_others_refused() -> None:
     for wrong in ([], {"observation": {}}, {"observation": {"count": 1, "mean": [1.0], "m2": [-1.0], "clip": 1.0}}):
         with pytest.raises(StateError, match="not normalisation statistics"):
             Statistics.of_document(wrong)
+
+
+def test_a_glance_has_frames_and_the_ranges_of_each_key() -> None:
+    book = StatisticsBook()
+    assert book.glance() == {}
+    values = np.array([[0.0, 10.0, -4.0], [2.0, 30.0, -4.0]])
+    book.begin(one(values).emptied())
+    book.merge(one(values))
+    book.stamp(1)
+    book.merge(one(values))
+    (found,) = book.glance().values()
+    low, high = np.sqrt(1e-8), np.sqrt(100 + 1e-8)
+    assert (found.frames, found.published_frames, found.mean, found.std) == (4, 2, (-4.0, 20.0), (low, high))
+    exposition = Exposition(FLEET_METRICS, collectorjob="counting")
+    FleetMetrics(make_job(), exposition).sample(make_stats(statistics=book.glance()))
+    lines = exposition.text()[0].decode().splitlines()
+    shown = [line.partition("{")[2].replace('collectorjob="counting",', "") for line in lines if "normalize_" in line]
+    assert [line for line in shown if line] == [
+        'key="observation"} 4.0',
+        'key="observation"} 2.0',
+        'bound="lowest",key="observation"} -4.0',
+        'bound="highest",key="observation"} 20.0',
+        f'bound="lowest",key="observation"}} {low}',
+        f'bound="highest",key="observation"}} {high}',
+    ]

@@ -128,6 +128,7 @@ class FleetCore:
             queue_capacity=queue.capacity_batches if queue is not None else 0,
             queue_waits_s=counters.waits_s,
             undurable_frames=sum(undurable),
+            statistics={} if self.statistics is None else self.statistics.glance(),
             inference={group: dict(books) for group, books in self.servers.served.items()},
         )
 

@@ -6,6 +6,7 @@ from math import isfinite
 from statistics import fmean
 from typing import Literal, TypeVar
 
+from cormorant_worker.normalize.moments import StatisticsGlance
 from cormorant_worker.weights.staged import PolicyVersion
 
 K = TypeVar("K")
@@ -104,6 +105,9 @@ class FleetStats:
     """In sealed batches that the dataset has not made durable yet; 0 without one."""
     inference: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """What inference servers did so far, by group: the fields of the message `Served`."""
+
+    statistics: Mapping[str, StatisticsGlance] = field(default_factory=dict)
+    """What the manifest normalises, by batch key."""
 
     @property
     def metric_means(self) -> dict[str, float | None]:

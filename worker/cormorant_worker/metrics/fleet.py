@@ -9,11 +9,12 @@ from statistics import fmean
 
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.metrics import head as declared
-from cormorant_contract.metrics.labels import ACTIVITIES, END
+from cormorant_contract.metrics.labels import ACTIVITIES, BOUND, END
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.stats import FleetStats, GroupStats
 from cormorant_worker.metrics.exposition import Exposition, Rising
 from cormorant_worker.metrics.gpus import read_gpus
+from cormorant_worker.normalize.moments import StatisticsGlance
 from cormorant_worker.worker.messages import Sealed
 
 _SERVED = {
@@ -89,6 +90,8 @@ class FleetMetrics:
             for (name, task), mean in stats.task_metric_means.items():
                 if mean is not None:
                     self._exposition.gauge(declared.EPISODE_METRIC, name=name, task=task).set(mean)
+            for key, statistics in stats.statistics.items():
+                self._show_statistics(key, statistics)
             if self._job.spec.output.dataset is not None:
                 self._exposition.gauge(declared.SINK_LAG).set(stats.undurable_frames)
             for name, served in stats.inference.items():
@@ -100,6 +103,14 @@ class FleetMetrics:
             if (group, name) not in self._served:
                 self._served[group, name] = self._exposition.rising(_SERVED[name], group=group)
             self._served[group, name].follow(number)
+
+    def _show_statistics(self, key: str, statistics: StatisticsGlance) -> None:
+        gauge = self._exposition.gauge
+        gauge(declared.NORMALIZE_FRAMES, key=key).set(statistics.frames)
+        gauge(declared.NORMALIZE_PUBLISHED, key=key).set(statistics.published_frames)
+        for i, bound in enumerate(BOUND.values):
+            gauge(declared.NORMALIZE_MEAN, key=key, bound=bound).set(statistics.mean[i])
+            gauge(declared.NORMALIZE_STD, key=key, bound=bound).set(statistics.std[i])
 
     def dropped(self, reason: str) -> Rising:
         if reason not in self._dropped:

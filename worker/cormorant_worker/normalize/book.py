@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 
-from cormorant_worker.normalize.moments import Document, Statistics
+from cormorant_worker.normalize.moments import Document, Statistics, StatisticsGlance
 
 KEPT_VERSIONS = 256
 """Versions whose statistics are kept, the newest."""
@@ -27,6 +27,8 @@ class StatisticsBook(Mapping[int, Document]):
         self._current = found or Statistics()
         self._is_first = found is None
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
+        self._glance: dict[str, StatisticsGlance] | None = None
+        """What `glance` said since the last change."""
         self._documents: dict[int, Document] = {}
         """Serialized statistics of versions that were asked for."""
 
@@ -40,6 +42,7 @@ class StatisticsBook(Mapping[int, Document]):
         workers say the same; the first one counts.
         """
         with self._lock:
+            self._glance = None
             self._versions.setdefault(0, initial)
             self._base(initial)
             # Every key has statistics from the start, for what is published before a batch is acknowledged.
@@ -48,6 +51,7 @@ class StatisticsBook(Mapping[int, Document]):
     def inherit(self, statistics: Statistics) -> None:
         """Go on from what an earlier fleet had merged when it published, unless this one knows more already."""
         with self._lock:
+            self._glance = None
             self._base(statistics)
 
     def _base(self, statistics: Statistics) -> None:
@@ -57,11 +61,13 @@ class StatisticsBook(Mapping[int, Document]):
     def merge(self, statistics: Statistics) -> None:
         """A batch counts. Called once a batch."""
         with self._lock:
+            self._glance = None
             self._current = self._current.merged(statistics)
 
     def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
         """A version is published: with the current statistics, or with those that it had before."""
         with self._lock:
+            self._glance = None
             found = self._versions[version] = statistics or self._current
             self._documents.pop(version, None)
             while len(self._versions) > KEPT_VERSIONS:
@@ -71,10 +77,28 @@ class StatisticsBook(Mapping[int, Document]):
     def reset(self, current: Statistics, versions: Mapping[int, Statistics]) -> None:
         """Go on from a saved state. What this fleet published stays known."""
         with self._lock:
+            self._glance = None
             self._current, self._is_first = current, False
             known = {**versions, **self._versions}
             self._versions = OrderedDict((v, known[v]) for v in sorted(v for v in known if v >= 0)[-KEPT_VERSIONS:])
             self._documents.clear()
+
+    def glance(self) -> dict[str, StatisticsGlance]:
+        """The current statistics by key, beside those of the newest version."""
+        with self._lock:
+            if self._glance is None:
+                published = next(reversed(self._versions.values()), Statistics()).moments
+                self._glance = {
+                    name: StatisticsGlance(
+                        frames=moments.count,
+                        published_frames=published[name].count if name in published else 0,
+                        mean=(float(moments.mean.min()), float(moments.mean.max())),
+                        std=(float(moments.std.min()), float(moments.std.max())),
+                    )
+                    for name, moments in self._current.moments.items()
+                    if moments.mean.size
+                }
+            return self._glance
 
     def versions(self) -> dict[int, Statistics]:
         """Statistics of the retained versions."""

@@ -79,6 +79,19 @@ class RunningMoments:
         return np.zeros_like(self.mean) if self.count < 2 else self.mean
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StatisticsGlance:
+    """The running statistics of one key at a glance."""
+
+    frames: int
+    """Acknowledged."""
+    published_frames: int
+    """Of them, those in the statistics that the newest version acts with."""
+    mean: tuple[float, float]
+    """The lowest and the highest, over the values of the key."""
+    std: tuple[float, float]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Statistics:
     """Moments by the name of the batch key that they normalise."""

@@ -160,12 +160,24 @@ function showTiles(status) {
     lent: queue.capacity ? aroundQueue(queue) : "frames go to the dataset",
   };
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
+  setText($("frames-title"), status.counts === "episodes" ? "Episodes played" : "Frames collected");
+  showStatistics(Object.entries(status.statistics ?? {}));
   const metrics = Object.entries(episodes.metrics ?? {});
   $("metrics-tile").hidden = !metrics.length;
   const tasks = Object.entries(episodes.tasks ?? {});
   $("tasks-tile").hidden = !tasks.length;
   setText($("tasks"), tasks.map(([name, { means }]) => `${name} ${number(means.return)}`).join(", "));
   setText($("metrics"), metrics.map(([name, value]) => `${name} ${number(value)}`).join(", "));
+}
+
+/** What observations and returns are normalised with: how much it is made of, and whether the scales are sane. */
+function showStatistics(found) {
+  $("statistics-tile").hidden = !found.length;
+  if (!found.length) return;
+  const { frames, published_frames: published } = found[0][1];
+  setText($("statistics"), `${count(frames)} frames`);
+  const ranges = found.map(([key, { mean, std }]) => `${key}: mean ${number(mean[0])} to ${number(mean[1])}, std ${number(std[0])} to ${number(std[1])}`);
+  setText($("statistics-ranges"), [`the policy acts with ${count(published)}`, ...ranges].join("; "));
 }
 
 /** Batches outside the queue: finished but without room, returned, with learners. */

@@ -13,11 +13,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from cormorant_testing.check import Checker
+from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import IDENT_MODULUS, CountingEnv
 from cormorant_testing.policies import Versioned, numbered
 from cormorant_worker.collect.seeding import SeedPath
 from cormorant_worker.compat.torchrl.seeds import next_seed
 from cormorant_worker.errors import WeightsMismatch, WorkerFailed
+from cormorant_worker.launch import make_collector as stand_alone
 from cormorant_worker.torchrl import (
     FleetCollector,
     OffPolicyCollectorConfig,
@@ -482,3 +484,20 @@ def test_each_collectors_batches_come_on_its_storing_device() -> None:
     with sync_sync_collector(make, None, 1, 2, storing_device="meta", **arguments) as collector:
         batch = collector.next()
         assert (batch["observation"].device.type, batch.shape) == ("meta", (2, 2))
+
+
+@needs_torchrl
+def test_torchrl_samples_trajectories_of_each_variant() -> None:
+    from torchrl import data as rb
+
+    variants = [{"name": "easy", "kwargs": {"lengths": [3]}}, {"name": "hard", "kwargs": {"lengths": [7]}}]
+    with stand_alone(make_job(num_envs=2, variants=variants)) as collector:
+        batch = collector.collect(num_steps=42)
+    sampler = rb.SliceSampler(slice_len=3, traj_key=("collector", "traj_ids"), strict_length=True)
+    buffer = rb.ReplayBuffer(storage=rb.LazyTensorStorage(42), sampler=sampler, batch_size=12)
+    buffer.extend(batch.reshape(-1))
+    sample = buffer.sample()
+    tasks, ids = (sample["collector", name].reshape(-1, 3) for name in ("task_id", "traj_ids"))
+    assert (tasks == tasks[:, :1]).all()
+    assert (ids == ids[:, :1]).all()
+    assert set(buffer[:]["collector", "task_id"].tolist()) == {0, 1}
