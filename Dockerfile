@@ -46,7 +46,7 @@ RUN /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt --req
 
 FROM tools AS cuda-dependencies
 RUN /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt --requirement pyproject.toml \
-      --extra worker --extra gpu --extra ray --extra api --extra otel --extra cli --extra client
+      --extra worker --extra s3 --extra gpu --extra ray --extra api --extra otel --extra cli --extra client
 
 FROM tools AS cpu-dependencies
 RUN apt-get update -qq && apt-get install -qq --yes --no-install-recommends binutils gcc libc6-dev > /dev/null
@@ -56,11 +56,11 @@ COPY images/excludes-cpu.txt images/without_cuda.py images/slim images/
 RUN site="$(/opt/venv/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
  && UV_COMPILE_BYTECODE=0 /opt/uv/bin/uv pip install --quiet --constraint images/constraints.txt \
       --excludes images/excludes-cpu.txt --requirement pyproject.toml \
-      --extra worker --extra ray --extra api --extra otel --extra cli --extra client \
+      --extra worker --extra s3 --extra ray --extra api --extra otel --extra cli --extra client \
  && python images/without_cuda.py "$site" \
  && images/slim "$site" \
- && /opt/venv/bin/python -m compileall -q -j 0 -x '/(torch|sympy|networkx|matplotlib|fontTools)/' "$site" \
- && /opt/venv/bin/python -c 'import envpool, fastapi, gymnasium, pyarrow.dataset, pyarrow.parquet, ray, safetensors.torch; \
+ && /opt/venv/bin/python -m compileall -q -j 0 -x '/(torch|sympy|networkx|matplotlib)/' "$site" \
+ && /opt/venv/bin/python -c 'import envpool, fastapi, gymnasium, pyarrow.dataset, pyarrow.parquet, ray, s3fs, safetensors.torch; \
       import torch, torch.distributed, torch.export, tensordict.nn; torch.ones(2, requires_grad=True).sum().backward()'
 
 # -- project: pure Python, the same in all images -------------------------------------------------------------------

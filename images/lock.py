@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 TARGET = ROOT / "images" / "constraints.txt"
-EXTRAS = ("worker", "gpu", "ray", "api", "otel", "cli", "operator")
+EXTRAS = ("worker", "s3", "gpu", "ray", "api", "otel", "cli", "operator")
 PYTHON = "3.11"
 PLATFORMS = {"amd64": "x86_64", "arm64": "aarch64"}
 

@@ -1,0 +1,208 @@
+"""Datasets on a real S3 server that is slow, frozen or gone."""
+
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import fsspec
+import gymnasium
+import numpy as np
+import psutil
+import pytest
+import yaml
+
+from cormorant_testing.collecting import make_job
+from cormorant_testing.s3 import BUCKET, Network, S3Server
+from cormorant_testing.scripts import environment, start_script, until
+from cormorant_worker.collect.block import Layout
+from cormorant_worker.errors import DatasetError
+from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
+from cormorant_worker.sinks.description import DatasetDescription
+from cormorant_worker.sinks.reading import iter_frames
+from cormorant_worker.sinks.verify import verify
+from cormorant_worker.spaces import leaves
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+WRITER = Path(__file__).with_name("writer_process.py")
+SHARD_FRAMES = 128
+"""Two batches are 5,000 bytes."""
+
+
+HEAD = """
+import os
+from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.launch import load_job
+
+with Fleet(load_job(os.environ["JOB"]), FleetOptions(workers=2, seal_after_s=0.5)) as fleet:
+    assert fleet.wait_until_done(300)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with S3Server(tmp_path_factory.mktemp("s3")) as server:
+        yield server
+
+
+@pytest.fixture
+def network(server: S3Server) -> Iterator[Network]:
+    with Network(server.port) as network:
+        yield network
+
+
+@pytest.fixture
+def uri(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
+    """Of a new dataset. This process asks the server itself, not the network before it."""
+    import s3fs  # with boto's client, which the default tests do not wait for
+
+    for name, value in server.environment().items():
+        monkeypatch.setenv(name, value)
+    s3fs.S3FileSystem.clear_instance_cache()
+    fs = s3fs.S3FileSystem()
+    if not fs.exists(BUCKET):
+        fs.mkdir(BUCKET)
+    yield f"s3://{BUCKET}/{request.node.name}"
+    s3fs.S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture
+def write(server: S3Server, network: Network, uri: str) -> "Iterator[subprocess.Popen[str]]":
+    """A worker that appends to cpu-0-0 through the network until it is killed."""
+    with subprocess.Popen(
+        [sys.executable, str(WRITER), uri, "0"],
+        env=environment(**server.environment(network.port)),
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.kill()
+
+
+def promised(writer: "subprocess.Popen[str]", frames: int) -> int:
+    """Durable frames by the writer's word, once they are so many."""
+    assert writer.stdout is not None
+    for line in writer.stdout:
+        if line.split()[0].isdigit() and int(line.split()[0]) >= frames:
+            return int(line.split()[0])
+    raise AssertionError(f"the writer ended with {writer.wait()}")
+
+
+def test_a_line_that_arrives_after_its_writer_was_killed_does_not_count(
+    network: Network, write: "subprocess.Popen[str]", uri: str
+) -> None:
+    network.held = b"/cpu-0-0/manifest/000002.json"
+    until(lambda: network.num_held == 1)
+    write.kill()
+    write.wait()
+    dataset = read_dataset(uri)
+    assert dataset.durable_frames("cpu-0-0") == 2 * SHARD_FRAMES
+    network.released.set()
+    until(lambda: dataset.store._find(f"{BUCKET}/{uri.rpartition('/')[2]}/cpu-0-0/manifest/000002.json"))
+    assert dataset.frames == dataset.durable_frames("cpu-0-0") == 2 * SHARD_FRAMES
+    assert dataset.part("cpu-0-0").leftovers == ("frames-000002.arrow",)
+    assert verify(uri).is_good
+
+
+def test_a_writer_whose_part_was_ended_stops(write: "subprocess.Popen[str]", uri: str) -> None:
+    promised(write, SHARD_FRAMES)
+    counted = read_dataset(uri).durable_frames("cpu-0-0")
+    assert write.stdout is not None
+    last = write.stdout.read().splitlines()[-1]
+    assert f"another head of this job ended the part after {counted // SHARD_FRAMES} shards" in last
+    assert read_dataset(uri).frames == counted
+
+
+def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
+    observation, action = gymnasium.spaces.Box(-1, 1, (2,), np.float32), gymnasium.spaces.Discrete(3)
+    layout = Layout(
+        num_rows=1, num_envs=1, observation=leaves(observation, ("observation",)), action=leaves(action, ("action",))
+    )
+    description = DatasetDescription.of({"gymnasium": {"id": "Count"}}, observation, action, layout)
+    barrier, winners, losers = threading.Barrier(6), [], []
+
+    def begin(number: int, dataset: Dataset) -> None:
+        barrier.wait()
+        try:
+            dataset.begin_run(0, f"run {number}".encode())
+            winners.append(number)
+        except DatasetError as error:
+            losers.append(str(error))
+
+    threads = [threading.Thread(target=begin, args=(n, open_dataset(uri, description))) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (winner,) = winners
+    assert len(losers) == 5
+    assert all(f"at the same moment (run {winner})" in words for words in losers)
+    assert read_dataset(uri).runs() == (0,)
+
+
+def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    fsspec.get_filesystem_class("s3").clear_instance_cache()
+    with pytest.raises(DatasetError, match="cannot be read: Could not connect to the endpoint URL"):
+        read_dataset(uri)
+
+
+def test_a_store_that_is_gone_for_a_while_costs_time_alone(
+    network: Network, write: "subprocess.Popen[str]", uri: str
+) -> None:
+    kept = promised(write, SHARD_FRAMES)
+    network.is_cut = True
+    time.sleep(25)  # longer than the client library repeats by itself
+    assert write.poll() is None
+    network.is_cut = False
+    kept = promised(write, kept + 10 * SHARD_FRAMES)
+    write.kill()
+    write.wait()
+    assert read_dataset(uri).durable_frames("cpu-0-0") >= kept
+    assert verify(uri).is_good
+
+
+def test_kill_9_of_heads_and_workers_with_a_slow_store_is_exact(
+    server: S3Server, network: Network, uri: str, tmp_path: Path
+) -> None:
+    job = make_job(
+        num_envs=2, policy="counter", dataset=uri, workers=2, step_s=0.005, run_policy={"maxRestartsPerSlot": 20},
+        collection={"totalFrames": 2000}, lengths=[3, 8, 5], ends="alternate",
+    )  # fmt: skip
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job.to_document()))
+    more = {**server.environment(network.port), "JOB": str(tmp_path / "job.yaml")}
+    heads: list[subprocess.Popen[str]] = []
+
+    def frames() -> int:
+        assert heads[-1].poll() is None, heads[-1].communicate()
+        try:
+            return read_dataset(uri).frames
+        except DatasetError:
+            return 0
+
+    network.delay_s = 0.02
+    for goal in (200, 600):
+        heads.append(start_script(HEAD, **more))
+        until(lambda goal=goal: frames() >= goal, seconds=300)
+        # A worker in the middle of its requests, later its head.
+        psutil.Process(heads[-1].pid).children(recursive=True)[-1].kill()
+        time.sleep(1)
+        server.freeze()
+        time.sleep(1)
+        heads[-1].kill()
+        server.thaw()
+    heads.append(start_script(HEAD, **more))
+    words = heads[-1].communicate(timeout=300)
+    assert heads[-1].returncode == 0, words
+    for head in heads:
+        head.communicate()
+    time.sleep(1)  # what dead workers had sent has arrived
+    report = verify(uri)
+    assert (report.is_good, report.frames) == (True, 2000), report
+    found = list(iter_frames(read_dataset(uri)))
+    ids = np.concatenate([np.stack([part.traj_id, part.step], axis=1) for part in found])
+    assert len(np.unique(ids, axis=0)) == 2000

@@ -1,0 +1,150 @@
+"""An S3 server in a process of its own, and a network in front of it that is slow or gone.
+
+moto's server keeps objects in memory. `CORMORANT_MINIO=/path/to/minio` runs the tests with MinIO instead, which keeps
+them on disk.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+
+from cormorant_testing.scripts import unused_port
+
+BUCKET = "cormorant"
+KEY = "cormorant-key"
+START_S = 60
+
+
+class S3Server:
+    """Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port, self._folder = unused_port(), folder
+        self._start()
+
+    def environment(self, port: int | None = None) -> dict[str, str]:
+        """What clients are told. `port`: of a network in front of the server."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": KEY,
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
+
+    def _start(self) -> None:
+        if minio := os.environ.get("CORMORANT_MINIO"):
+            command = [minio, "server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(self._folder)]
+        else:
+            command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
+        env = {**os.environ, "MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": KEY}
+        self.process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + START_S
+        while True:
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
+            except urllib.error.HTTPError:
+                return  # MinIO wants a signature
+            except OSError:
+                assert time.monotonic() < deadline, f"{command} does not answer"
+                assert self.process.poll() is None, f"{command} ended with {self.process.returncode}"
+                time.sleep(0.1)
+            else:
+                return
+
+    def freeze(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def restart(self) -> None:
+        """Kill it and start it at the same address. Only MinIO still has its objects."""
+        self.kill()
+        self._start()
+
+    def __enter__(self) -> "S3Server":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+class Network:
+    """Passes connections on to a port. What a client has sent arrives although the client dies. A context manager."""
+
+    def __init__(self, target: int) -> None:
+        self.port = 0
+        self.delay_s = 0.0
+        """Of everything that clients send."""
+        self.is_cut = False
+        """New connections are closed at once, and nothing passes on old ones."""
+        self.held = b"no such request"
+        """Bodies of requests whose headers have these bytes wait for `released`."""
+        self.num_held = 0
+        self.released = threading.Event()
+        self._target = target
+        self._ready, self._stop = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), daemon=True)
+
+    def __enter__(self) -> "Network":
+        self._thread.start()
+        assert self._ready.wait(10)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.released.set()
+        self._stop.set()
+        self._thread.join(10)
+
+    async def _serve(self) -> None:
+        server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        self.port = server.sockets[0].getsockname()[1]
+        self._ready.set()
+        await asyncio.to_thread(self._stop.wait)
+        server.close()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self.is_cut:
+            writer.close()
+            return
+        try:
+            from_server, to_server = await asyncio.open_connection("127.0.0.1", self._target)
+        except OSError:
+            writer.close()
+            return
+        with suppress(asyncio.CancelledError):  # at the end
+            await asyncio.gather(self._pass_on(reader, to_server, slowly=True), self._pass_on(from_server, writer))
+
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, slowly: bool = False
+    ) -> None:
+        is_expected = False
+        try:
+            while (data := await reader.read(1 << 16)) and not self.is_cut:
+                if slowly:
+                    await asyncio.sleep(self.delay_s)
+                    # Some clients send the body when the server has said that it wants it.
+                    is_held, is_expected = is_expected or self.held in data, False
+                    if is_held and b"100-continue" in data:
+                        is_expected = True
+                    elif is_held:
+                        self.num_held += 1
+                        await asyncio.to_thread(self.released.wait)
+                writer.write(data)
+                await writer.drain()
+        except OSError:
+            pass
+        finally:
+            writer.close()
