@@ -3,6 +3,8 @@
 import json
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -25,6 +27,9 @@ class Journal:
     statistics and the frames that were settled with them in one file, so that neither counts without the other.
     Optionally elsewhere: the last words (`{"frames": 1000}`, Kubernetes' termination message), kept current because a
     killed head cannot write them.
+
+    A disk that fails while the head runs is logged once: what was acknowledged stands, and the next count is written
+    over it. The files have their full size from the start, so that a full disk takes them.
     """
 
     def __init__(
@@ -61,12 +66,17 @@ class Journal:
                 text = os.pread(self._descriptor, _DIGITS, 0)
                 self.statistics, counted = _read_statistics(folder / _STATISTICS)
                 self.frames = max(floor_frames, int(text) if text else 0, counted)
+                os.pwrite(self._descriptor, _digits(self.frames), 0)
                 self._exported = os.open(folder / "exported", os.O_RDWR | os.O_CREAT, 0o600)
                 text = os.pread(self._exported, _DIGITS, 0)
                 self.exported_frames = max(self.frames, int(text) if text else 0)
+                os.pwrite(self._exported, _digits(self.exported_frames), 0)
         except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
-        self._settled, self._reason, self._width = self.frames, "", 0
+        self._settled = self._written = self.frames
+        self._reason, self._width = "", 0
+        self._failing: set[str] = set()
+        """Events of a disk that fails, until it works again."""
         if last_words is not None:
             try:
                 self._words = os.open(last_words, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -94,29 +104,29 @@ class Journal:
                 return
             path = self._folder / _STATISTICS
             text = json.dumps({"frames": max(frames, self._settled), "statistics": statistics.document()})
-            try:
+            with self._failures_logged("statistics_not_kept"):
                 part = path.with_suffix(".part")
                 part.write_text(text)
                 part.replace(path)
-            except OSError as error:
-                # The acknowledgement stands; the next one writes the statistics of both.
-                log.warning("statistics_not_kept", path=str(path), reason=f"{error}; free space on the disk")
 
     def settle_all(self, frames: int) -> None:
         """Set the settled frames of all heads; a lower count is ignored."""
         with self._lock:
-            if frames <= self._settled:
+            self._settled = max(self._settled, frames)
+            if self._settled == self._written:
                 return
-            self._settled = frames
-            if self._descriptor >= 0:
-                os.pwrite(self._descriptor, f"{frames:0{_DIGITS}d}".encode(), 0)
-            self._write_words()
+            with self._failures_logged("frames_not_kept"):
+                if self._descriptor >= 0:
+                    os.pwrite(self._descriptor, _digits(self._settled), 0)
+                self._write_words()
+                self._written = self._settled
 
     def explain(self, reason: str) -> None:
         """Record why this head ends, in the last words."""
         with self._lock:
             self._reason = reason
-            self._write_words()
+            with self._failures_logged("last_words_not_kept"):
+                self._write_words()
 
     def note_exported(self, frames: int) -> None:
         """Record a frame count that is exported to scrapers."""
@@ -124,7 +134,8 @@ class Journal:
             if frames > self.exported_frames:
                 self.exported_frames = frames
                 if self._exported >= 0:
-                    os.pwrite(self._exported, f"{frames:0{_DIGITS}d}".encode(), 0)
+                    with self._failures_logged("frames_not_kept"):
+                        os.pwrite(self._exported, _digits(frames), 0)
 
     def close(self) -> None:
         """Close the files. May be called twice."""
@@ -134,6 +145,18 @@ class Journal:
                     os.close(descriptor)
             self._descriptor = self._exported = self._words = -1
 
+    @contextmanager
+    def _failures_logged(self, event: str) -> Iterator[None]:
+        """Inside, a disk that fails is logged, once until it works again."""
+        try:
+            yield
+        except OSError as error:
+            if event not in self._failing:
+                log.warning(event, folder=str(self._folder), reason=f"{error}; free space on the disk")
+            self._failing.add(event)
+        else:
+            self._failing.discard(event)
+
     def _write_words(self) -> None:
         if self._words < 0:
             return
@@ -141,6 +164,10 @@ class Journal:
         text = encode(self._settled, self._reason).ljust(self._width)
         self._width = len(text)
         os.pwrite(self._words, text, 0)
+
+
+def _digits(frames: int) -> bytes:
+    return f"{frames:0{_DIGITS}d}".encode()
 
 
 def _read_statistics(path: Path) -> tuple[Statistics | None, int]:

@@ -1,10 +1,15 @@
 """What one head leaves the next, and what scrapers were told: exact at any moment, and never less than before."""
 
 import json
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import structlog
 
 from cormorant_api.control.journal import Journal
 from cormorant_api.errors import StoreError
@@ -106,3 +111,33 @@ def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:
     (tmp_path / "statistics.json").write_text("{}")
     with pytest.raises(StoreError, match="cannot use"):
         Journal(tmp_path)
+
+
+@contextmanager
+def no_room() -> Iterator[list[Any]]:
+    """Inside, every write to a file fails; yields what is logged."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with structlog.testing.capture_logs() as logged:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, limits[1]))
+        try:
+            yield logged
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_is_logged_once_and_written_to_when_it_has_room(tmp_path: Path) -> None:
+    statistics = Statistics({"observation": RunningMoments.of(np.arange(6.0).reshape(3, 2))})
+    journal = Journal(tmp_path)
+    assert {(tmp_path / name).stat().st_size for name in ("frames", "exported")} == {20}, "a full disk takes them"
+    with no_room() as logged:
+        for frames in (30, 60):
+            journal.settle(frames, statistics)
+            journal.note_exported(frames)
+            assert journal.settled_frames == frames
+    assert sorted(line["event"] for line in logged) == ["frames_not_kept", "statistics_not_kept"]
+    assert "File too large; free space on the disk" in logged[0]["reason"]
+    assert Journal(tmp_path).frames == 0
+    journal.settle_all(60)
+    assert Journal(tmp_path).frames == 60
+    journal.settle(60, statistics)
+    assert Journal(tmp_path).statistics is not None
