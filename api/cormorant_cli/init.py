@@ -10,7 +10,7 @@ from cormorant_cli.errors import BadInput
 _MANIFEST = """\
 # Collect with:    cormorant run job.yaml
 # Check it with:   cormorant validate job.yaml
-# Serve a learner: cormorant run job.yaml --serve --directory head
+# Serve a learner: cormorant run job.yaml --serve --directory head   (with output.queue, below)
 apiVersion: cormorant.dev/v1alpha1
 kind: CollectorJob
 metadata: {name: cartpole}
@@ -62,6 +62,10 @@ def init(
 
     Refuses to overwrite existing files.
     """
+    if directory.suffix in (".yaml", ".yml", ".json"):
+        raise BadInput(
+            f"{directory} is a file's name, and init writes two files; name a folder: cormorant init DIRECTORY"
+        )
     files = {directory / "job.yaml": _MANIFEST, directory / "policy.py": _POLICY}
     if found := [str(path) for path in files if path.exists()]:
         verb = "exists" if len(found) == 1 else "exist"

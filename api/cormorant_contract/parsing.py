@@ -14,7 +14,7 @@ from cormorant_contract.base import Contract
 from cormorant_contract.errors import ManifestError, Problem
 from cormorant_contract.job import API_VERSION, KIND, CollectorJob
 from cormorant_contract.schema import Schema, structural_schema
-from cormorant_contract.sentences import brief, kind_of, nearest, sentences
+from cormorant_contract.sentences import brief, did_you_mean, kind_of, nearest, sentences
 
 Location = tuple[str | int, ...]
 Finding = tuple[Location, str]
@@ -116,8 +116,10 @@ def _refuse_kind(document: object) -> Iterator[Finding]:
     elif document.get("kind") is None:
         yield ("kind",), f"is missing; add kind: {KIND}"
     elif document["kind"] != KIND:
-        near = " (case-sensitive)" if str(document["kind"]).lower() == KIND.lower() else ""
-        yield ("kind",), f"{brief(document['kind'])} is not {KIND}{near}; this command accepts only CollectorJobs"
+        kind = str(document["kind"])
+        near = " (case-sensitive)" if kind.lower() == KIND.lower() else ""
+        remedy = did_you_mean(kind, [KIND], otherwise="; this command accepts only CollectorJobs")
+        yield ("kind",), f"{brief(document['kind'])} is not {KIND}{near}{remedy}"
     elif document.get("apiVersion") is None:
         yield ("apiVersion",), f"is missing; add apiVersion: {API_VERSION}"
     elif document["apiVersion"] != API_VERSION:

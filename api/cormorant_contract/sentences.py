@@ -1,6 +1,7 @@
 """pydantic's errors as sentences for users: what was found, why it does not do, what to write instead."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from typing import Any
@@ -21,6 +22,8 @@ _WANTED = {
     "tuple": "a list",
     "time": "a time like 2026-01-31T12:00:00Z",
 }
+_UNQUOTED = re.compile(r"[-+]?\d+(\.\d*)?|true|false")
+"""What would be a number or a boolean without quotes."""
 
 
 def sentences(error: ValidationError, schema: Schema) -> Iterator[tuple[tuple[str | int, ...], str]]:
@@ -123,7 +126,7 @@ def _wrong_type(kind: str, value: object) -> str:
     sentence = f"{brief(value)} is {kind_of(value)}, not {wanted}"
     if wanted == "a string" and not isinstance(value, (list, dict)):
         return f"{sentence}; quote it"
-    if isinstance(value, str) and wanted in ("an integer", "a number", "true or false"):
+    if isinstance(value, str) and wanted in ("an integer", "a number", "true or false") and _UNQUOTED.fullmatch(value):
         return f"{sentence}; write it without quotes"
     return f"{sentence}; write {wanted}"
 

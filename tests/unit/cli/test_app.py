@@ -138,6 +138,12 @@ def test_init_writes_a_job_that_validates(tmp_path: Path, capsys: pytest.Capture
     assert capsys.readouterr().out.splitlines()[-1].endswith("cartpole: ok")
 
 
+def test_init_refuses_the_name_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["init", str(tmp_path / "job.yaml")]) == 2
+    assert "job.yaml is a file's name, and init writes two files; name a folder" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_init_overwrites_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "policy.py").write_text("mine")
     assert entry.run(["init", str(tmp_path)]) == 2

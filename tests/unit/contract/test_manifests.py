@@ -59,6 +59,7 @@ def test_all_problems_are_reported_at_once() -> None:
         ({}, "kind", "is missing; add kind: CollectorJob"),
         ({"kind": "Deployment"}, "kind", '"Deployment" is not CollectorJob'),
         ({"kind": "collectorjob"}, "kind", "case-sensitive"),
+        ({"kind": "CollectorJobs"}, "kind", "did you mean CollectorJob?"),
         ({"kind": ["CollectorJob"]}, "kind", '["CollectorJob"] is not CollectorJob'),
         ({"kind": "CollectorJob"}, "apiVersion", "is missing"),
         (

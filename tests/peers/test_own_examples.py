@@ -1,0 +1,143 @@
+"""The peers' own examples, with the import exchanged and the sizes shortened, run to their ends.
+
+`PEERS_SOURCES` names checkouts of the peers, as in test_own_suites.py; what an example imports beside them (hydra-core,
+mujoco, tensorboard) has to be installed. Without one of them the example is skipped.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.peers import find
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+ROOT = Path(__file__).resolve().parents[2]
+GUIDES = ROOT / "docs" / "how-to"
+LIMIT_S = 800
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    file: str
+    swap: Sequence[tuple[str, str]]
+    """What a user changes: the import, and what the guide lists."""
+    shorter: Sequence[tuple[str, str]] = ()
+    """Sizes, and displays."""
+    arguments: Sequence[str] = ()
+    needs: Sequence[str]
+    """Modules."""
+    says: str = ""
+    """In its output at the end."""
+
+
+TORCHRL = ("from torchrl.collectors import Collector", "from cormorant_worker.torchrl import Collector")
+EXAMPLES = [
+    Example(
+        file="examples/discrete/discrete_dqn.py",
+        swap=[
+            ("import tianshou as ts\n", "import tianshou as ts\nfrom cormorant_worker.tianshou import Collector\n"),
+            ("ts.data.Collector", "Collector"),
+        ],
+        shorter=[
+            ("num_training_envs, num_test_envs = 10, 100", "num_training_envs, num_test_envs = 10, 4"),
+            ("lr, epoch, batch_size = 1e-3, 10,", "lr, epoch, batch_size = 1e-3, 1,"),
+            (
+                "epoch_num_steps, collection_step_num_env_steps = 10000, 10",
+                "epoch_num_steps, collection_step_num_env_steps = 200, 10",
+            ),
+            (', render_mode="human")', ")"),
+            ("n_episode=100, render=1 / 35)", "n_episode=2)"),
+        ],
+        needs=["tianshou", "tensorboard"],
+        says="Finished training in",
+    ),
+    Example(
+        file="examples/mujoco/mujoco_ppo.py",
+        swap=[
+            (
+                "from tianshou.data import Collector, CollectStats,",
+                "from cormorant_worker.tianshou import Collector\nfrom tianshou.data import CollectStats,",
+            )
+        ],
+        arguments=[
+            "--epoch", "1", "--epoch_num_steps", "512", "--collection_step_num_env_steps", "256",
+            "--update_step_num_repetitions", "1", "--num_training_envs", "4", "--num_test_envs", "2",
+            "--buffer_size", "512",
+        ],
+        needs=["tianshou", "tensorboard", "jsonargparse", "mujoco"],
+    ),
+    Example(
+        file="sota-implementations/dqn/dqn_cartpole.py",
+        swap=[TORCHRL],
+        arguments=[
+            "collector.total_frames=1200", "collector.frames_per_batch=200", "collector.init_random_frames=400",
+            "logger.backend=", "loss.num_updates=4", "checkpoint.path=saved", "checkpoint.interval=400",
+        ],
+        needs=["torchrl", "hydra"],
+        says="1200/1200",
+    ),
+    Example(
+        file="sota-implementations/ppo/ppo_mujoco.py",
+        swap=[TORCHRL],
+        arguments=[
+            "env.env_name=HalfCheetah-v5", "collector.total_frames=512", "collector.frames_per_batch=256",
+            "loss.ppo_epochs=1", "logger.backend=",
+        ],
+        needs=["torchrl", "hydra", "mujoco"],
+        says="512/512",
+    ),
+    Example(
+        file="examples/distributed/collectors/multi_nodes/ray_collect.py",
+        swap=[
+            (
+                "from torchrl.collectors.distributed.ray import RayCollector",
+                "from cormorant_worker.torchrl import RayCollector",
+            )
+        ],
+        shorter=[("5 * 1024**3", "512 * 1024**2"), ("2 * 1024**3", "256 * 1024**2"), ("10000", "1000")],
+        needs=["torchrl", "ray"],
+        says="batch 5, total frames 1000",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: Path(example.file).stem)
+def test_a_peers_example_runs_to_its_end(example: Example, tmp_path: Path) -> None:
+    if missing := [name for name in example.needs if find_spec(name) is None]:
+        pytest.skip(f"{example.file} imports {', '.join(missing)}, which is not installed")
+    root = find(example.file, tmp_path)
+    if root is None:
+        pytest.skip(f"PEERS_SOURCES names no checkout with {example.file}: the example was left out")
+    folder = tmp_path / "example"
+    shutil.copytree((root / example.file).parent, folder)
+    script = folder / Path(example.file).name
+    text = script.read_text()
+    for old, new in (*example.swap, *example.shorter):
+        assert old in text, f"the example has changed: {old}"
+        text = text.replace(old, new)
+    script.write_text(text)
+    paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", script.name, *example.arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(os.path.abspath, paths))},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert example.says in done.stdout + done.stderr
+
+
+def test_the_guides_list_every_example() -> None:
+    guides = "".join((GUIDES / f"migrating-from-{peer}.md").read_text() for peer in ("tianshou", "torchrl"))
+    assert [example.file for example in EXAMPLES if f"`{example.file}`" not in guides] == []
