@@ -24,6 +24,8 @@ from cormorant_worker.spaces import Array
 
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+_LARGE, _MOST_AT_ONCE = 1 << 16, 1 << 20
+"""Bytes: of the rest of a frame for which the kernel is to wait, and how many it waits for."""
 _MOST_VIEWS = 512
 """In one call: the kernel takes 1024."""
 _DEAD_AFTER_S = 20
@@ -41,6 +43,7 @@ class FrameReader:
         self._start = bytearray(HEADER.size)
         self._header: Header | None = None
         self._views = deque([memoryview(self._start)])
+        self._at_once = 1
 
     def read(self, peer: socket.socket) -> Iterator[Header]:
         """The frames that are complete now.
@@ -57,13 +60,23 @@ class FrameReader:
                 if not count:
                     raise ConnectionResetError("the other end closed the connection")
                 _advance(self._views, count)
+                self._wait_for_many(peer)
             if self._header is None:
                 self._header = Header(*HEADER.unpack(self._start))
                 self._views.extend(_views(self._arrays(self._header)))
+                self._wait_for_many(peer)
             else:
                 header, self._header = self._header, None
                 self._views.append(memoryview(self._start))
                 yield header
+
+    def _wait_for_many(self, peer: socket.socket) -> None:
+        """Have the kernel report the socket when it has much of a large frame, and not for each packet."""
+        missing = sum(map(len, self._views))
+        at_once = min(missing, _MOST_AT_ONCE) if missing > _LARGE else 1
+        if at_once != self._at_once:
+            self._at_once = at_once
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, at_once)
 
 
 class FrameWriter:
