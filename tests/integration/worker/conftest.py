@@ -38,7 +38,7 @@ def ray_cluster() -> Iterator[None]:
 def engine(request: pytest.FixtureRequest) -> Iterator[str]:
     """The engine that `fleets.make_fleet` uses; local, unless a test is marked to run on both."""
     name = getattr(request, "param", "local")
-    if name == "ray":
+    if name.startswith("ray"):
         request.getfixturevalue("ray_cluster")
     fleets.ENGINE[0] = name
     yield name

@@ -12,7 +12,13 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import balance, make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import (
+    balance,
+    make_fleet,
+    on_all_placements,
+    on_all_placements_slowly,
+    on_both_engines_slowly,
+)
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import StaleWeights, WeightsMismatch
 from cormorant_worker.fleet.fleet import Fleet
@@ -28,7 +34,7 @@ def fleet_of(job: object, **options: object) -> Iterator[Fleet]:
         assert slots.num_made <= slots.limit or fleet.options.workers == 0
 
 
-@on_both_engines_slowly
+@on_all_placements
 @pytest.mark.parametrize(("mode", "workers", "total"), [("async", 1, 107), ("sync", 2, 131)])
 def test_the_last_batch_is_short_and_the_total_exact(mode: str, workers: int, total: int) -> None:
     options = {"lengths": (3, 1, 7), "ends": "alternate"}
@@ -92,7 +98,7 @@ def test_killed_workers_lose_and_repeat_nothing_finished() -> None:
     assert len(checker.attempts) == 4
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
 def test_sync_rounds_survive_kills_at_random_moments(seed: int) -> None:
@@ -159,7 +165,7 @@ def test_weights_act_whole_and_never_late() -> None:
             assert int(batch["collector", "policy_version"].min()) >= 5
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.parametrize(("bound", "mode"), [(0, "sync"), pytest.param(1, "async", marks=pytest.mark.slow)])
 def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str) -> None:
     collection = {"mode": mode, "totalFrames": 600, "weights": {"maxStaleness": bound}}
@@ -178,7 +184,7 @@ def test_the_bound_on_staleness_holds_on_every_frame(bound: int, mode: str) -> N
         assert balance(fleet) == 0
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.slow
 def test_stale_batches_are_dropped_and_collected_again() -> None:
     collection = {"totalFrames": 400, "weights": {"maxStaleness": 1}}
@@ -197,7 +203,7 @@ def test_stale_batches_are_dropped_and_collected_again() -> None:
         assert stats.stepped_frames == 400 + stats.dropped.get("stale", 0)
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 def test_a_slow_consumer_drops_the_oldest_and_the_counts_add_up() -> None:
     job = make_job(
         num_envs=2,

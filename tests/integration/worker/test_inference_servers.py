@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import balance
+from cormorant_testing.fleets import balance, served
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import FleetError, LastWorker, WorkerFailed
 from cormorant_worker.fleet.fleet import Fleet
@@ -21,22 +21,9 @@ from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.connection import RayConnection
 from cormorant_worker.fleet.ray.engine import RayEngine
 from cormorant_worker.fleet.ray.options import RayOptions
-from cormorant_worker.launch import load_job
 from cormorant_worker.worker.messages import Listening, Start
 
 OPTIONS = {"lengths": (3, 1, 7), "ends": "alternate"}
-
-
-def served(job: Any, *, servers: int = 1, **inference: Any) -> Any:
-    """The same job with inference servers."""
-    document = job.to_document()
-    document["spec"]["workerGroups"] = [
-        {"name": "cpu"},
-        {"name": "act", "role": "inference", "replicas": servers},
-    ]
-    if inference:
-        document["spec"]["inference"] = inference
-    return load_job(document)
 
 
 def fleet_of(job: Any, **options: Any) -> Fleet:

@@ -1,4 +1,8 @@
-"""The same tests on both engines: `@on_both_engines` runs a test once more on a Ray cluster of this machine."""
+"""The same tests on both engines and both placements of the policy: `@on_both_engines` runs a test once more on a Ray
+cluster of this machine, `@on_all_placements` with inference servers, too.
+"""
+
+from typing import Any
 
 import pytest
 
@@ -6,12 +10,24 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.launch import load_job
 
 on_both_engines = pytest.mark.parametrize("engine", ["local", "ray"], indirect=True)
 on_both_engines_slowly = pytest.mark.parametrize(
     "engine", ["local", pytest.param("ray", marks=pytest.mark.slow)], indirect=True
 )
 """Where the Ray half is left out of `make test`."""
+on_all_placements = pytest.mark.parametrize(
+    "engine",
+    ["local", "local-served", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "ray-served"))],
+    indirect=True,
+)
+on_all_placements_slowly = pytest.mark.parametrize(
+    "engine",
+    ["local", *(pytest.param(name, marks=pytest.mark.slow) for name in ("ray", "local-served"))],
+    indirect=True,
+)
+"""Where servers are left out of it, too."""
 
 ENGINE = ["local"]
 """The engine of the test that runs now; set by the fixture `engine`."""
@@ -19,12 +35,27 @@ ENGINE = ["local"]
 
 def make_fleet(job: CollectorJob, **options: object) -> Fleet:
     """A fleet on the engine of the running test."""
-    if ENGINE[0] == "local":
+    engine, _, placement = ENGINE[0].partition("-")
+    if placement:
+        job = served(job)
+    if engine == "local":
         return Fleet(job, FleetOptions(**options))
     from cormorant_worker.fleet.ray.engine import RayEngine
 
     # The cluster has no CPUs to ask for; see `ray_cluster`.
     return Fleet(job, FleetOptions(**options), engine=RayEngine(RayOptions(num_cpus=0)))
+
+
+def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> CollectorJob:
+    """The same job with inference servers."""
+    document = job.to_document()
+    document["spec"]["workerGroups"] = [
+        {"name": "cpu"},
+        {"name": "act", "role": "inference", "replicas": servers},
+    ]
+    if inference:
+        document["spec"]["inference"] = inference
+    return load_job(document)
 
 
 def balance(fleet: Fleet) -> int:
