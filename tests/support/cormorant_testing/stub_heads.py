@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -16,8 +17,24 @@ class StubHead:
     empty_slots: dict[str, list[int]] = field(default_factory=dict)
     paused: bool = False
     phase: str = "Running"
+    demand: float = 0.0
+    """Workers whose frames its learners could use; 0: it does not measure who waits."""
+    consumer_s: float = 0.0
+    idle_s: float = 0.0
+    worker_s: float = 0.0
+    measured_at: float | None = None
     tokens: set[str] = field(default_factory=set)
     """Authorization headers that were sent."""
+
+    def measure(self) -> None:
+        """Count who waited for whom since the last time."""
+        now = time.monotonic()
+        passed_s = now - self.measured_at if self.measured_at is not None else 0.0
+        size = sum(self.sizes.values())
+        self.measured_at = now
+        self.consumer_s += passed_s * max(0.0, 1 - size / self.demand)
+        self.idle_s += passed_s * max(0.0, size - self.demand)
+        self.worker_s += passed_s * size
 
 
 class StubHeads:
@@ -64,6 +81,8 @@ class StubHeads:
 def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, Any]) -> dict[str, Any]:
     if path == "/v1/desired":
         if method == "PUT":
+            if head.demand:
+                head.measure()
             head.sizes = {**head.sizes, **body.get("groups", {})}
             head.empty_slots = body.get("empty_slots", {})
             head.paused = body["paused"] if body.get("paused") is not None else head.paused
@@ -71,6 +90,13 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
     if path == "/v1/drain":
         head.phase = "Draining"
         return {"draining": True, "waiting_batches": 0, "lent_batches": 0, "ended": False}
+    waits: dict[str, float] = {}
+    groups: list[dict[str, Any]] = []
+    if head.demand:
+        head.measure()
+        waits = {"consumer_wait_seconds": head.consumer_s}
+        (group,) = ({"name": name, "desired": size, "ready": size} for name, size in head.sizes.items())
+        groups = [{**group, "idle_seconds": head.idle_s, "worker_seconds": head.worker_s}]
     return {
         "job": job,
         "namespace": "any",
@@ -88,7 +114,7 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
         },
         "episodes": {"count": 0, "mean_return": None, "mean_length": None},
         "weights": {"version": 0, "min_applied_version": 0},
-        "groups": [],
+        "groups": groups,
         "restarts": 0,
         "pause_state": "paused" if head.paused else "running",
         "pauses": [],
@@ -100,6 +126,7 @@ def _respond(head: StubHead, job: str, method: str, path: str, body: dict[str, A
             "acked": 0,
             "redelivered": 0,
             "ended": False,
+            **waits,
         },
         "consumers": [],
         "data_port": 0,

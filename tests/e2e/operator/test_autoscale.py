@@ -1,0 +1,53 @@
+"""An autoscaled group on a real API server: it follows a learner that becomes faster and slower, and settles."""
+
+import time
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.operator_scene import Scene
+from cormorant_testing.stub_heads import StubHead, StubHeads
+
+pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+class Sizes:
+    """Every size that the group had."""
+
+    def __init__(self, scene: Scene) -> None:
+        self.scene, self.seen = scene, [2]
+
+    def watch(self, seconds: float, *, until: int = 0) -> None:
+        """Look until the group has a size, or for so long."""
+        began = time.monotonic()
+        while time.monotonic() - began < seconds:
+            size = self.scene.status()["groups"][0]["desired"]
+            if size != self.seen[-1]:
+                self.seen.append(size)
+            if size == until:
+                return
+            time.sleep(1)
+        assert not until, f"not {until} workers within {seconds:.0f} s: {self.seen}"
+
+
+def test_group_follows_its_learners_and_settles(tmp_path: Path) -> None:
+    skip_without_cluster()
+    apply_crd()
+    with StubHeads() as heads, Namespace("autoscale") as namespace:
+        scene = Scene(namespace, heads, tmp_path)
+        head = heads.by_job.setdefault("pong", StubHead(sizes={"cpu": 2}, demand=3.9))
+        with scene.operator(), Kubelet(namespace):
+            group = {"name": "cpu", "autoscale": {"minReplicas": 1, "maxReplicas": 8}}
+            scene.submit(workerGroups=[group], replicas=2)
+            scene.until_ready()
+            sizes = Sizes(scene)
+            sizes.watch(120, until=4)
+            sizes.watch(45)
+            head.demand = 1.6
+            sizes.watch(300, until=2)
+            sizes.watch(45)
+            # One step up and one step down: no size was taken back.
+            assert sizes.seen == [2, 4, 2]
+            scene.until(lambda: len(namespace.names("pods")) == 3, "pods follow")
+            assert scene.status()["frames"]["collected"] == 0

@@ -1,0 +1,141 @@
+"""Jobs in a queue of a real Kueue: held, admitted, preempted, finished. Heads are a stub's, kubelets the test's."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kueue_process import KueueProcess, Quota, skip_without_kueue
+from cormorant_testing.operator_scene import Scene
+from cormorant_testing.stub_heads import StubHeads
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+SMALL = "500m"
+"""Room for one job: a head of 250m and two workers of 100m."""
+
+
+@pytest.fixture(scope="module")
+def kueue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KueueProcess]:
+    skip_without_cluster()
+    skip_without_kueue()
+    apply_crd()
+    with KueueProcess(tmp_path_factory.mktemp("kueue")) as process:
+        yield process
+
+
+@pytest.fixture
+def scene(kueue: KueueProcess, tmp_path: Path) -> Iterator[Scene]:
+    with StubHeads() as heads, Namespace("kueue") as namespace:
+        scene = Scene(namespace, heads, tmp_path)
+        with scene.operator(), Kubelet(namespace):
+            yield scene
+
+
+@pytest.fixture
+def quota(kueue: KueueProcess, scene: Scene) -> Iterator[Quota]:
+    quota = Quota(scene.namespace, cpu=SMALL, node_labels={"kubernetes.io/os": "linux", "pool": "spot"})
+    kueue.wait_until_it_queues(scene.namespace)
+    yield quota
+    quota.close()
+
+
+def workload(scene: Scene, job: str = "pong") -> dict[str, Any]:
+    (found,) = scene.namespace.items("workloads.kueue.x-k8s.io", f"cormorant.dev/collectorjob={job}")
+    return found
+
+
+def condition(found: dict[str, Any], kind: str) -> dict[str, str]:
+    return next((c for c in found.get("status", {}).get("conditions", ()) if c["type"] == kind), {})
+
+
+def pods(scene: Scene, job: str = "pong") -> list[dict[str, Any]]:
+    return scene.namespace.items("pods", f"cormorant.dev/collectorjob={job}")
+
+
+def submit(scene: Scene, quota: Quota, job: str, priority: str, **spec: Any) -> None:
+    scene.submit(job, labels=quota.labels(priority), **spec)
+
+
+def test_job_is_held_until_its_queue_has_quota(scene: Scene, quota: Quota) -> None:
+    quota.set_cpu("100m")
+    submit(scene, quota, "pong", "low")
+    scene.until(lambda: scene.condition("Scheduled") == "False/WaitingForQuota", "the condition says so")
+    scene.until(lambda: condition(workload(scene), "QuotaReserved").get("message"), "Kueue says why")
+    scene.until(lambda: "insufficient quota" in str(scene.status()["conditions"]), "the job says why")
+    assert (pods(scene), scene.status()["phase"]) == ([], "Pending")
+    quota.set_cpu(SMALL)
+    scene.until_ready()
+    admitted = datetime.fromisoformat(condition(workload(scene), "Admitted")["lastTransitionTime"])
+    head = next(pod for pod in pods(scene) if pod["metadata"]["name"].startswith("pong-head"))
+    waited_s = (datetime.fromisoformat(head["metadata"]["creationTimestamp"]) - admitted).total_seconds()
+    # Both are whole seconds, and the machine is busy: the bound that counts is measured.
+    assert waited_s <= 3
+    assert {pod["spec"]["nodeSelector"]["pool"] for pod in pods(scene)} == {"spot"}
+    assert quota.used_cpu() == "450m"
+    scene.until(lambda: condition(workload(scene), "PodsReady").get("status") == "True", "Kueue is told")
+
+
+def test_preempted_job_drains_and_goes_on_where_it_was(scene: Scene, quota: Quota) -> None:
+    submit(scene, quota, "pong", "low")
+    scene.until_ready()
+    scene.heads.by_job["pong"].frames = 1000
+    submit(scene, quota, "urgent", "high")
+    scene.until(lambda: scene.heads.by_job["pong"].phase == "Draining", "the head drains")
+    scene.until(lambda: scene.condition("Suspended") == "False/Evicted", "the condition says so")
+    # Its quota is its own until its pods are gone: learners take the last batches.
+    assert (pods(scene, "urgent"), len(pods(scene))) == ([], 3)
+    scene.heads.by_job["pong"].frames = 1536
+    scene.until(lambda: scene.status()["frames"]["settled"] == 1536, "the last frames are in the status")
+    scene.namespace.finish("pong-head-1", container="head", exit_code=143)
+    scene.until_ready("urgent")
+    assert pods(scene) == []
+    assert scene.condition("Scheduled") == "False/WaitingForQuota"
+    assert condition(workload(scene), "Requeued")["reason"] == "Preempted"
+    # The end of the other job gives its quota back.
+    scene.heads.by_job["pong"].phase = "Running"
+    scene.namespace.finish("urgent-head-1", container="head", exit_code=0, reason="Completed")
+    scene.until(lambda: condition(workload(scene, "urgent"), "Finished").get("reason") == "Succeeded", "it finished")
+    scene.until_ready()
+    (head,) = [pod for pod in pods(scene) if pod["metadata"]["name"] == "pong-head-2"]
+    command = " ".join(head["spec"]["containers"][0]["command"])
+    assert "1536" in command, "settled frames are not collected again"
+    assert (scene.status()["frames"]["settled"], scene.status()["headRestarts"]) == (1536, 0)
+    scene.namespace.finish("pong-head-2", container="head", exit_code=0, reason="Completed")
+    scene.until(lambda: condition(workload(scene), "Finished").get("reason") == "Succeeded", "it finished")
+    scene.until(lambda: quota.used_cpu() == "0", "all quota is free")
+    assert scene.status()["frames"]["settled"] == 100_000
+
+
+def test_deleted_workload_stops_nothing(scene: Scene, quota: Quota) -> None:
+    submit(scene, quota, "pong", "low")
+    scene.until_ready()
+    before, uids = workload(scene)["metadata"]["uid"], scene.uids()
+    scene.namespace("delete", "workloads.kueue.x-k8s.io", "--all")
+    scene.until(
+        lambda: (
+            condition(workload(scene), "Admitted").get("status") == "True"
+            if scene.namespace.items("workloads.kueue.x-k8s.io")
+            else False
+        ),
+        "another one is admitted",
+    )
+    assert workload(scene)["metadata"]["uid"] != before
+    assert scene.uids() == uids
+
+
+def test_smaller_start_where_the_group_may_be_smaller(scene: Scene, quota: Quota) -> None:
+    submit(scene, quota, "pong", "low", replicas=4, workerGroups=[{"name": "cpu", "minReplicas": 1}])
+    scene.until_ready()
+    assert scene.status()["workers"] == "2/2"
+    quota.set_cpu("2")
+    scene.edit('{"spec": {"suspend": true}}')
+    scene.until(lambda: scene.heads.by_job["pong"].phase == "Draining", "the head drains")
+    scene.namespace.finish("pong-head-1", container="head", exit_code=143)
+    scene.until(lambda: scene.condition("Suspended") == "True/Suspended", "it is suspended")
+    scene.until(lambda: quota.used_cpu() == "0", "its quota is free")
+    scene.heads.by_job["pong"].phase = "Running"
+    scene.edit('{"spec": {"suspend": false}}')
+    scene.until(lambda: scene.status()["workers"] == "4/4", "all workers have quota")

@@ -1,0 +1,135 @@
+"""A real Kueue, as a process of this machine, on the API server of a test. Its webhooks are not installed."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_testing.kubectl import Namespace
+from cormorant_testing.pods import free_port
+
+VARIABLE = "CORMORANT_KUEUE"
+_METRICS_CERTIFICATE = Path("/etc/kueue/metrics/certs/tls.crt")
+"""Kueue reads it at its start, wherever it runs."""
+_START_S = 120
+
+
+def skip_without_kueue() -> None:
+    """Skip the test where there is no Kueue to start."""
+    binary = Path(os.environ.get(VARIABLE, "/nowhere"))
+    if not binary.is_file() or not (binary.parent / "crd").is_dir() or not _METRICS_CERTIFICATE.is_file():
+        pytest.skip(
+            f"no Kueue: set {VARIABLE} to the binary of its controller (go build sigs.k8s.io/kueue/cmd/kueue), put "
+            f"config/components/crd/bases of its module beside it as crd/, and a certificate at {_METRICS_CERTIFICATE}"
+        )
+
+
+class KueueProcess:
+    """Use as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        self._binary, self._folder = Path(os.environ[VARIABLE]), folder
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> "KueueProcess":
+        crds = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", str(self._binary.parent / "crd")]
+        subprocess.run(crds, check=True, capture_output=True, timeout=120)
+        established = ["kubectl", "wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io"]
+        subprocess.run(established, check=True, capture_output=True, timeout=60)
+        # Its webhook server starts although nothing calls it.
+        serving = self._folder / "k8s-webhook-server" / "serving-certs"
+        serving.mkdir(parents=True)
+        for name in ("tls.crt", "tls.key"):
+            shutil.copy(_METRICS_CERTIFICATE.with_name(name), serving / name)
+        health = free_port()
+        config = {
+            "apiVersion": "config.kueue.x-k8s.io/v1beta2",
+            "kind": "Configuration",
+            "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
+            "metrics": {"bindAddress": "0"},
+            "webhook": {"port": free_port()},
+            "leaderElection": {"leaderElect": False},
+            "internalCertManagement": {"enable": False},
+            "integrations": {
+                "frameworks": ["batch/job"],
+                "externalFrameworks": ["CollectorJob.v1alpha1.cormorant.dev"],
+            },
+        }
+        path = self._folder / "kueue.json"
+        path.write_text(json.dumps(config))
+        command = [str(self._binary), f"--config={path}", "--feature-gates=VisibilityOnDemand=false"]
+        with (self._folder / "kueue.log").open("wb") as log:
+            environment = {**os.environ, "TMPDIR": str(self._folder)}
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._process is not None
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(timeout=20)
+        sys.stdout.write((self._folder / "kueue.log").read_text()[-3000:])
+
+    def wait_until_it_queues(self, namespace: Namespace) -> None:
+        """Until it has looked at the LocalQueue of a namespace."""
+        assert self._process is not None
+        began = time.monotonic()
+        while time.monotonic() - began < _START_S:
+            assert self._process.poll() is None, (self._folder / "kueue.log").read_text()[-3000:]
+            queues = namespace.items("localqueues.kueue.x-k8s.io")
+            if any(c["type"] == "Active" for item in queues for c in item.get("status", {}).get("conditions", ())):
+                return
+            time.sleep(0.5)
+        raise AssertionError(f"Kueue did not start within {_START_S} s")
+
+
+class Quota:
+    """A ClusterQueue with one flavor, a LocalQueue `team`, and priority classes, named after a namespace."""
+
+    def __init__(self, namespace: Namespace, *, cpu: str, node_labels: Mapping[str, str] | None = None) -> None:
+        self._namespace, self.name = namespace, namespace.name
+        self._apply("ResourceFlavor", self.name, {"spec": {"nodeLabels": dict(node_labels or {})}})
+        self.set_cpu(cpu)
+        for name, value in (("low", 1), ("high", 1000)):
+            self._apply("WorkloadPriorityClass", f"{self.name}-{name}", {"value": value, "description": name})
+        self._apply("LocalQueue", "team", {"spec": {"clusterQueue": self.name}}, namespace=self.name)
+
+    def set_cpu(self, cpu: str) -> None:
+        resources = [{"name": "cpu", "nominalQuota": cpu}, {"name": "memory", "nominalQuota": "64Gi"}]
+        groups = [
+            {"coveredResources": ["cpu", "memory"], "flavors": [{"name": self.name, "resources": resources}]},
+        ]
+        spec = {
+            "namespaceSelector": {},
+            "resourceGroups": groups,
+            "preemption": {"withinClusterQueue": "LowerPriority"},
+        }
+        self._apply("ClusterQueue", self.name, {"spec": spec})
+
+    def used_cpu(self) -> str:
+        found = self._namespace.get("clusterqueues.kueue.x-k8s.io", self.name)
+        flavors = found.get("status", {}).get("flavorsReservation") or ()
+        return next((r["total"] for f in flavors for r in f["resources"] if r["name"] == "cpu"), "")
+
+    def labels(self, priority: str) -> dict[str, str]:
+        """Of a job that queues here."""
+        return {"kueue.x-k8s.io/queue-name": "team", "kueue.x-k8s.io/priority-class": f"{self.name}-{priority}"}
+
+    def close(self) -> None:
+        for kind in ("clusterqueue", "resourceflavor"):
+            self._namespace("delete", f"{kind}s.kueue.x-k8s.io", self.name, "--wait=false", check=False)
+
+    def _apply(self, kind: str, name: str, body: Mapping[str, Any], *, namespace: str = "") -> None:
+        metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+        document = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": metadata, **body}
+        self._namespace("apply", "-f", "-", document=document)
