@@ -246,11 +246,10 @@ def _of_acceptance(facts: JobFacts) -> Iterator[Finding]:
 def _of_standstill(facts: JobFacts) -> Iterator[Finding]:
     job, spec = facts.job, facts.job["spec"]
     queue = (job["metadata"].get("labels") or {}).get(QUEUE, "")
-    if spec.get("suspend") and (queue or facts.workloads):
-        waits = [why(_condition(load, "QuotaReserved")) for load in facts.workloads or ()]
-        words = next(
-            (text for text in waits if text), "it has no Workload yet; check that Kueue manages CollectorJobs here"
-        )
+    if spec.get("suspend") and facts.workloads:
+        # The operator deletes its own Workload of a suspended job: this one belongs to another controller.
+        waits = [why(_condition(load, "QuotaReserved")) for load in facts.workloads]
+        words = next((text for text in waits if text), "Kueue has not answered yet")
         yield _problem(
             f"suspended by Kueue until {f'queue {queue}' if queue else 'the queue of its Workload'} has room: {words}"
         )
@@ -325,6 +324,8 @@ def _of_scheduling(facts: JobFacts, known: Sequence[Finding]) -> Iterator[Findin
         yield _problem(f"the namespace's quota is used up: {words}; raise the ResourceQuota or request less")
     elif reason == "ApiServerError":
         yield _problem(f"the API server refused to create its objects: {words}; the operator retries within a minute")
+    elif reason == "WaitingForQuota":
+        yield _problem(f"Kueue did not admit it: {words}")
     elif reason == "NamespaceTerminating":
         yield _problem(f"its namespace is being deleted: {words}")
     elif reason in ("Unschedulable", "ImagePull", "ContainerConfig") and not facts.pods:

@@ -269,7 +269,7 @@ class Executor:
         try:
             raw = await self._api.get(action.kind, namespace="", name=action.name)
         except NotFound as error:
-            words = f"there is no {action.kind} {action.name}; create it, or name another one"
+            words = f"there is no {action.kind} {action.name}; create it"
             raise Refused(403, {"message": words}, request=f"GET {action.kind} {action.name}") from error
         if action.kind == "ResourceFlavor":
             state.flavors[action.name] = read_flavor(raw, admission=action.admission)

@@ -343,9 +343,8 @@ def test_doctor_tells_of_suspension_and_quota(cli) -> None:
     with cli.operator():
         cli.good("submit", cli.write())
         cli.namespace.until(lambda: "quota is used up" in problems(cli, "pong"), what="the quota is said")
-        queue = '{"metadata": {"labels": {"kueue.x-k8s.io/queue-name": "team"}}, "spec": {"suspend": true}}'
-        cli.namespace("patch", "cjob", "pong", "--type=merge", "-p", queue)
-        assert "suspended by Kueue until queue team has room" in problems(cli, "pong")
+        cli.namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"suspend": true}}')
+        assert "suspended (spec.suspend is true)" in problems(cli, "pong")
 
 
 def test_tokens_are_found_for_each_role(running) -> None:

@@ -178,6 +178,16 @@ def test_gpus_are_a_problem_only_where_a_group_wants_one() -> None:
         (make_job(spec={"suspend": True}), {}, "suspended (spec.suspend is true)"),
         (
             make_job(spec={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "q"}),
+            {"workloads": []},
+            "suspended (spec.suspend is true)",
+        ),
+        (
+            make_job("Scheduled=False/WaitingForQuota: queue q: no quota left"),
+            {},
+            "Kueue did not admit it: queue q: no quota left",
+        ),
+        (
+            make_job(spec={"suspend": True}, labels={"kueue.x-k8s.io/queue-name": "q"}),
             {
                 "workloads": [
                     {

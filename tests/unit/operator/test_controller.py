@@ -73,7 +73,9 @@ class Api:
         del self.stored[kind, name]
         return {"kind": "Status"}
 
-    async def patch(self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    async def patch(
+        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
+    ) -> dict[str, Any]:
         self.patches += 1
         raise Refused(403, {"message": f"{name} may not be changed"}, request="PATCH")
 
@@ -409,3 +411,21 @@ def test_lost_namespace_stops_no_other_and_comes_back() -> None:
             await asyncio.gather(working, return_exceptions=True)
 
     asyncio.run(run())
+
+
+def test_workloads_are_listed_and_watched_where_a_job_has_a_queue() -> None:
+    async def acts(scene: Scene) -> None:
+        scene.edit()
+        await scene.controller.resync()
+        assert (scene.api.pages["Workload"], scene.controller.has_workloads.is_set()) == (0, False)
+        job = scene.submit("queued", namespace="a", uid="q")
+        labels = {"kueue.x-k8s.io/queue-name": "team"}
+        scene.controller.notice(scene.api.store({**job, "metadata": {**job["metadata"], "labels": labels}}))
+        await scene.controller.resync()
+        assert scene.api.pages["Workload"] == 1
+        tasks = asyncio.create_task(scene.controller.run())
+        await scene.until(scene.controller.has_workloads.is_set)
+        assert [kind for kind, _ in scene.api.stored if kind == "Workload"] == ["Workload"]
+        tasks.cancel()
+
+    asyncio.run(acts(Scene()))

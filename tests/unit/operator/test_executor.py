@@ -11,14 +11,24 @@ from cormorant_contract.job import API_VERSION, KIND
 from cormorant_contract.status import CollectorJobStatus, Condition
 from cormorant_operator.cache import Cache
 from cormorant_operator.decide.conditions import Fact, merge
-from cormorant_operator.decide.plan import Action, ApplyChild, CheckNode, CreatePod, CreateTokens, DeletePod
+from cormorant_operator.decide.plan import (
+    Action,
+    ApplyChild,
+    CheckNode,
+    CreatePod,
+    CreateTokens,
+    DeletePod,
+    PatchWorkload,
+    ReadQueueObject,
+)
 from cormorant_operator.errors import Conflict
 from cormorant_operator.executor import Executor
-from cormorant_operator.job import Identity
+from cormorant_operator.job import Identity, Queue
 from cormorant_operator.job_state import JobState
 from cormorant_operator.kube.client import error_of
 from cormorant_operator.observed import Refusal, RefusalKind
 from cormorant_operator.render.children import certificates, config_map, digest_of, services
+from cormorant_operator.workload import read_workload
 from cormorant_testing.operator_world import BEGIN, World, make_job, of_kind, running
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -56,6 +66,15 @@ class ApiServer:
         if (kind, name) not in self.stored:
             raise error_of(404)(404, {"message": f"{name} not found"}, request="GET")
         return self.stored[kind, name]
+
+    async def patch(
+        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
+    ) -> dict[str, Any]:
+        self._note("PATCH", f"{name}/{subresource}" if subresource else name)
+        before = self.stored[kind, name]
+        if body["metadata"]["resourceVersion"] != before["metadata"]["resourceVersion"]:
+            raise error_of(409)(409, {"reason": "Conflict", "message": "the object has been modified"}, request="PATCH")
+        return self.keep({**before, "status": {**before.get("status", {}), **body["status"]}})
 
     async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> dict[str, Any]:
         self._note("DELETE", name)
@@ -316,6 +335,55 @@ def test_missing_cert_manager_is_named() -> None:
     world.settle()
     assert world.condition("Accepted") == "False/Forbidden"
     assert world.message("Accepted") == f"Certificate pong-tls: {words}"
+
+
+# -- Kueue ------------------------------------------------------------------------------------------------------
+
+
+def queued() -> tuple[Scene, World]:
+    """A job whose Workload is not applied yet."""
+    world = World(queue=Queue(name="team"))
+    for _ in range(4):
+        world.step()
+        if world.kueue.raw is not None:
+            break
+    return Scene(), world
+
+
+def test_kind_workload_that_does_not_exist_is_explained() -> None:
+    scene, world = queued()
+    (order,) = [a for a in of_kind(world.done, ApplyChild) if a.manifest["kind"] == "Workload"]
+    name = order.manifest["metadata"]["name"]
+    scene.api.refused[f"APPLY {name}"] = 404
+    scene.do(order)
+    words = "this cluster has no kind Workload; install Kueue 0.15 or newer, or remove the label "
+    kind, message = scene.refusal("Workload")
+    assert (kind, message) == ("Forbidden", f"Workload {name}: {words}kueue.x-k8s.io/queue-name from the job")
+
+
+def test_workload_that_kueue_wrote_meanwhile_is_left_alone() -> None:
+    scene, world = queued()
+    assert world.kueue.raw is not None
+    raw = scene.api.keep(world.kueue.raw)
+    found = read_workload(raw)
+    scene.api.keep({**raw, "status": {"conditions": []}})  # Kueue's, unseen
+    scene.do(PatchWorkload(workload=found, status={"reclaimablePods": []}))
+    assert (scene.api.stored["Workload", found.name]["status"], scene.state.refusals) == ({"conditions": []}, {})
+    newer = read_workload(scene.api.stored["Workload", found.name])
+    scene.do(PatchWorkload(workload=newer, status={"reclaimablePods": []}))
+    assert scene.api.stored["Workload", found.name]["status"] == {"conditions": [], "reclaimablePods": []}
+    assert scene.api.requests[-1] == f"PATCH {found.name}/status"
+
+
+def test_flavor_that_does_not_exist_is_explained() -> None:
+    scene, _ = queued()
+    scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission="a"))
+    words = "cannot read ResourceFlavor spot: there is no ResourceFlavor spot; create it"
+    assert scene.refusal("ResourceFlavor") == ("Forbidden", words)
+    scene.state.refusals.clear()  # it is due again
+    scene.api.keep({"kind": "ResourceFlavor", "metadata": {"name": "spot"}, "spec": {"nodeLabels": {"pool": "a"}}})
+    scene.do(ReadQueueObject(kind="ResourceFlavor", name="spot", admission="b"))
+    assert (scene.state.flavors["spot"].placement.node_selector, scene.state.refusals) == ({"pool": "a"}, {})
 
 
 # -- the status ------------------------------------------------------------------------------------------------------
