@@ -153,13 +153,17 @@ def _scheduled(view: View) -> Fact:
         is_head = "is" if head is not None and head.is_scheduled else "is not"
         message = f"{placed} of {wanted} workers are scheduled; the head {is_head} scheduled"
         return Fact(type="Scheduled", status="False", reason="PodsPending", message=message)
-    less = [
-        f"{view.sizes[group.name]} of {view.wanted_size_of(group)} workers of group {group.name}"
-        for group in view.groups
-        if view.sizes[group.name] < view.wanted_size_of(group)
-    ]
-    words = f"Kueue admitted {', '.join(less)}; suspend and resume the job to ask again" if less else ""
+    words = _admitted_in_part(view) if view.job.queue is not None else ""
     return Fact(type="Scheduled", status="True", reason="AllPodsScheduled", message=words)
+
+
+def _admitted_in_part(view: View) -> str:
+    less = [
+        f"{view.sizes[group.name]} of {wanted} workers of group {group.name}"
+        for group in view.groups
+        if view.sizes[group.name] < (wanted := view.wanted_size_of(group))
+    ]
+    return f"Kueue admitted {', '.join(less)}; suspend and resume the job to ask again" if less else ""
 
 
 def _ready(view: View) -> Fact:

@@ -84,7 +84,10 @@ def _queue_trouble(view: View) -> Cause | None:
     elif view.unread_flavors:
         words = f"the operator reads ResourceFlavor {', '.join(view.unread_flavors)}"
     else:
-        words = found.words_of("QuotaReserved") or "Kueue has not answered yet; check that Kueue runs"
+        words = (
+            found.words_of("Admitted" if found.is_reserved else "QuotaReserved")
+            or "Kueue has not answered yet; check that Kueue runs"
+        )
         words = f"Workload {found.name}: {words}"
     return Cause(reason="WaitingForQuota", message=f"queue {queue.name}: {words}")
 

@@ -281,6 +281,8 @@ class World:
             )
             return
         self.refusals.pop(action.owner, None)
+        found = self.kueue.workload
+        assert self.queue is None or (found is not None and found.is_admitted), f"{name} before Kueue admitted the job"
         self._uids += 1
         metadata = {**action.manifest["metadata"], "uid": f"u{self._uids}", "creationTimestamp": write_time(self.now)}
         pod = read_pod({**action.manifest, "metadata": metadata})
