@@ -76,6 +76,23 @@ def test_layers_draw_the_same_actions_for_every_action_space(kind: str, activati
                 np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("exploration", [ExplorationType.RANDOM, ExplorationType.MODE])
+def test_one_categorical_action_is_drawn_exactly(exploration: ExplorationType) -> None:
+    policy = mlp(BOX, ACTIONS["discrete"], activation="relu")
+    eager, fast = actor_of(policy), actor_of(policy)
+    assert tried(fast).chosen == "layers"
+    assert fast.models.acting is not policy
+    nn.init.normal_(policy.heads.linear.weight)  # as published weights do
+    for n in (4, 1, 64):
+        drawn = []
+        for actor in (eager, fast):
+            torch.manual_seed(n)
+            with torch.inference_mode(), exploring(exploration):
+                actions = actor.act((rows(n),), (), np.zeros(n, np.bool_)).actions[0]
+            drawn.append((actions.dtype, actions.tolist(), torch.get_rng_state().tolist()))
+        assert drawn[0] == drawn[1]
+
+
 def test_published_weights_act_in_the_compiled_policy_exactly() -> None:
     policy = mlp(BOX, ACTIONS["box"], activation="relu")
     fast, weights = actor_of(policy, action=ACTIONS["box"]), StagedWeights({"policy": policy})

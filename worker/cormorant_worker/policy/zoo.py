@@ -89,7 +89,7 @@ class Policy(nn.Module):
         self.encoder = encoder
         self.body = body
         self.heads = ActionHeads(num_features, action_space)
-        self._return_log_prob = return_log_prob
+        self.returns_log_prob = return_log_prob
 
     def params(self, observation: Any) -> Tensor:
         """Parameters of the action distributions (logits; means and log-deviations): `[n, P]` float32."""
@@ -101,7 +101,7 @@ class Policy(nn.Module):
         """Act: `[n, ...]` observations -> the action, or a mapping with `action` and `action_log_prob`."""
         params = self.params(observation)
         action, drawn = self.heads.act(params)
-        if not self._return_log_prob:
+        if not self.returns_log_prob:
             return {"action": action} if isinstance(action, dict) else drawn[0]
         return {"action": action, "action_log_prob": self.heads.log_prob(params, action)}
 
