@@ -352,6 +352,7 @@ class Controller:
             wait_shares=state.wait_shares,
             is_silent=state.is_silent,
             is_token_refused=state.is_token_refused,
+            refused_since=state.refused_since,
             distrust=state.distrust,
             is_cut_off=state.is_silent and self.census.is_cut_off,
             refusals=dict(state.refusals),
@@ -415,6 +416,7 @@ class Controller:
                 log.warning("head_silent", job=job.name, namespace=job.identity.namespace, reason=str(error))
             state.is_silent, state.is_token_refused = True, isinstance(error, TokenRefused)
             state.distrust = str(error) if isinstance(error, CertificateRefused) else ""
+            state.refused_since = (state.refused_since or self._clock()) if state.is_token_refused else None
             if state.is_token_refused and state.may_remake_tokens(asyncio.get_running_loop().time()):
                 # The changed Secret may be deleted by now: recreate it, and the head picks it up.
                 state.has_tokens, state.is_answer_due = False, True

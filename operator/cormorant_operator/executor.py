@@ -36,7 +36,7 @@ from cormorant_operator.job_state import JobState
 from cormorant_operator.names import Manifest
 from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
 from cormorant_operator.pod_facts import controller_uid, read_node, write_time
-from cormorant_operator.render.children import secret
+from cormorant_operator.render.children import secret, tokens_owner
 from cormorant_operator.render.tokens import derive
 from cormorant_operator.workload import read_flavor
 
@@ -126,7 +126,7 @@ class Executor:
             case ApplyChild():
                 await self._apply(job, action.manifest)
             case CreateTokens():
-                await self._create_tokens(job, state, claim=action.claim)
+                await self._create_tokens(job, action, state)
             case CreatePod():
                 await self._create_pod(job, action)
             case DeletePod():
@@ -302,32 +302,67 @@ class Executor:
         if controller_uid(found) != job.uid:
             raise NameTaken(f"{kind} {name}", is_leaving=_is_leaving(found, job))
 
-    async def _create_tokens(self, job: Job, state: JobState, *, claim: Manifest | None) -> None:
+    async def _create_tokens(self, job: Job, action: CreateTokens, state: JobState) -> None:
         """Create the token Secret, without permission to read or delete Secrets.
 
         The claim, a ConfigMap, proves later that the Secret is the job's own, even if the operator restarts between
         the two requests.
         """
-        manifest = secret(job, derive(self._key, uid=job.uid))
-        name = manifest["metadata"]["name"]
-        if claim is not None:
-            try:
-                await self._api.create(manifest, is_dry_run=True)
-            except Conflict as conflict:
-                if conflict.reason != "AlreadyExists":
-                    raise
+        tokens, name = derive(self._key, uid=job.uid), names.tokens_secret(job.name)
+        try:
+            await self._api.create(secret(job, tokens), is_dry_run=True)
+        except Conflict as conflict:
+            if conflict.reason != "AlreadyExists":
+                raise
+            if action.claim is not None:
                 # The operator may not read its owner. The Secret of an earlier job is deleted within seconds.
                 before = state.refusals.get("Secret")
                 is_new = before is None or (before.kind is RefusalKind.LEAVING and before.count < _LEAVING_LOOKS)
                 raise NameTaken(f"Secret {name}", is_leaving=is_new) from conflict
-            await self._apply(job, claim)
+            if action.is_wrong:
+                await self._drop_tokens(job, state)
+            state.has_tokens = True
+            return
+        if action.claim is not None:
+            await self._apply(job, action.claim)
         try:
-            await self._api.create(manifest)
+            await self._api.create(secret(job, tokens, owner=await self._tokens_owner(job)))
         except Conflict as conflict:
             if conflict.reason != "AlreadyExists":
                 raise
             log.debug("tokens_exist", secret=name, namespace=job.identity.namespace)
         state.has_tokens = True
+
+    async def _tokens_owner(self, job: Job) -> Raw:
+        manifest = tokens_owner(job)
+        try:
+            return await self._api.create(manifest)
+        except Conflict as conflict:
+            if conflict.reason != "AlreadyExists":
+                raise
+        name = manifest["metadata"]["name"]
+        found = await self._api.get("ConfigMap", namespace=job.identity.namespace, name=name)
+        if controller_uid(found) != job.uid:
+            raise NameTaken(f"ConfigMap {name}", is_leaving=_is_leaving(found, job))
+        return found
+
+    async def _drop_tokens(self, job: Job, state: JobState) -> None:
+        """Have Kubernetes delete a token Secret that others changed, by deleting its owner. It is created again at the
+        next rejected poll.
+        """
+        state.refused_since = self._clock()
+        name, namespace = names.tokens_secret(job.name), job.identity.namespace
+        try:
+            owner = await self._api.get("ConfigMap", namespace=namespace, name=name)
+            if controller_uid(owner) != job.uid:
+                return
+            await self._api.delete(
+                "ConfigMap", namespace=namespace, name=name, preconditions={"uid": owner["metadata"]["uid"]}
+            )
+        except (NotFound, Conflict):
+            log.warning("tokens_not_replaced", secret=name, namespace=namespace, reason="its owner is gone")
+        else:
+            log.warning("tokens_replaced", secret=name, namespace=namespace, reason="the head rejects the token in it")
 
     async def _delete_child(self, job: Job, action: DeleteChild) -> None:
         try:

@@ -51,6 +51,8 @@ class JobState:
     """Why the operator does not trust the head's certificate."""
     is_token_refused: bool = False
     """The head rejects the operator's token."""
+    refused_since: datetime | None = None
+    """Since when it has; since the Secret was replaced, if that was later."""
     remade_at: float = -math.inf
     """Last attempt to recreate the token Secret, by the event loop's clock."""
     polled_at: float | None = None
@@ -119,6 +121,7 @@ class JobState:
         self._sample(answer, at)
         self.answer, self.answered_at = answer, at
         self.is_silent = self.is_token_refused = False
+        self.refused_since = None
         self.distrust = ""
 
     def refuse(self, owner: str, kind: RefusalKind, message: str, *, at: datetime) -> None:

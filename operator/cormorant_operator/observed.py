@@ -356,6 +356,8 @@ class Observed:
     """Why the operator does not trust the head's certificate; empty: it does, or the head has none."""
     is_token_refused: bool = False
     """The head rejected the operator's token."""
+    refused_since: datetime | None = None
+    """Since when it has; since the Secret was replaced, if that was later."""
     is_cut_off: bool = False
     """Most heads are silent, so the operator's own network is the likely cause."""
     refusals: Mapping[str, Refusal] = field(default_factory=dict)

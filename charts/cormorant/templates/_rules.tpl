@@ -40,7 +40,7 @@
   resources: [workloads/status]
   verbs: [patch]
 {{- end }}
-# It reads and deletes none: tokens are derived from its key.
+# It reads and deletes none: tokens are derived from its key, and a ConfigMap owns each Secret.
 - apiGroups: [""]
   resources: [secrets]
   verbs: [create]

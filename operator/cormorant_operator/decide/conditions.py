@@ -170,14 +170,13 @@ def _ready(view: View) -> Fact:
     if view.live_head is None or not view.live_head.is_ready:
         return _head_missing(view)
     ready, wanted = sum(view.ready(group.name) for group in view.groups), sum(view.sizes.values())
-    message = f"{ready} of {wanted} workers are ready"
+    newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
+    failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.is_blocked or pod.failures)]
+    ended = next((pod for pod in failed if pod.is_terminal), None)
+    message = f"{ready} of {wanted} workers are ready" + (f"; {how_it_ended(ended)}" if ended is not None else "")
     if not view.has_enough:
-        newest = [slot.newest for group in view.groups for slot in view.slots[group.name]]
-        failed = [pod for pod in newest if pod is not None and (pod.is_failure or pod.is_blocked or pod.failures)]
         # Waiting for the next attempt, or in it and not ready: the failed predecessor is the reason.
         reason = "WorkerFailed" if any(not pod.is_ready for pod in failed) else "TooFewWorkers"
-        ended = next((pod for pod in failed if pod.is_terminal), None)
-        message += f"; {how_it_ended(ended)}" if ended is not None else ""
         return Fact(type="Ready", status="False", reason=reason, message=message)
     return Fact(type="Ready", status="True", reason="EnoughWorkers", message=message)
 
@@ -225,9 +224,9 @@ def _head_silent(view: View, head: Pod) -> Fact:
     if view.observed.is_token_refused:
         secret = names.tokens_secret(view.job.name)
         message = (
-            f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. Run "
-            f"kubectl delete secret {secret} -n {view.job.identity.namespace}; the operator recreates it within a "
-            "minute, and the head picks it up without a restart"
+            f"{head.name} rejects the operator's token: Secret {secret} or the operator's key was changed. The "
+            "operator replaces the Secret within five minutes, and the head picks it up without a restart. If this "
+            f"lasts, run kubectl delete secret {secret} -n {view.job.identity.namespace}"
         )
         return Fact(type="Progressing", status="Unknown", reason="TokenRefused", message=message)
     if view.observed.distrust:

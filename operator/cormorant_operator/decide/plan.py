@@ -33,6 +33,8 @@ class CreateTokens:
     claim: Manifest | None = None
     """Set while nothing of the job exists, so a Secret of this name is another owner's. This ConfigMap is applied once
     the name is free; from then on the Secret is the job's own."""
+    is_wrong: bool = False
+    """The head has rejected the operator's token for so long that an existing Secret must have been changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

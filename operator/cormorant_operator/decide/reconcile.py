@@ -141,7 +141,7 @@ def _children(view: View, head: HeadPlan) -> Iterator[Action]:
     config = config_map(view.job, digest=view.templates.config)
     is_unclaimed = _is_unclaimed(view)
     if _may_lack_tokens(view, head) and view.refused_until("Secret") is None:
-        yield CreateTokens(claim=config if is_unclaimed else None)
+        yield CreateTokens(claim=config if is_unclaimed else None, is_wrong=_are_tokens_wrong(view))
     wanted: list[Manifest] = [] if is_unclaimed else [config]
     if view.defaults.has_network_policies:
         wanted.append(network_policy(view.job, view.defaults))
@@ -177,6 +177,11 @@ def _may_lack_tokens(view: View, head: HeadPlan) -> bool:
         return True
     secret = names.tokens_secret(view.job.name)
     return any(pod.obstacle is Obstacle.CONTAINER_CONFIG and secret in pod.obstacle_message for pod in view.examined)
+
+
+def _are_tokens_wrong(view: View) -> bool:
+    refused = view.observed.refused_since
+    return refused is not None and view.now >= view.after(refused, view.defaults.secret_sync_s)
 
 
 def _checks(view: View) -> Iterator[Action]:

@@ -99,11 +99,30 @@ def config_map(job: Job, *, digest: str) -> Manifest:
     return child(job, "ConfigMap", names.config_map(job.name, digest), {"data": {"job.yaml": text}})
 
 
-def secret(job: Job, tokens: Tokens) -> Manifest:
-    """The Secret with the job's tokens: one key per role, and the file that the head reads."""
+def tokens_owner(job: Job) -> Manifest:
+    """An empty ConfigMap that owns the token Secret: when it is deleted, Kubernetes deletes the Secret, which the
+    operator may not. It lacks the watched label, because nothing depends on what it holds.
+    """
+    owner = child(job, "ConfigMap", names.tokens_secret(job.name), {})
+    del owner["metadata"]["labels"][names.MANAGED_BY]
+    return owner
+
+
+def secret(job: Job, tokens: Tokens, *, owner: Mapping[str, Any] | None = None) -> Manifest:
+    """The Secret with the job's tokens: one key per role, and the file that the head reads.
+
+    Args:
+        owner: the ConfigMap of `tokens_owner` as it exists; None: the job.
+    """
     by_role = {"read": tokens.read, "write": tokens.write, "operator": tokens.operator}
     data = {**by_role, "ray": tokens.ray, "tokens.json": json.dumps(by_role)}
-    return child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
+    manifest = child(job, "Secret", names.tokens_secret(job.name), {"type": "Opaque", "stringData": data})
+    if owner is not None:
+        found = {key: owner["metadata"][key] for key in ("name", "uid")}
+        manifest["metadata"]["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "ConfigMap", **found, "controller": True}
+        ]
+    return manifest
 
 
 def digest_of(manifest: Mapping[str, Any]) -> str:

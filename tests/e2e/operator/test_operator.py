@@ -2,12 +2,10 @@
 
 import asyncio
 import base64
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,39 +13,11 @@ import pytest
 from cormorant_operator.errors import Conflict
 from cormorant_operator.kube.auth import find_connection
 from cormorant_operator.kube.client import KubeClient
-from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kubectl import Kubelet
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHead, StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180)]
-
-RESTRICTED = {
-    "pod-security.kubernetes.io/enforce": "restricted",
-    "pod-security.kubernetes.io/enforce-version": "latest",
-}
-
-
-@pytest.fixture(scope="module")
-def cluster() -> None:
-    skip_without_cluster()
-    apply_crd()
-    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
-    subprocess.run(wait, check=True, timeout=60)
-
-
-@pytest.fixture
-def scene(cluster: None, tmp_path: Path) -> Iterator[Scene]:
-    with StubHeads() as heads, Namespace("operator", RESTRICTED) as namespace:
-        yield Scene(namespace, heads, tmp_path)
-
-
-@pytest.fixture
-def running(scene: Scene) -> Iterator[Scene]:
-    """A job of two workers, all ready."""
-    with scene.operator(), Kubelet(scene.namespace):
-        scene.submit()
-        scene.until_ready()
-        yield scene
 
 
 def test_apply_creates_a_job_in_a_restricted_namespace(running: Scene) -> None:

@@ -25,6 +25,8 @@ class StubHead:
     measured_at: float | None = None
     tokens: set[str] = field(default_factory=set)
     """Authorization headers that were sent."""
+    accepted: str = ""
+    """The Authorization header that is accepted; empty: any."""
 
     def measure(self) -> None:
         """Count who waited for whom since the last time."""
@@ -53,9 +55,10 @@ class StubHeads:
                 head = stub.by_job.setdefault(job, StubHead())
                 head.tokens.add(self.headers.get("Authorization", ""))
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                is_refused = head.accepted not in ("", self.headers.get("Authorization"))
                 document = _respond(head, job, self.command, f"/{path}", json.loads(body) if body else {})
-                content = json.dumps(document).encode()
-                self.send_response(200)
+                content = json.dumps({} if is_refused else document).encode()
+                self.send_response(401 if is_refused else 200)
                 self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
                 self.wfile.write(content)

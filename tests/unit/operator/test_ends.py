@@ -64,6 +64,22 @@ def test_worker_without_a_device_says_why_everywhere() -> None:
     assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
 
 
+def test_worker_without_a_device_among_others_ends_nothing() -> None:
+    words = "device cuda was requested but torch finds no CUDA device; set its device: cpu"
+    world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
+    for _ in range(3):
+        victim = next(pod.name for pod in world.live() if pod.role == "worker" and pod.index == 1)
+        world.finish(victim, exit_code=3, message=words)
+        world.settle()
+        assert world.condition("Ready") == "True/EnoughWorkers"
+        assert world.message("Ready") == f"1 of 2 workers are ready; {victim} exited with code 3 (Error): {words}"
+        assert world.job.status.recent_failures[-1].message == words
+        world.tick(120)
+        world.run()
+        assert world.message("Ready") == "2 of 2 workers are ready"
+    assert (world.job.status.epoch, world.condition("Failed")) == (1, "")
+
+
 def test_reason_says_what_is_in_the_way_and_nothing_else() -> None:
     world = World()
     world.settle()

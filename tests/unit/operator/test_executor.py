@@ -156,7 +156,10 @@ def new_head(world: World) -> CreatePod:
 def test_new_jobs_secret_is_made_after_its_claim() -> None:
     scene = Scene()
     scene.do(CreateTokens(claim=CLAIM))
-    assert scene.api.requests == ["TRY pong-tokens", "GET pong-config-d", "APPLY pong-config-d", "POST pong-tokens"]
+    claimed = ["TRY pong-tokens", "GET pong-config-d", "APPLY pong-config-d"]
+    assert scene.api.requests == [*claimed, "POST pong-tokens", "POST pong-tokens"]
+    (owner,) = scene.api.stored["Secret", "pong-tokens"]["metadata"]["ownerReferences"]
+    assert (owner["kind"], owner["uid"]) == ("ConfigMap", "uid-of-ConfigMap-pong-tokens")
     assert (scene.state.has_tokens, scene.state.refusals) == (True, {})
 
 
@@ -190,6 +193,32 @@ def test_secret_is_the_jobs_own_once_it_was_claimed() -> None:
     scene.api.put("Secret", "pong-tokens")
     scene.do(CreateTokens())
     assert (scene.state.has_tokens, scene.state.refusals) == (True, {})
+
+
+def test_changed_secret_goes_with_its_owner_and_is_made_again() -> None:
+    scene = Scene()
+    scene.do(CreateTokens(claim=CLAIM))
+    scene.do(CreateTokens())
+    assert scene.state.refused_since is None
+    del scene.api.requests[:]
+    scene.do(CreateTokens(is_wrong=True))
+    assert scene.api.requests == ["TRY pong-tokens", "GET pong-tokens", "DELETE pong-tokens"]
+    assert scene.state.refused_since is not None, "the new one has its time"
+    del scene.api.stored["Secret", "pong-tokens"]  # the garbage collector's work
+    scene.do(CreateTokens())
+    assert {kind for kind, name in scene.api.stored if name == "pong-tokens"} == {"ConfigMap", "Secret"}
+
+
+def test_secret_of_a_strangers_owner_is_left_alone() -> None:
+    scene = Scene()
+    scene.api.put("Secret", "pong-tokens")
+    scene.do(CreateTokens(is_wrong=True))
+    scene.api.put("ConfigMap", "pong-tokens", ownerReferences=[{**EARLIER, "name": "other"}])
+    scene.do(CreateTokens(is_wrong=True))
+    assert "DELETE pong-tokens" not in scene.api.requests
+    del scene.api.stored["Secret", "pong-tokens"]
+    scene.do(CreateTokens())
+    assert scene.refusal("Secret")[0] == "NameConflict"
 
 
 def aged(state: JobState) -> dict[str, Refusal]:

@@ -1,0 +1,39 @@
+"""A namespace of a real API server with an operator, for the tests of this folder."""
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.operator_scene import Scene
+from cormorant_testing.stub_heads import StubHeads
+
+RESTRICTED = {
+    "pod-security.kubernetes.io/enforce": "restricted",
+    "pod-security.kubernetes.io/enforce-version": "latest",
+}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> None:
+    skip_without_cluster()
+    apply_crd()
+    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
+    subprocess.run(wait, check=True, timeout=60)
+
+
+@pytest.fixture
+def scene(cluster: None, tmp_path: Path) -> Iterator[Scene]:
+    with StubHeads() as heads, Namespace("operator", RESTRICTED) as namespace:
+        yield Scene(namespace, heads, tmp_path)
+
+
+@pytest.fixture
+def running(scene: Scene) -> Iterator[Scene]:
+    """A job of two workers, all ready."""
+    with scene.operator(), Kubelet(scene.namespace):
+        scene.submit()
+        scene.until_ready()
+        yield scene

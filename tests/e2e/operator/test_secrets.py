@@ -1,0 +1,85 @@
+"""Tokens and certificates of jobs on a real API server."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from cormorant_testing.kubectl import Kubelet
+from cormorant_testing.operator_scene import Scene
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+
+def test_changed_secret_is_replaced_and_no_pod_with_it(running: Scene) -> None:
+    namespace, head = running.namespace, running.heads.by_job["pong"]
+    before, pods = namespace.get("secret", "pong-tokens"), running.uids()
+    wrong = base64.b64encode(b"of another hand").decode()
+    namespace("patch", "secret", "pong-tokens", "--type=merge", "-p", f'{{"data": {{"operator": "{wrong}"}}}}')
+    head.accepted = "Bearer of another hand"  # as soon as its kubelet shows it to the head
+    running.until(lambda: running.condition("Progressing") == "Unknown/TokenRefused", "the condition says so")
+
+    def secret() -> dict[str, Any]:
+        return next((item for item in namespace.items("secrets") if item["metadata"]["name"] == "pong-tokens"), {})
+
+    namespace.until(
+        lambda: secret().get("data") == before["data"], what="it holds the job's own tokens again", within_s=120
+    )
+    assert secret()["metadata"]["uid"] != before["metadata"]["uid"]
+    head.accepted = f"Bearer {base64.b64decode(before['data']['operator']).decode()}"
+    running.until(lambda: not running.condition("Progressing").startswith("Unknown"), "the head answers again")
+    assert running.uids() == pods
+
+
+def certificates_crd() -> dict[str, Any]:
+    """What a Certificate of cert-manager may have, as far as the operator writes it: others are refused."""
+    text, texts = {"type": "string"}, {"type": "array", "items": {"type": "string"}}
+    usages = ("digital signature", "key encipherment", "server auth", "client auth")
+    issuer = {"type": "object", "required": ["name"], "properties": {"name": text, "kind": text, "group": text}}
+    spec = {
+        "type": "object",
+        "required": ["issuerRef", "secretName"],
+        "properties": {
+            "secretName": text,
+            "dnsNames": texts,
+            "issuerRef": issuer,
+            "usages": {"type": "array", "items": {"type": "string", "enum": [*usages]}},
+        },
+    }
+    version = {
+        "name": "v1",
+        "served": True,
+        "storage": True,
+        "subresources": {"status": {}},
+        "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": spec}}},
+    }
+    names = {"kind": "Certificate", "listKind": "CertificateList", "plural": "certificates", "singular": "certificate"}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "certificates.cert-manager.io"},
+        "spec": {"group": "cert-manager.io", "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def test_certificate_is_made_once_its_kind_is_known(scene: Scene) -> None:
+    crd, namespace = certificates_crd(), scene.namespace
+    if namespace("get", "crd", crd["metadata"]["name"], "--ignore-not-found"):
+        pytest.skip("this cluster has a cert-manager")
+    tls = {"certManager": {"issuerRef": {"name": "ca", "kind": "ClusterIssuer"}}}
+    with scene.operator(), Kubelet(namespace):
+        scene.submit(head={"tls": tls})
+        scene.until(lambda: scene.condition("Accepted") == "False/Forbidden", "the condition says so")
+        (accepted,) = [c for c in scene.status()["conditions"] if c["type"] == "Accepted"]
+        assert "install cert-manager" in accepted["message"]
+        namespace("create", "-f", "-", document=crd)
+        try:
+            namespace.until(lambda: scene.condition("Accepted") == "True/Accepted", what="it is made", within_s=90)
+            certificate = namespace.get("certificate", "pong-tls")
+            assert certificate["spec"]["secretName"] == "pong-tls"
+            assert f"pong-api.{namespace.name}.svc" in certificate["spec"]["dnsNames"]
+            assert certificate["metadata"]["ownerReferences"][0]["kind"] == "CollectorJob"
+            head = namespace.get("pod", "pong-head-1")["spec"]
+            assert "pong-tls" in [volume.get("secret", {}).get("secretName") for volume in head["volumes"]]
+        finally:
+            namespace("delete", "crd", crd["metadata"]["name"], "--wait=false")
