@@ -88,7 +88,7 @@ EXAMPLES = [
         file="sota-implementations/ppo/ppo_mujoco.py",
         swap=[TORCHRL],
         arguments=[
-            "env.env_name=HalfCheetah-v5", "collector.total_frames=512", "collector.frames_per_batch=256",
+            "collector.total_frames=512", "collector.frames_per_batch=256",
             "loss.ppo_epochs=1", "logger.backend=",
         ],
         needs=["torchrl", "hydra", "mujoco"],

@@ -19,7 +19,7 @@ from cormorant_testing.heads import START_S, HeadProcess
 from cormorant_testing.scripts import unused_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-TOTAL, BATCH = 40_000, 256
+TOTAL, BATCH = 24_000, 256
 ENOUGH = 10 * BATCH
 """Frames after which a learner has gone on."""
 
@@ -137,10 +137,10 @@ def test_the_cartpole_learner_survives_what_befalls_its_head(tmp_path: Path) -> 
                     after_drain.kill()
                 elsewhere = ("--epoch", "4", "--floor-frames", str(frames))
                 with HeadProcess(manifest, tmp_path / "another", *where, *elsewhere):
-                    out, log = learner.communicate(timeout=START_S)
+                    out, log = learner.communicate(timeout=4 * START_S)
             finally:
                 learner.kill()
                 forward.drop()
     assert learner.returncode in (0, 1), log
     assert learner.returncode == 0 or re.search(r"the return is [\d.]+ at the end of the stream", log), log
-    assert int(out.splitlines()[-1].split()[0]) > TOTAL * 0.9
+    assert int(out.splitlines()[-1].split()[0]) > TOTAL - 2 * ENOUGH
