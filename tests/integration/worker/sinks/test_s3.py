@@ -12,6 +12,8 @@ import gymnasium
 import numpy as np
 import psutil
 import pytest
+import safetensors.torch
+import torch
 import yaml
 
 from cormorant_testing.collecting import make_job
@@ -19,11 +21,13 @@ from cormorant_testing.s3 import BUCKET, Network, S3Server
 from cormorant_testing.scripts import environment, start_script, until
 from cormorant_worker.collect.block import Layout
 from cormorant_worker.errors import DatasetError
+from cormorant_worker.evaluation.results import ResultFolder
 from cormorant_worker.sinks.dataset import Dataset, open_dataset, read_dataset
 from cormorant_worker.sinks.description import DatasetDescription
 from cormorant_worker.sinks.reading import iter_frames
 from cormorant_worker.sinks.verify import verify
 from cormorant_worker.spaces import leaves
+from cormorant_worker.weights import file
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 WRITER = Path(__file__).with_name("writer_process.py")
@@ -141,6 +145,16 @@ def test_of_runs_that_begin_at_once_one_has_the_epoch(uri: str) -> None:
     assert len(losers) == 5
     assert all(f"at the same moment (run {winner})" in words for words in losers)
     assert read_dataset(uri).runs() == (0,)
+
+
+def test_results_and_weights_are_read_from_a_store(uri: str) -> None:
+    folder, fs = ResultFolder(uri), fsspec.filesystem("s3", skip_instance_cache=True)
+    folder.open({"checkpoint": "a"})
+    assert folder.played() == {}
+    fs.pipe_file(f"{uri}/played/b.json", b"[]")  # another process's
+    assert folder._list("played") == ["b.json"]
+    fs.pipe_file(f"{uri}/w.safetensors", safetensors.torch.save({"a": torch.ones(3)}))
+    assert file.read(f"{uri}/w.safetensors")["policy"]["a"].tolist() == [1, 1, 1]
 
 
 def test_a_store_that_never_answered_is_told_at_once(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
