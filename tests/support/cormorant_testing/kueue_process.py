@@ -17,7 +17,8 @@ from cormorant_testing.pods import free_port
 
 VARIABLE = "CORMORANT_KUEUE"
 _METRICS_CERTIFICATE = Path("/etc/kueue/metrics/certs/tls.crt")
-"""Kueue reads it at its start, wherever it runs."""
+_WEBHOOK_CERTIFICATES = Path("/tmp/k8s-webhook-server/serving-certs")
+"""Kueue reads both at its start, wherever it runs."""
 _START_S = 120
 
 
@@ -39,15 +40,18 @@ class KueueProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "KueueProcess":
+        began = time.monotonic()
         crds = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", str(self._binary.parent / "crd")]
         subprocess.run(crds, check=True, capture_output=True, timeout=120)
-        established = ["kubectl", "wait", "--for=condition=Established", "crd/workloads.kueue.x-k8s.io"]
-        subprocess.run(established, check=True, capture_output=True, timeout=60)
+        # Not `kubectl wait`: it fails where a new CRD has no conditions yet.
+        listed = ["kubectl", "get", "workloads.kueue.x-k8s.io", "-A"]
+        while subprocess.run(listed, capture_output=True, timeout=60).returncode:
+            assert time.monotonic() - began < _START_S, "the API server does not serve Kueue's kinds"
+            time.sleep(0.5)
         # Its webhook server starts although nothing calls it.
-        serving = self._folder / "k8s-webhook-server" / "serving-certs"
-        serving.mkdir(parents=True)
+        _WEBHOOK_CERTIFICATES.mkdir(parents=True, exist_ok=True)
         for name in ("tls.crt", "tls.key"):
-            shutil.copy(_METRICS_CERTIFICATE.with_name(name), serving / name)
+            shutil.copy(_METRICS_CERTIFICATE.with_name(name), _WEBHOOK_CERTIFICATES / name)
         health = free_port()
         config = {
             "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -66,8 +70,7 @@ class KueueProcess:
         path.write_text(json.dumps(config))
         command = [str(self._binary), f"--config={path}", "--feature-gates=VisibilityOnDemand=false"]
         with (self._folder / "kueue.log").open("wb") as log:
-            environment = {**os.environ, "TMPDIR": str(self._folder)}
-            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         return self
 
     def __exit__(self, *_: object) -> None:
