@@ -553,6 +553,11 @@ INVALID: dict[str, Case] = {
         sentence="unknown field; no fields are allowed here, write {}",
         by="strict",
     ),
+    "managed-by-no-controller": Case(
+        document=manifest(managedBy="kueue"),
+        path="spec.managedBy",
+        sentence='"kueue" is not valid; write a domain, a slash and a name, such as example.com/controller',
+    ),
     "unknown-metadata": Case(
         document=manifest() | {"metadata": {"name": "pong", "lables": {}}},
         path="metadata.lables",

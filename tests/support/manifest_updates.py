@@ -32,4 +32,7 @@ UPDATES: dict[str, Update] = {
         path="spec.policy.kwargs",
     ),
     "random-to-entrypoint": Update(old=manifest(), new=manifest(policy={"entrypoint": "a:b"}), path="spec.policy"),
+    "another-controller": Update(
+        old=manifest(), new=manifest(managedBy="example.com/controller"), path="spec.managedBy"
+    ),
 }

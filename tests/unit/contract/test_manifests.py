@@ -139,3 +139,15 @@ def test_status_of_a_running_job_is_read() -> None:
 def test_status_time_that_is_no_time_is_refused(time: object) -> None:
     problems = problems_of(manifest() | {"status": {"startTime": time}})
     assert "a time like 2026-01-31T12:00:00Z" in problems["status.startTime"]
+
+
+@pytest.mark.parametrize("value", ["team-a", "Team A"])
+def test_label_of_a_queue_names_a_local_queue(value: str) -> None:
+    document = manifest()
+    labels = {"kueue.x-k8s.io/queue-name": value}
+    document = {**document, "metadata": {**document["metadata"], "labels": labels}}
+    if value == "team-a":
+        assert parse_job(document).metadata.labels == labels
+        return
+    with pytest.raises(ManifestError, match="Team A is not the name of a LocalQueue; write lower-case letters"):
+        parse_job(document)
