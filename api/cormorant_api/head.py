@@ -80,9 +80,10 @@ class Running:
         )
         self.group_sizes = GroupSizes(fleet, head.events)
 
-    def _settle(self, frames: int) -> None:
-        """So many frames of this head will not be delivered again."""
-        self._journal.settle(frames, None if self.fleet.statistics is None else self.fleet.statistics.current)
+    def _settle(self, frames: int) -> Callable[[], None]:
+        """So many frames of this head will not be delivered again. Returns what writes them down."""
+        statistics = None if self.fleet.statistics is None else self.fleet.statistics.current
+        return lambda: self._journal.settle(frames, statistics)
 
 
 class Head:
@@ -213,11 +214,16 @@ class Head:
         return self.job.spec.output.queue is not None
 
     def settled_frames(self, stats: FleetStats) -> int:
-        """Frames of this and earlier heads that no later head collects again, by these counters."""
+        """Frames of this and earlier heads that no later head collects again, by these counters. Never waits for the
+        disk.
+        """
         # A closing head returns unacknowledged loans, which the fleet then counts as settled.
-        if not self.is_closing:
-            self.journal.settle_all(stats.settled_frames)
-        return self.journal.settled_frames
+        new = 0 if self.is_closing else stats.settled_frames
+        return max(self.journal.settled_frames, new)
+
+    def keep_settled_frames(self, stats: FleetStats) -> None:
+        """Write them down for the next head."""
+        self.journal.settle_all(self.settled_frames(stats))
 
     @property
     def is_complete(self) -> bool:
@@ -334,7 +340,7 @@ class Head:
                     workers_at = time.monotonic() + max(1.0, len(stats.workers) / _WORKERS_A_SECOND)
                 self.rates.sample(stats)
                 self.sample(stats)
-                self.settled_frames(stats)
+                self.keep_settled_frames(stats)
                 if not self.is_draining:
                     running.publisher.inherit(running.fleet)  # workers join one by one
                 has_workers = any(group.ready or group.starting for group in stats.groups.values())

@@ -162,7 +162,7 @@ class HeadServer:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """Close, and record the error in the last words."""
         if self.fleet is not None and self.head.is_running:
-            self.head.settled_frames(self.fleet.stats(workers=False))
+            self.head.keep_settled_frames(self.fleet.stats(workers=False))
         if isinstance(error, Exception) and not isinstance(error, FleetInterrupted):
             is_sentence = isinstance(error, (CormorantError, HeadError))
             self.head.journal.explain(str(error) if is_sentence else f"{type(error).__name__}: {error}")

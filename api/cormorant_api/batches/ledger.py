@@ -53,6 +53,10 @@ class Watcher(Protocol[L_contra]):
         ...
 
 
+def _nothing() -> None:
+    return
+
+
 def _is_unread() -> bool:
     return False
 
@@ -121,7 +125,7 @@ class Ledger(Generic[L]):
         epoch: str,
         ack_within_s: float,
         notifier: AsyncNotifier | None = None,
-        on_settled: Callable[[int], None] | None = None,
+        on_settled: Callable[[int], Callable[[], None]] | None = None,
         watcher: Watcher[L] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -131,8 +135,8 @@ class Ledger(Generic[L]):
             epoch: first part of every batch id; unique to this run of the head.
             ack_within_s: time to acknowledge before a batch goes to the next consumer.
             notifier: notified when a batch becomes ready and when the last one is settled.
-            on_settled: called with the total of frames that will not be delivered again, before the acknowledging
-                request gets its response; must be quick and not call the ledger.
+            on_settled: called with the total of frames that will not be delivered again; must be quick and not call
+                the ledger. What it returns is called before the acknowledging request gets its response, and may wait.
             watcher: hears of every batch.
             clock: monotonic seconds.
         """
@@ -214,6 +218,7 @@ class Ledger(Generic[L]):
         """
         stale: list[L] = []
         dropped: list[int] = []
+        keep = _nothing
         found: Lent[L] | None = None
         with self._lock:
             self._seen(consumer)
@@ -225,7 +230,7 @@ class Ledger(Generic[L]):
                     entry.is_acked = True
                     if (loan := self._forget_if_over(entry)) is not None:
                         stale.append(loan)
-                    self._settled()
+                    keep = self._settled()
                     continue
                 now = self._clock()
                 entry.consumer, entry.lent_at = consumer, now
@@ -240,6 +245,7 @@ class Ledger(Generic[L]):
                     delivery=entry.deliveries,
                     lent_at=now,
                 )
+        keep()
         for loan in stale:
             loan.release()
         if self._watcher is not None:
@@ -293,8 +299,9 @@ class Ledger(Generic[L]):
                 record.acked += 1
             entry.consumer = ""
             entry.loan.acknowledge()
-            self._settled()
+            keep = self._settled()
             loan = self._forget_if_over(entry)
+        keep()
         if loan is not None:
             loan.release()
         if self._watcher is not None:
@@ -357,9 +364,9 @@ class Ledger(Generic[L]):
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
-    def _settled(self) -> None:
-        if self._on_settled is not None:
-            self._on_settled(self._acked_frames + self._stale_frames)
+    def _settled(self) -> Callable[[], None]:
+        """What keeps the count, to be called outside the lock: a disk may take long."""
+        return _nothing if self._on_settled is None else self._on_settled(self._acked_frames + self._stale_frames)
 
     def _take_back(self, entry: Entry[L]) -> None:
         entry.consumer = ""

@@ -74,7 +74,7 @@ class Journal:
         except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         self._settled = self._written = self.frames
-        self._reason, self._width = "", 0
+        self._reason, self._width, self._merged = "", 0, 0
         self._failing: set[str] = set()
         """Events of a disk that fails, until it works again."""
         if last_words is not None:
@@ -93,21 +93,27 @@ class Journal:
         """Set the frames that this head has settled, with their statistics. A killed process leaves the old or the new
         of both.
         """
-        if statistics is not None:
-            self.keep(statistics, frames=self.frames + frames)
+        with self._lock:
+            # Who settled first may come last.
+            if statistics is not None and frames >= self._merged:
+                self._merged = frames
+                self._keep(statistics, self.frames + frames)
         self.settle_all(self.frames + frames)
 
     def keep(self, statistics: Statistics, *, frames: int = 0) -> None:
         """Keep the statistics of all settled frames."""
         with self._lock:
-            if self._folder is None:
-                return
-            path = self._folder / _STATISTICS
-            text = json.dumps({"frames": max(frames, self._settled), "statistics": statistics.document()})
-            with self._failures_logged("statistics_not_kept"):
-                part = path.with_suffix(".part")
-                part.write_text(text)
-                part.replace(path)
+            self._keep(statistics, frames)
+
+    def _keep(self, statistics: Statistics, frames: int) -> None:
+        if self._folder is None:
+            return
+        path = self._folder / _STATISTICS
+        text = json.dumps({"frames": max(frames, self._settled), "statistics": statistics.document()})
+        with self._failures_logged("statistics_not_kept"):
+            part = path.with_suffix(".part")
+            part.write_text(text)
+            part.replace(path)
 
     def settle_all(self, frames: int) -> None:
         """Set the settled frames of all heads; a lower count is ignored."""

@@ -1,6 +1,8 @@
 """Batches that are lent: at least once, never after an acknowledgement, and memory that nobody reads goes back."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -40,7 +42,10 @@ class Books:
 
     def __post_init__(self) -> None:
         self.ledger: Ledger[FakeLoan] = Ledger(
-            epoch="e-1", ack_within_s=60, on_settled=self.settled.append, clock=self.clock
+            epoch="e-1",
+            ack_within_s=60,
+            on_settled=lambda frames: partial(self.settled.append, frames),
+            clock=self.clock,
         )
 
     def add(self, *loans: FakeLoan) -> None:
@@ -52,6 +57,20 @@ class Books:
         assert lent is not None
         self.ledger.sent(lent.id)
         return lent.id
+
+
+def test_a_slow_disk_holds_up_no_other_caller() -> None:
+    with ThreadPoolExecutor(1) as pool:
+        seen: list[int] = []
+        ledger: Ledger[FakeLoan] = Ledger(
+            epoch="e-1",
+            ack_within_s=60,
+            on_settled=lambda frames: lambda: seen.append(pool.submit(ledger.counts).result(10).acked_frames),
+        )
+        ledger.add(FakeLoan())
+        assert (lent := ledger.lend("a")) is not None
+        assert ledger.ack(lent.id)
+    assert seen == [10]
 
 
 def test_batches_are_lent_in_order_and_acknowledged_once() -> None:
