@@ -323,9 +323,10 @@ class EnvPoolVectorEnv:
     def recv(self) -> Step:
         """Wait for the rows that were sent, and past the phantom step of those that ended."""
         step = self.recv_early()
-        if step.settle is not None:
-            step.settle()
-        return step
+        if step.settle is None:
+            return step
+        step.settle()
+        return step._replace(settle=None)
 
     def recv_early(self) -> Step:
         """Wait for the rows that were sent; the phantom step of those that ended goes on until `settle`."""
