@@ -93,14 +93,13 @@ def test_head_ends_with_its_command_and_fails_with_ray(tmp_path: Path) -> None:
 class Job:
     """One job whose pods are processes: heads by epoch, on one address."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, **spec: object) -> None:
         self.folder, self.gcs_port, self.port = folder, free_port(), free_port()
         document = make_job(
             num_envs=2, policy="versioned", action="box", **OPTIONS,
             collection={"mode": "async", "framesPerBatch": 20, "totalFrames": TOTAL},
         ).to_document()  # fmt: skip
-        document["spec"]["workerGroups"] = [{"name": "cpu"}]
-        document["spec"]["replicas"] = 2
+        document["spec"] |= {"workerGroups": [{"name": "cpu"}], "replicas": 2} | spec
         self.manifest = folder / "job.yaml"
         self.manifest.write_text(yaml.safe_dump(document))
         self.tokens = tokens_file(folder)
@@ -119,6 +118,9 @@ class Job:
 
     def worker(self, index: int, **more: str) -> Pod:
         return worker_pod(self.gcs_port, f"cpu-{index}", **more)
+
+    def gpu_worker(self, last_words: Path) -> Pod:
+        return worker_pod(self.gcs_port, "gpu-0", CORMORANT_LAST_WORDS=str(last_words))
 
     def api(self, head: Pod) -> Api:
         """Waits until the head is ready."""
@@ -179,26 +181,48 @@ def test_head_ends_in_order_while_connecting_to_ray(tmp_path: Path) -> None:
             assert head.left() == []
 
 
+NO_DEVICE = (
+    "device cuda was requested but torch finds no CUDA device; give the worker group a GPU (resources.limits, on a "
+    "node that has one) or set its device: cpu"
+)
+
+
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
-def test_gpu_worker_without_a_device_tells_pod_and_head(tmp_path: Path) -> None:
-    job, last_words = Job(tmp_path), tmp_path / "of-the-worker"
-    document = yaml.safe_load(job.manifest.read_text())
-    document["spec"]["workerGroups"] = [{"name": "cpu", "device": "gpu"}]
-    document["spec"]["replicas"] = 1
-    job.manifest.write_text(yaml.safe_dump(document))
-    sentence = (
-        "device cuda was requested but torch finds no CUDA device; give the worker group a GPU (resources.limits, on a "
-        "node that has one) or set its device: cpu"
+def test_workers_without_a_device_end_the_head_at_its_deadline(tmp_path: Path) -> None:
+    job = Job(
+        tmp_path, workerGroups=[{"name": "gpu", "device": "gpu"}], replicas=1, runPolicy={"startupDeadlineSeconds": 60}
     )
-    with (
-        job.head(epoch=1, floor_frames=0) as head,
-        job.worker(0, CORMORANT_LAST_WORDS=str(last_words)) as worker,
-    ):
-        assert worker.wait(120) == 3, worker.text
-        assert last_words.read_text() == sentence
+    with job.head(epoch=1, floor_frames=0) as head, job.gpu_worker(tmp_path / "words") as worker:
+        assert worker.wait(280) == 3, worker.text
+        assert (tmp_path / "words").read_text() == NO_DEVICE
         assert worker.left() == []
-        assert head.wait(60) == 3, head.text
-        assert json.loads((tmp_path / "last-words").read_text())["reason"] == f"worker cpu-0: {sentence}"
+        assert head.process.poll() is None, "another pod may come"
+        assert head.wait(90) == 3, head.text
+        assert json.loads((tmp_path / "last-words").read_text())["reason"] == f"worker gpu-0 failed: {NO_DEVICE}"
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA device")
+def test_gpu_worker_without_a_device_leaves_the_others_collecting(tmp_path: Path) -> None:
+    groups = [{"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}]
+    job = Job(tmp_path, workerGroups=groups, replicas=1, runPolicy={"maxRestartsPerSlot": 0})
+
+    def lose_one(head: Pod, *, before: int) -> None:
+        words = tmp_path / f"words-{before}"
+        with job.gpu_worker(words) as worker:
+            assert worker.wait(280) == 3, worker.text
+        assert words.read_text() == NO_DEVICE
+        until(lambda: len(head.said("worker_lost")) > before, seconds=120)
+        assert head.said("worker_lost")[-1]["reason"] == f"failed: {NO_DEVICE}"
+
+    with job.head(epoch=1, floor_frames=0) as head:
+        lose_one(head, before=0)
+        with job.worker(0):
+            api = job.api(head)
+            assert job.take(api)
+            lose_one(head, before=1)
+            assert job.take(api)
 
 
 def frames_of(worker: Pod) -> float:

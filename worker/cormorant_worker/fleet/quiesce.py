@@ -13,7 +13,14 @@ import structlog
 
 from cormorant_worker.collect.place import WorkerPlace
 from cormorant_worker.collect.state import read_metadata
-from cormorant_worker.errors import ControlTimeout, FleetError, FleetInterrupted, StateError
+from cormorant_worker.errors import (
+    ControlTimeout,
+    DeviceUnavailable,
+    FleetError,
+    FleetInterrupted,
+    StateError,
+    WorkerFailed,
+)
 from cormorant_worker.fleet.core import FleetCore
 from cormorant_worker.fleet.fleet_state import CURRENT, FleetState
 from cormorant_worker.fleet.reaper import Reaper
@@ -261,6 +268,8 @@ class Quiesce:
         core.lifecycle.raise_error()
         if not is_there() and options.should_stop():
             raise FleetInterrupted(f"waiting for the fleet {what} was cancelled")
+        if not in_time and core.replacements.misplaced:
+            raise WorkerFailed(core.replacements.misplaced, kind=DeviceUnavailable.__name__)
         if not in_time:
             late = ", ".join("{}-{}".format(*slot) for slot in core.pool.slots if not core.pool.is_serving(slot))
             raise ControlTimeout(f"workers {late} took longer than {timeout_s:.0f} s {what}; {core.pool.describe()}")

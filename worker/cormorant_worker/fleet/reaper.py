@@ -10,7 +10,7 @@ from itertools import islice
 
 import structlog
 
-from cormorant_worker.errors import WorkerFailed
+from cormorant_worker.errors import DeviceUnavailable, WorkerFailed
 from cormorant_worker.fleet.background import SeenOff, see_off
 from cormorant_worker.fleet.bootstrap import Bootstrap
 from cormorant_worker.fleet.core import FleetCore
@@ -97,8 +97,9 @@ class Reaper:
     def fail(self, handle: WorkerHandle, failed: Failed) -> None:
         """A worker ends with an error."""
         log.warning("worker_traceback", worker=handle.name, exception=failed.traceback)
+        handle.is_misplaced = failed.kind == DeviceUnavailable.__name__ and self._core.options.waits_for_places
         is_final = failed.is_final and not (failed.may_pass and self._core.scheduler.landed_frames)
-        if is_final or self._bootstrap.ready is None:
+        if (is_final or self._bootstrap.ready is None) and not handle.is_misplaced:
             error = WorkerFailed(f"worker {handle.name}: {failed.message}", kind=failed.kind)
             error.add_note(failed.traceback)
             self._core.lifecycle.fail(error)

@@ -11,6 +11,8 @@ from cormorant_worker.fleet.worker_handle import WorkerHandle
 
 _FIRST_BACKOFF_S = 0.1
 _LONGEST_BACKOFF_S = 30.0
+_POD_ENDS_S = 10.0
+"""A misplaced worker's pod has ended by then: the next worker is not placed there, too."""
 
 
 class Replacements:
@@ -19,6 +21,8 @@ class Replacements:
     def __init__(self, job: CollectorJob, options: FleetOptions) -> None:
         self.count = 0
         """Workers that were replaced."""
+        self.misplaced = ""
+        """Why the last misplaced worker could not run; empty: there was none."""
         self._limit = job.spec.run_policy.max_restarts_per_slot
         self._options = options
         self._failures: dict[Slot, int] = {}
@@ -33,6 +37,10 @@ class Replacements:
         """
         self.count += 1
         slot = handle.slot
+        if handle.is_misplaced:
+            self.misplaced = f"worker {handle.name} {reason}"
+            self._not_before[slot] = now + _POD_ENDS_S
+            return
         was_healthy = (handle.landed_frames > 0 or handle.is_server) and now - handle.started >= self._options.healthy_s
         failures = self._failures[slot] = 1 if was_healthy else self._failures.get(slot, 0) + 1
         if failures > self._limit:

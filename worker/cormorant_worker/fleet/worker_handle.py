@@ -52,6 +52,8 @@ class WorkerHandle:
     is_gone: bool = False
     """It has ended, or is being ended: nothing is expected of it any more."""
     has_finished: bool = False
+    is_misplaced: bool = False
+    """No worker can run in its pod, which ends and has a successor: not a failure of the slot."""
     sync_request: int = 0
     """The request whose reply makes it synced, where there are no weights to offer."""
     offer: int = 0

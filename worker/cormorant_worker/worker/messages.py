@@ -183,7 +183,8 @@ class Failed:
     is_final: bool
     """True when a replacement would fail the same way: the user has to change something."""
     may_pass: bool = False
-    """It is not final in a fleet that has collected before: no environment steps here, and elsewhere they have."""
+    """It is not final in a fleet that has collected before: no environment steps here, or no device is found, and
+    elsewhere they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

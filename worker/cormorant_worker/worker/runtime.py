@@ -23,7 +23,15 @@ from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.collect.seeding import seed_globals
 from cormorant_worker.collect.timing import BUILD, IDLE, STORE, WEIGHTS, Timing
 from cormorant_worker.envs.cpus import available_cpus
-from cormorant_worker.errors import CormorantError, EnvCrashed, EnvRaised, InvalidAction, PartExists, StateError
+from cormorant_worker.errors import (
+    CormorantError,
+    DeviceUnavailable,
+    EnvCrashed,
+    EnvRaised,
+    InvalidAction,
+    PartExists,
+    StateError,
+)
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
 from cormorant_worker.weights.blob import read_weights
@@ -489,5 +497,6 @@ def describe_failure(error: Exception, *, acts_as_published: bool = False) -> Fa
         message=str(error) if known else f"{type(error).__name__}: {error}",
         traceback=traceback.format_exc(),
         is_final=final,
-        may_pass=isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised),
+        may_pass=isinstance(error, DeviceUnavailable)
+        or (isinstance(error, EnvCrashed) and not isinstance(error, EnvRaised)),
     )
