@@ -1,7 +1,6 @@
 """What `collection.normalize` costs HalfCheetah: the same EnvPool collector with and without it, in turn."""
 
 import time
-from collections.abc import Callable
 from statistics import median
 from typing import Any
 
@@ -42,25 +41,17 @@ def measure(*, quick: bool) -> list[dict]:
         assert found is not None
         assert isinstance(found.moments["observation"], RunningMoments)
         normalizing.weights.offer(normalizing.weights.current(), version=PolicyVersion(1), statistics=found)
-        # Processor time, so that a machine that does other things as well measures the same.
-        without, with_it = _interleaved(
-            lambda: fill(0, plain), lambda: fill(1, normalizing), rounds=10 if quick else 40
+        without, with_it = rows.interleaved(
+            lambda: fill(0, plain),
+            lambda: fill(1, normalizing),
+            rounds=10 if quick else 40,
+            clock=time.process_time,
         )
     share = rows.median_difference(with_it, without) / median(without)
     note = (
         f"{NUM_ENVS} environments, {1e6 * median(without) / NUM_ENVS / STEPS:.1f} us of processor time a frame without"
     )
     return [rows.row("normalize on HalfCheetah", 100 * share, "% of a batch's time", bar="< 3", note=note)]
-
-
-def _interleaved(*jobs: Callable[[], None], rounds: int) -> list[list[float]]:
-    seconds: list[list[float]] = [[] for _ in jobs]
-    for _ in range(rounds):
-        for times, job in zip(seconds, jobs, strict=True):
-            start = time.process_time()
-            job()
-            times.append(time.process_time() - start)
-    return seconds
 
 
 if __name__ == "__main__":

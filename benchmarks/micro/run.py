@@ -11,6 +11,7 @@ MICRO = (
     "own-cost",
     "metrics-cost",
     "normalize-cost",
+    "info-cost",
     "live-pages",
     "subprocess-envs",
     "hand-over",
