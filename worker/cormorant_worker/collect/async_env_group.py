@@ -43,7 +43,7 @@ class AsyncEnvGroup:
         self._quota: Array = np.zeros(n, dtype=np.int64)
         self._idle: Array = np.arange(n)
         self._ends: list[tuple[int, int, Arrays, Arrays, Episodes]] = []
-        """(column, position, final observation, final state) of ends that are not handed over yet."""
+        """(column, position, final observation, final state, episode) of ends that are not handed over yet."""
         self._size = 0
         self._arrays: Arrays = ()
 

@@ -63,7 +63,7 @@ class _Seat:
     """[1, ...] each recurrent state."""
     is_init: Array
     info: list[list[Array]]
-    """By leaf of a step's info, its value at every step."""
+    """By leaf of a step's info, its value at every step; empty where no metric reads them."""
     total: float = 0.0
     length: int = 0
 
@@ -190,7 +190,7 @@ class Player:
                 seat = seats[row]
                 seat.total += float(step.reward[position])
                 seat.length += 1
-                for gathered, leaf in zip(seat.info, step.info, strict=True):
+                for gathered, leaf in zip(seat.info, step.info, strict=False):
                     gathered.append(leaf[position].copy())
                 if not math.isfinite(seat.total):
                     raise EnvError(
@@ -233,7 +233,7 @@ class Player:
             inputs=tuple(_aligned(leaf) for leaf in first),
             states=tuple(_aligned(state) for state in actor.initial_states),
             is_init=np.ones(1, dtype=np.bool_),
-            info=[[] for _ in env.info_leaves],
+            info=[[] for _ in env.info_leaves] if self._job.spec.collection.episode_metrics else [],
         )
 
     def _act(self, seat: _Seat) -> Arrays:
