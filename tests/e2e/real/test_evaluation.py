@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.timeout(900)]
 EXAMPLE = ROOT / "examples" / "cartpole-evaluation.yaml"
 CHECKPOINTS = ("early.safetensors", "trained.safetensors")
 EVERYONE = 0o777
+COUNT, TOTAL = 600, 1200
+"""Episodes of each checkpoint, and of both: half a minute, so that the commands find the head."""
 
 
 @pytest.fixture
@@ -59,6 +61,7 @@ def tables(text: str) -> list[dict[str, Any]]:
 
 def test_table_of_a_cluster_is_that_of_a_laptop(installed: Installation, volume: Path) -> None:
     document = yaml.safe_load(EXAMPLE.read_text())
+    document["spec"]["collection"]["episodes"]["count"] = COUNT
     for part in (document["spec"]["head"], *document["spec"]["workerGroups"]):
         part["resources"] = SMALL
     evaluate = f"cormorant evaluate {document['metadata']['name']}"
@@ -67,20 +70,22 @@ def test_table_of_a_cluster_is_that_of_a_laptop(installed: Installation, volume:
         played = wait_for_episodes(job, 20)
         victim = sorted(job.pods("worker"))[0]
         installed.jobs("delete", "pod", victim, "--grace-period=0", "--force", "--wait=false")
-        assert len(job.ask("/v1/evaluation").json["episodes"]) < 200, "everything was played before the kill"
+        assert len(job.ask("/v1/evaluation").json["episodes"]) < TOTAL, "everything was played before the kill"
         header, *lines = installed.shell(evaluate).splitlines()
         found = tables(installed.shell(f"{evaluate} --wait 300 --json", timeout_s=330))
         job.until(lambda: job.condition("Completed"), what="the job is complete")
         frames = job.status["frames"]
-        assert (frames["collected"], frames["target"]) == (200, 200)
-        assert "episodes  200 of 200 (100%)" in installed.shell(f"cormorant describe {job.name}")
+        assert (frames["collected"], frames["target"]) == (TOTAL, TOTAL)
+        assert f"episodes  {TOTAL:,} of {TOTAL:,} (100%)" in installed.shell(f"cormorant describe {job.name}")
         row = installed.shell(f"cormorant get {job.name}").splitlines()[1].split()
-        assert row[3:5] == ["200", "200"]
-    note(f"applied to complete: {time.monotonic() - began:.1f} s; killed after {played} of 200 episodes")
+        assert row[3:5] == [str(TOTAL)] * 2
+    note(f"applied to complete: {time.monotonic() - began:.1f} s; killed after {played} of {TOTAL} episodes")
     assert header.split()[:3] == ["CHECKPOINT", "EPISODES", "RETURN"]
     assert lines[0].split()[0] == f"file:///data/{CHECKPOINTS[0]}"
     weights = " ".join(f"--weights {ROOT}/examples/checkpoints/{name}" for name in CHECKPOINTS)
-    assert found == tables(installed.shell(f"cormorant evaluate {EXAMPLE} {weights} --json", timeout_s=300))
+    assert found == tables(
+        installed.shell(f"cormorant evaluate {EXAMPLE} {weights} --episodes {COUNT} --json", timeout_s=300)
+    )
     assert [table["summary"]["return"]["mean"] > 400 for table in found] == [False, True]
 
 
