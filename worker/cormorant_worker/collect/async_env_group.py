@@ -130,7 +130,7 @@ class AsyncEnvGroup:
 
     def land(self) -> int:
         """Wait for some rows and keep them. Returns the number of frames."""
-        step = receive(self.env.recv, self.laps)
+        step = receive(self.env, self.laps)
         columns = np.arange(self.env.num_envs) if isinstance(step.rows, slice) else step.rows
         rows = self._landed[columns] % self._size
         following = (self._landed[columns] + 1) % self._size

@@ -7,23 +7,21 @@ a short batch does not cover every column).
 # T rows, n columns of this group, k of them at a time
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from time import monotonic_ns
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
 from cormorant_worker.collect.block import Block, Layout
 from cormorant_worker.collect.timing import Laps
 from cormorant_worker.collect.trajectories import Trajectories
-from cormorant_worker.envs.protocol import EVERY_ROW, EarlyEnv, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, Step, VectorEnv
 from cormorant_worker.policy.action_check import ActionCheck
 from cormorant_worker.policy.actor import Acted, Actor
 from cormorant_worker.spaces import Array, Arrays
 
 _NO_VERSION = -2
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,14 +117,14 @@ def decide(actor: Actor, obs: Arrays, states: Arrays, is_init: Array, laps: Laps
     return acted
 
 
-def receive(recv: Callable[[], _T], laps: Laps | None) -> _T:
-    """Ask environments, measured if it is to be."""
+def receive(env: VectorEnv, laps: Laps | None) -> Step:
+    """`env.recv`, measured if it is to be."""
     if laps is None:
-        return recv()
+        return env.recv()
     began = monotonic_ns()
-    received = recv()
+    step = env.recv()
     laps.env_ns += monotonic_ns() - began
-    return received
+    return step
 
 
 class LockstepEnvGroup:
@@ -136,7 +134,6 @@ class LockstepEnvGroup:
         self, env: VectorEnv, columns: Columns, trajectories: Trajectories, check: ActionCheck, *, max_frames: int
     ) -> None:
         self.env = env
-        self._recv = env.recv_early if isinstance(env, EarlyEnv) else env.recv
         self.laps: Laps | None = None
         self._columns = columns
         self._trajectories = trajectories
@@ -323,17 +320,17 @@ class LockstepEnvGroup:
 
     def land(self) -> int:
         """Wait for what was sent and write it. Returns the number of frames."""
-        step = receive(self._recv, self.laps)
+        step = receive(self.env, self.laps)
         if self._is_dense and not len(step.fresh):
             return self._land_dense(step)
-        if step.settle is not None:
-            receive(step.settle, self.laps)
         if self._is_dense:
             self._become_uneven()
         return self._land_some(step)
 
     def _land_dense(self, step: Step) -> int:
         t = self._row
+        for stored, value in zip(self._obs, step.obs, strict=True):
+            stored[t + 1] = value
         if self._info:
             for stored, value in zip(self._info, step.info, strict=True):
                 stored[t] = value
@@ -342,13 +339,9 @@ class LockstepEnvGroup:
         self._truncated[t] = step.truncated
         self._lengths += 1
         self._returns += step.reward
-        if len(step.ended):
-            self._end(t, step.ended, step.final)
-            if step.settle is not None:
-                receive(step.settle, self.laps)
-        for stored, value in zip(self._obs, step.obs, strict=True):
-            stored[t + 1] = value
         self._row = t + 1
+        if len(step.ended):
+            self._end(np.full(len(step.ended), t), step.ended, step.final)
         if self._max_frames:
             self._cut(np.flatnonzero(self._lengths >= self._max_frames))
         return self.env.num_envs
@@ -376,15 +369,15 @@ class LockstepEnvGroup:
             self._cut(columns[self._lengths[columns] >= self._max_frames])
         return len(columns)
 
-    def _end(self, rows: Array | int, columns: Array, final: Arrays) -> None:
-        """Trajectories ended with the frames at (rows, columns); the next rows are those of the next ones."""
+    def _end(self, rows: Array, columns: Array, final: Arrays) -> None:
+        """Trajectories ended with the frames at (rows, columns); the next rows hold what begins the next ones."""
         final_states = tuple(a[rows + 1, columns] for a in self._states)
         self._block.end(rows, columns + self._columns.first, final, final_states)
         terminated = self._terminated[rows, columns]
         self._trajectories.note(self._trajectories.close(columns + self._columns.first, terminated=terminated))
         self._begin_trajectories(rows + 1, columns)
 
-    def _begin_trajectories(self, rows: Array | int, columns: Array) -> None:
+    def _begin_trajectories(self, rows: Array, columns: Array) -> None:
         self.is_init[columns] = True
         for stored, initial in zip(self._states, self._initial_states, strict=True):
             stored[rows, columns] = initial

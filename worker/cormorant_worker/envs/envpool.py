@@ -322,14 +322,6 @@ class EnvPoolVectorEnv:
 
     def recv(self) -> Step:
         """Wait for the rows that were sent, and past the phantom step of those that ended."""
-        step = self.recv_early()
-        if step.settle is None:
-            return step
-        step.settle()
-        return step._replace(settle=None)
-
-    def recv_early(self) -> Step:
-        """Wait for the rows that were sent; the phantom step of those that ended goes on until `settle`."""
         pool = self._pool
         state = pool.recv()
         obs, done = pool.obs(state), state[pool.done_at]
@@ -337,18 +329,14 @@ class EnvPoolVectorEnv:
         if not len(ended):
             info = pool.info(state) if self.info_leaves else ()
             return Step(self._rows, obs, state[pool.reward_at], done, done, NO_ROWS, self._no_final, NO_ROWS, info)
-        # The first observations of the next episodes are under way while the receiver writes the rest.
+        # The first observations of the next episodes are under way while the rest is sorted out.
         pool.send_dummies(state[pool.id_at][ended])
         terminated, truncated = pool.ends(state)
         final = tuple([a[ended] for a in obs])
-        info = pool.info(state) if self.info_leaves else ()
-
-        def settle() -> None:
-            for stored, first in zip(obs, pool.obs(pool.recv()), strict=True):
-                stored[ended] = first
-
-        reward = state[pool.reward_at]
-        return Step(self._rows, obs, reward, terminated, truncated, ended, final, NO_ROWS, info, settle)
+        for stored, first in zip(obs, pool.obs(pool.recv()), strict=True):
+            stored[ended] = first
+        info = pool.info(state)
+        return Step(self._rows, obs, state[pool.reward_at], terminated, truncated, ended, final, NO_ROWS, info)
 
     def restart(self, rows: Rows) -> Arrays:
         """Begin new episodes; under `episodic_life`, new games."""

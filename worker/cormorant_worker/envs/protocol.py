@@ -9,8 +9,7 @@ Life of one environment:
     start() -> send -> STEPPING -> recv (those that are ready) -> send ...  (not lockstep)
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -51,8 +50,6 @@ class Step(NamedTuple):
     after a crash or a hang. Its open trajectory ends truncated at its last stored frame; nothing else is stored."""
     info: Arrays = ()
     """[n, ...] a leaf of `VectorEnv.info_leaves`: of this step, for an ended row too. Anything in fresh rows."""
-    settle: Callable[[], None] | None = None
-    """Of `recv_early` alone: completes `obs`, which has anything in ended rows before. Raises as `recv`."""
 
 
 class VectorEnv(Protocol):
@@ -112,13 +109,4 @@ class VectorEnv(Protocol):
 
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
-        ...
-
-
-@runtime_checkable
-class EarlyEnv(Protocol):
-    """A VectorEnv whose next episodes can begin while the receiver writes what it knows already."""
-
-    def recv_early(self) -> Step:
-        """`recv`, but for the first observations of the next episodes: see `Step.settle`."""
         ...
