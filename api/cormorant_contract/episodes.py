@@ -181,7 +181,7 @@ def evaluation_rules() -> "tuple[Rule[CollectorJobSpec], ...]":
             path=("output",),
         ),
         Rule(
-            cel="",  # the API server refuses role inference altogether
+            cel="!has(self.collection.episodes) || !self.workerGroups.exists(g, has(g.role) && g.role == 'inference')",
             holds=lambda spec: spec.collection.episodes is None or not spec.is_served,
             sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role "
             "inference",

@@ -346,36 +346,45 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     ),
 )
 
+_SERVERS = "(has(g.role) && g.role == 'inference')"
+"""Of a group g, in CEL."""
+
 _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
-    # The first three have no CEL: the API server refuses role inference altogether.
     Rule(
-        cel="",
+        cel=f"!self.workerGroups.all(g, {_SERVERS})",
         holds=lambda spec: not all(group.serves for group in spec.worker_groups),
         sentence="all groups {names} have role inference and no group collects; add a group with role collect",
         values={"names": _GROUP_NAMES},
         path=("workerGroups",),
     ),
     Rule(
-        cel="",
+        cel=f"!has(self.policy.random) || !self.workerGroups.exists(g, {_SERVERS})",
         holds=lambda spec: not spec.is_served or spec.policy.random is None,
         sentence="random actions need no inference servers; remove the groups with role inference, or name a policy in "
         "policy.entrypoint",
         path=("workerGroups",),
     ),
     Rule(
-        cel="",
-        holds=lambda spec: (elastic := _elastic(spec)) is None or not elastic.serves,
+        # Where all groups serve, the first rule says so.
+        cel=f"self.workerGroups.all(g, {_SERVERS}) || !self.workerGroups.exists(g, g.name == {_ELASTIC} && {_SERVERS})",
+        holds=lambda spec: (
+            all(group.serves for group in spec.worker_groups)
+            or (elastic := _elastic(spec)) is None
+            or not elastic.serves
+        ),
         sentence="spec.replicas sizes group {name}, which has role inference; name a group that collects in "
         "elasticGroup, and set replicas in group {name}",
         values={"name": _ELASTIC_NAME},
         path=("elasticGroup",),
     ),
     Rule(
-        # On one machine, `cormorant run` starts the servers as processes.
-        cel="!self.workerGroups.exists(g, has(g.role) && g.role == 'inference')",
-        holds=lambda spec: True,
-        sentence="role inference on a cluster is not available yet; remove the groups with role inference, or "
-        "run the job on one machine with cormorant run",
+        cel=f"!self.workerGroups.exists(g, {_SERVERS}) || "
+        f"self.workerGroups.exists(g, {_SERVERS} && (!has(g.replicas) || g.replicas > 0))",
+        holds=lambda spec: (
+            not spec.is_served or any(group.serves and group.replicas != 0 for group in spec.worker_groups)
+        ),
+        sentence="all groups with role inference have 0 replicas, and workers cannot act without servers; set replicas "
+        "to at least 1, or pause the job",
         path=("workerGroups",),
     ),
 )

@@ -184,4 +184,12 @@ class WorkerGroup(Contract):
                 },
                 path=("minReplicas",),
             ),
+            Rule(
+                cel="!has(self.autoscale) || !has(self.role) || self.role != 'inference'",
+                holds=lambda group: group.autoscale is None or not group.serves,
+                sentence="autoscale adds workers that step environments, and group {name} has role inference; remove "
+                "autoscale and set replicas",
+                values={"name": Value(cel="self.name", get=lambda group: group.name)},
+                path=("autoscale",),
+            ),
         )

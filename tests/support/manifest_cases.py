@@ -58,6 +58,8 @@ class Case:
 
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
+SERVERS = {**GPU, "role": "inference"}
+MLP = {"entrypoint": "cormorant_worker.policies:mlp"}
 
 _WON, _SUCCESS = {"key": "won"}, {"name": "success", "key": "won"}
 _MLP = {"policy": {"entrypoint": "cormorant_worker.policies:mlp"}}
@@ -126,6 +128,10 @@ VALID: dict[str, Document] = {
     "code": manifest(code={"configMap": "my-policies"}),
     "two-groups": groups(CPU, GPU),
     "second-is-elastic": groups({"name": "a", "replicas": 0}, {"name": "b", "maxReplicas": 4}, elasticGroup="b"),
+    "inference": groups(CPU, SERVERS, policy=MLP, inference={"maxBatch": 64}),
+    "inference-of-two-groups": groups(
+        SERVERS, {"name": "a", "role": "collect"}, {**SERVERS, "name": "c"}, policy=MLP, elasticGroup="a"
+    ),
     "autoscale": groups({"name": "cpu", "autoscale": {"maxReplicas": 4}}, replicas=4),
     "replicas-at-bounds": groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 4}, replicas=4),
     "scaled-to-zero": manifest(replicas=0),
@@ -510,6 +516,48 @@ INVALID: dict[str, Case] = {
         document=groups({"name": "cpu", "minReplicas": 4, "maxReplicas": 2}, replicas=4),
         path="spec.workerGroups[0].minReplicas",
         sentence="minReplicas 4 is greater than maxReplicas 2",
+        by="rule",
+    ),
+    "only-servers": Case(
+        document=groups({"name": "act", "role": "inference"}, policy=MLP),
+        path="spec.workerGroups",
+        sentence='all groups ["act"] have role inference and no group collects; add a group with role collect',
+        by="rule",
+    ),
+    "servers-of-random-actions": Case(
+        document=groups(CPU, SERVERS),
+        path="spec.workerGroups",
+        sentence="random actions need no inference servers; remove the groups with role inference, or name a policy",
+        by="rule",
+    ),
+    "elastic-servers": Case(
+        document=groups({"name": "act", "role": "inference"}, {"name": "cpu", "replicas": 1}, policy=MLP),
+        path="spec.elasticGroup",
+        sentence="spec.replicas sizes group act, which has role inference; name a group that collects in elasticGroup",
+        by="rule",
+    ),
+    "no-servers": Case(
+        document=groups(CPU, {**SERVERS, "replicas": 0}, policy=MLP),
+        path="spec.workerGroups",
+        sentence="all groups with role inference have 0 replicas, and workers cannot act without servers",
+        by="rule",
+    ),
+    "autoscale-of-servers": Case(
+        document=groups(CPU, {**SERVERS, "autoscale": {"maxReplicas": 4}}, policy=MLP),
+        path="spec.workerGroups[1].autoscale",
+        sentence="autoscale adds workers that step environments, and group gpu has role inference; remove autoscale",
+        by="rule",
+    ),
+    "servers-of-an-evaluation": Case(
+        document=groups(
+            CPU,
+            SERVERS,
+            policy=MLP,
+            collection={"framesPerBatch": 64, "episodes": {"count": 4}},
+            output={"dataset": {"uri": "data/x"}},
+        ),
+        path="spec.workerGroups",
+        sentence="an evaluation asks the policy for one row at a time, in the workers; remove the groups with role",
         by="rule",
     ),
     "autoscale-bounds-in-reverse": Case(
