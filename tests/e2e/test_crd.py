@@ -14,7 +14,8 @@ from cormorant_cli.crd import crd_yaml
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.parsing import parse_job
 from cormorant_testing.kubectl import skip_without_cluster
-from manifest_cases import INVALID, VALID, Case
+from manifest_cases import INVALID, VALID
+from manifest_making import Case
 from manifest_strategies import changed_manifests
 from manifest_updates import UPDATES, Update
 

@@ -1,61 +1,6 @@
 """Manifests and the verdict on each: one table for pydantic, for the CRD offline, and for a real API server."""
 
-from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any
-
-Document = dict[str, Any]
-ABSENT = object()
-
-
-def manifest(name: str = "pong", /, **changes: Any) -> Document:
-    """A small valid manifest with changes below spec: `manifest(env__envpool__numEnvs=0)`."""
-    document: Document = {
-        "apiVersion": "cormorant.dev/v1alpha1",
-        "kind": "CollectorJob",
-        "metadata": {"name": name},
-        "spec": {
-            "env": {"envpool": {"taskId": "Pong-v5", "numEnvs": 8}},
-            "policy": {"random": {}},
-            "collection": {"framesPerBatch": 64},
-        },
-    }
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        node = document["spec"]
-        for parent in parents:
-            node = node.setdefault(parent, {})
-        if value is ABSENT:
-            del node[last]
-        else:
-            node[last] = deepcopy(value)
-    return document
-
-
-def gymnasium(**fields: Any) -> Document:
-    """A manifest whose environment is gymnasium's."""
-    return manifest(env={"gymnasium": {"id": "CartPole-v1", "numEnvs": 8} | fields})
-
-
-def groups(*worker_groups: Document, **changes: Any) -> Document:
-    """A manifest with these worker groups."""
-    return manifest(workerGroups=list(worker_groups), **changes)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
-    """A manifest that must be refused."""
-
-    document: Document
-    path: str
-    """The field that every message names."""
-
-    sentence: str
-    """A part of what `cormorant validate` says of it."""
-
-    by: str = "schema"
-    """Who refuses it at the API server: schema, rule, or strict (unknown fields, refused with strict validation)."""
-
+from manifest_making import ABSENT, Case, Document, groups, gymnasium, manifest
 
 CPU, GPU = {"name": "cpu"}, {"name": "gpu", "device": "gpu", "replicas": 1}
 SERVERS = {**GPU, "role": "inference"}

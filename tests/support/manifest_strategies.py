@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from cormorant_contract.parsing import parse_job
-from manifest_cases import VALID, manifest
+from manifest_cases import VALID
+from manifest_making import manifest
 
 LABELS = st.from_regex("[a-z0-9]([-a-z0-9]{0,8}[a-z0-9])?", fullmatch=True)
 ENTRYPOINTS = st.from_regex("[a-z_]{1,5}([.][a-z_]{1,5}){0,2}:[a-z_]{1,8}", fullmatch=True)

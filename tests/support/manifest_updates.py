@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from manifest_cases import Document, gymnasium, manifest
+from manifest_making import Document, gymnasium, manifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from cormorant_cli.__main__ import run
 from cormorant_cli.validate import judge
 from cormorant_contract.errors import ManifestError
 from cormorant_manifest.reader import MAX_BYTES, parse_jobs
-from manifest_cases import manifest
+from manifest_making import manifest
 
 GOOD = yaml.safe_dump(manifest())
 HEAD = "apiVersion: cormorant.dev/v1alpha1\nkind: CollectorJob\nmetadata: {name: pong}\n"

@@ -7,7 +7,8 @@ import pytest
 from cormorant_contract.errors import ManifestError
 from cormorant_contract.job import CollectorJob
 from cormorant_contract.parsing import parse_job, refuse_update
-from manifest_cases import INVALID, VALID, Case, manifest
+from manifest_cases import INVALID, VALID
+from manifest_making import Case, manifest
 from manifest_updates import UPDATES, Update
 
 

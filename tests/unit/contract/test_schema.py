@@ -8,7 +8,8 @@ import pytest
 
 from cormorant_contract.parsing import parse_job
 from cormorant_contract.schema import crd, structural_schema
-from manifest_cases import INVALID, VALID, Case
+from manifest_cases import INVALID, VALID
+from manifest_making import Case
 from structural import verdict, with_defaults
 
 
