@@ -5,6 +5,7 @@ one each suite is skipped. `differences/` lists the tests that fail, each with i
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -53,6 +54,10 @@ SUITES = [
 def failures(suite: Suite, root: Path, folder: Path) -> tuple[set[str], int]:
     """Names of the tests that failed, `TestClass.test_name[case]`, and how many there were."""
     report = folder / "report.xml"
+    # The tests alone: a checkout's own package would be imported in place of the one that is installed.
+    tests = Path(suite.file).parts[0]
+    shutil.copytree(root / tests, folder / "alone" / tests)
+    root = folder / "alone"
     paths = [str(root), str((root / suite.file).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     command = [
         sys.executable, "-m", "pytest", suite.file, "-p", "cormorant_testing.swapped", "-p", "no:cacheprovider", "-q",
