@@ -211,8 +211,7 @@ def token_of(cluster: "Cluster", job: "Raw", role: "Role") -> str:
             return token
     raise CommandFailed(
         f"Secret {name} of namespace {namespace} has no token for role {role}; delete it, and the operator "
-        "recreates it "
-        "within six minutes"
+        "recreates it within six minutes"
     )
 
 
@@ -245,7 +244,9 @@ def _head_of(cluster: "Cluster", job: "Raw") -> "JobPod":
         raise NoHead(f"the head of {identity(job)} is not running yet (pod {head.name}): {reason}")
     for kind in ("Completed", "Failed", "Suspended"):
         if holds(job, kind):
-            raise NoHead(f"{identity(job)} no longer has a head: the job is {kind}")
+            uri = ((job["spec"].get("output") or {}).get("dataset") or {}).get("uri", "")
+            results = f"; its results are in {uri}" if uri else ""
+            raise NoHead(f"{identity(job)} no longer has a head: the job is {kind}{results}")
     if not phase:
         raise NoHead(
             f"{identity(job)} has no head: no operator has reconciled the job yet (see `cormorant doctor{options}`)"

@@ -1,10 +1,13 @@
 """Which head is meant, and whose token goes there."""
 
+from typing import cast
+
 import pytest
 
 from cormorant_cli.__main__ import run
-from cormorant_cli.connection import Connection
-from cormorant_cli.errors import BadInput
+from cormorant_cli.cluster import Cluster, Raw
+from cormorant_cli.connection import Connection, _head_of
+from cormorant_cli.errors import BadInput, NoHead
 
 HERE = "http://127.0.0.1:8000"
 
@@ -54,3 +57,23 @@ def test_every_command_takes_a_job_or_a_url(
     assert "no job or head given" in capsys.readouterr().err
     assert run([*command, "pong", "-n", "rl"]) == 2
     assert "no kubeconfig found that names a cluster" in capsys.readouterr().err
+
+
+class NoPods:
+    """A cluster in which a job's pods are gone."""
+
+    def objects(self, *_: object, **__: object) -> list[Raw]:
+        return []
+
+    def options_of(self, job: Raw) -> str:
+        return ""
+
+
+def test_completed_job_names_where_its_results_are() -> None:
+    job = {
+        "metadata": {"name": "score", "namespace": "rl", "uid": "1"},
+        "spec": {"output": {"dataset": {"uri": "file:///data/score"}}},
+        "status": {"conditions": [{"type": "Completed", "status": "True"}]},
+    }
+    with pytest.raises(NoHead, match=r"the job is Completed; its results are in file:///data/score$"):
+        _head_of(cast(Cluster, NoPods()), job)
