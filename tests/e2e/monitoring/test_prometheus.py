@@ -41,7 +41,12 @@ JOB = {
             "variants": [{"name": "plain"}, {"name": "sutton", "kwargs": {"sutton_barto_reward": True}}],
         },
         "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
-        "collection": {"mode": "async", "framesPerBatch": 128, "totalFrames": 100_000_000},
+        "collection": {
+            "mode": "async",
+            "framesPerBatch": 128,
+            "totalFrames": 100_000_000,
+            "normalize": {"observation": {}, "reward": {}},
+        },
         "output": {"queue": {"capacityBatches": 4}},
         "workerGroups": [{"name": "cpu", "device": "cpu", "maxReplicas": 4}],
     },

@@ -79,7 +79,7 @@ def test_a_sweep_prints_what_each_checkpoint_prints_alone(tmp_path: Path, capsys
     document = yaml.safe_load(manifest.read_text())
     document["spec"]["collection"]["episodes"] = {"count": 5, "deterministic": False, "checkpoints": uris}
     manifest.write_text(yaml.safe_dump(document))
-    with HeadProcess(manifest, tmp_path / "head", "--workers", "2", "--linger-seconds", "30") as head:
+    with HeadProcess(manifest, tmp_path / "head", "--workers", "2", "--linger-seconds", "120") as head:
         reader = head.api("read")
         until(lambda: reader.get("/v1/status").json["phase"] == "Completed")
         assert reader.get("/v1/status").json["counts"] == "episodes"
