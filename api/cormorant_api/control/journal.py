@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from cormorant_api.errors import StoreError
+from cormorant_worker.disk import sync_path
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.termination_message import encode
@@ -188,5 +189,7 @@ def _next_epoch(path: Path) -> int:
     epoch = int(path.read_text()) + 1 if path.exists() else 0
     part = path.with_suffix(".part")
     part.write_text(str(epoch))
+    sync_path(part)  # an epoch that a power failure took back would be given twice
     part.replace(path)
+    sync_path(path.parent)
     return epoch
