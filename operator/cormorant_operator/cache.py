@@ -153,9 +153,9 @@ class Cache:
         if record is None:
             return {}
         known = {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
-        return (
-            known if record.workload is None else known | {("Workload", record.workload.name): record.workload.request}
-        )
+        if record.workload is not None:
+            known["Workload", record.workload.name] = record.workload.request
+        return known
 
     def workload(self, uid: str) -> Workload | None:
         record = self._records.get(uid)

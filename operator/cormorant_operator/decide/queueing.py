@@ -32,7 +32,7 @@ def queue_actions(view: View) -> Iterator[Action]:
     elif view.job.is_over:
         if found is not None and not found.holds("Finished") and not _uses_quota(view):
             yield _finish(view, found)
-    elif found is None or (found.request != _digest(view, queue) and not found.is_reserved):
+    elif found is None or (not found.is_reserved and found.request != _digest(view, queue)):
         yield from _request(view, queue)
     elif found.holds("Evicted"):
         if found.is_reserved and not view.has_pods:

@@ -133,12 +133,11 @@ class View:
 
     @property
     def unread_flavors(self) -> tuple[str, ...]:
-        found = self.workload
-        known = self.observed.flavors
+        found, known = self.workload, self.observed.flavors
+        if found is None:
+            return ()
         return tuple(
-            name
-            for name in sorted(found.flavors if found is not None else ())
-            if name not in known or found is None or known[name].admission != found.admission
+            name for name in sorted(found.flavors) if name not in known or known[name].admission != found.admission
         )
 
     def placement(self, pod_set: str) -> Placement:
