@@ -34,7 +34,6 @@ from cormorant_worker.errors import (
 )
 from cormorant_worker.evaluation.player import Player, alone
 from cormorant_worker.inference.address import AssignedServers
-from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.cached import CachedWeights
 from cormorant_worker.weights.staged import INITIAL_VERSION, RANDOM_VERSION, PolicyVersion
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
@@ -53,6 +52,7 @@ from cormorant_worker.worker.messages import (
     Start,
     Ticket,
 )
+from cormorant_worker.worker.offer import take_offer
 
 if TYPE_CHECKING:
     from cormorant_worker.sinks.protocol import Sink
@@ -63,7 +63,6 @@ _OFFER_TIMEOUT_S = 30.0
 """For weights that were offered before a ticket was handed out: they come on the other channel, within milliseconds."""
 _IDLE_S = 5.0
 """Without a ticket, after which the open shard is sealed."""
-_MOMENT_S = 0.01
 _HELD_TIMEOUT_S = 600.0
 """A pause is answered once the vector step under way has landed; the environments' own limits end it sooner."""
 
@@ -359,7 +358,7 @@ class WorkerRuntime:
             self._serving.wait()  # bounded by the fleet's limit on starting
         match request.action:
             case "offer":
-                self._offer(request, payload)
+                take_offer(self.collector.weights, request, payload, boundary=self._boundary, kept=self._kept)
             case "pause":
                 self._pause()
             case "resume":
@@ -381,28 +380,6 @@ class WorkerRuntime:
             case "restore":
                 self._between_batches(lambda collector: self._restore(collector, bytes(payload), request))
         return b""
-
-    def _offer(self, request: Request, payload: memoryview) -> None:
-        slot, version = self.collector.weights, PolicyVersion(request.version)
-        try:
-            offered = read_weights(payload, default_model=request.default_model, models=request.models)
-            slot.offer(offered, version=version, statistics=request.statistics)
-        finally:
-            slot.note_seen(version)  # refused or not: a ticket that came with it goes on
-        # A worker that is waiting for a ticket need not wait for it to let new weights act. Within a batch the stepping
-        # thread will see them at its end; outside it holds the lock for a moment only.
-        if self._boundary.acquire(timeout=_MOMENT_S):
-            try:
-                self._apply_weights()
-            finally:
-                self._boundary.release()
-        self._kept.keep(
-            payload,
-            version=version,
-            default_model=request.default_model,
-            models=tuple(offered),
-            statistics=request.statistics,
-        )
 
     def _restore(self, collector: Collector, state: bytes, request: Request) -> None:
         collector.restore(state, first_trajectory=request.first_trajectory, rewinds=request.rewinds)

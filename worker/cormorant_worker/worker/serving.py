@@ -25,9 +25,8 @@ from cormorant_worker.inference.handshake import Listeners
 from cormorant_worker.inference.server import Gathering, InferenceServer, ServedCounts, ServedPolicy, make_shapes
 from cormorant_worker.policy.exploration import ExplorationType, exploring
 from cormorant_worker.spaces import Space
-from cormorant_worker.weights.blob import read_weights
 from cormorant_worker.weights.cached import CachedWeights
-from cormorant_worker.weights.staged import INITIAL_VERSION, PolicyVersion
+from cormorant_worker.weights.staged import INITIAL_VERSION
 from cormorant_worker.worker.heartbeat import Heartbeat, Phase
 from cormorant_worker.worker.messages import (
     Applied,
@@ -41,11 +40,11 @@ from cormorant_worker.worker.messages import (
     ServerReady,
     Start,
 )
+from cormorant_worker.worker.offer import take_offer
 from cormorant_worker.worker.runtime import Uplink
 
 log = structlog.get_logger()
 
-_MOMENT_S = 0.01
 _TELL_S = 1.0
 """Between two reports of what was served."""
 _DRY_ROWS = 2
@@ -166,7 +165,8 @@ class ServerRuntime:
                 os._exit(0)  # it has nothing to lose
             if request.action == "offer":
                 self._is_ready.wait()  # bounded by the fleet's limit on starting
-                self._offer(request, payload)
+                assert self._policy is not None
+                take_offer(self._policy.weights, request, payload, boundary=self._boundary, kept=self._kept)
             if request.action == "kept":
                 return Reply(number=request.number, state=self._kept.read())
         except CormorantError as error:
@@ -174,27 +174,6 @@ class ServerRuntime:
         except Exception as error:  # noqa: BLE001  # a policy's own copy_ may raise anything
             return Reply(number=request.number, error=f"{type(error).__name__}: {error}")
         return Reply(number=request.number)
-
-    def _offer(self, request: Request, payload: memoryview) -> None:
-        assert self._policy is not None
-        weights, version = self._policy.weights, PolicyVersion(request.version)
-        try:
-            offered = read_weights(payload, default_model=request.default_model, models=request.models)
-            weights.offer(offered, version=version, statistics=request.statistics)
-        finally:
-            weights.note_seen(version)
-        if self._boundary.acquire(timeout=_MOMENT_S):
-            try:
-                weights.apply()
-            finally:
-                self._boundary.release()
-        self._kept.keep(
-            payload,
-            version=version,
-            default_model=request.default_model,
-            models=tuple(offered),
-            statistics=request.statistics,
-        )
 
 
 def gathering(inference: Inference, device: torch.device) -> Gathering:
