@@ -347,7 +347,7 @@ _GROUP_RULES: tuple[Rule[CollectorJobSpec], ...] = (
 )
 
 _SERVERS = "(has(g.role) && g.role == 'inference')"
-"""Of a group g, in CEL."""
+"""CEL: group g has role inference."""
 
 _ROLE_RULES: tuple[Rule[CollectorJobSpec], ...] = (
     Rule(

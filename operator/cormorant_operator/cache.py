@@ -21,7 +21,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Pod | Workload | str | None
     "Pod": read_pod,
     "Workload": read_workload,
 }
-"""Of the others, a digest is kept."""
+"""What is kept of an object, by kind; a digest of all others."""
 Kind = str
 
 

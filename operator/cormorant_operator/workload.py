@@ -54,7 +54,7 @@ class PodSet:
     """Pods whose quota was given back early; never decreases while the quota is reserved."""
     flavors: tuple[str, ...] = ()
     update: Placement = NO_PLACEMENT
-    """Of the admission checks."""
+    """What the admission checks add."""
 
     @property
     def held(self) -> int:

@@ -99,7 +99,7 @@ class ReadQueueObject:
     kind: QueueKind
     name: str
     admission: str = ""
-    """Of a flavor: the admission that it is read for."""
+    """The admission that a flavor is read for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ _FOLDS = {"sum": np.add, "mean": np.add, "max": np.maximum, "any": np.maximum}
 
 
 class EpisodeMetrics:
-    """Of one collector's batches, each given once and in order. Owned by its `Trajectories`."""
+    """Metrics over one collector's batches, each given once and in order. Owned by its `Trajectories`."""
 
     def __init__(self, metrics: Sequence[EpisodeMetric], info: Sequence[Leaf], num_envs: int) -> None:
         """Begin.

@@ -29,7 +29,7 @@ class InferenceServers:
         self._slots, self._workers, self._requests, self._listen = slots, workers, requests, listen
         self._listeners: dict[Slot, socket.socket] = {}
         self._addresses: dict[Slot, NodeAddress] = {}
-        """Of servers that listen now and have addresses of their own."""
+        """Addresses of servers that listen on one of their own."""
         self._assigned: dict[Slot, tuple[Address, ...]] = {}
         """What each worker was told last."""
         self.served: dict[str, dict[str, float]] = {}

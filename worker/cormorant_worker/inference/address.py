@@ -26,7 +26,7 @@ class NodeAddress:
 
 
 Address = bytes | str | NodeAddress
-"""Of a server: a Unix socket of this machine, or a `NodeAddress`."""
+"""Where a server listens: a Unix socket of this machine, or a `NodeAddress`."""
 
 
 def this_machine() -> str:

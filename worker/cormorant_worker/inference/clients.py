@@ -46,12 +46,14 @@ class LocalClient:
 
     def welcome(self, welcome: Welcome) -> None:
         """Tell the worker what it may do, and how to reach its mailbox."""
-        descriptor = -1 if self.mailbox is None else self.mailbox.memory.descriptor
         self.socket.settimeout(WELCOME_S)
         try:
-            send_welcome(self.socket, welcome, descriptor)
+            self._send(welcome)
         finally:
             self.socket.setblocking(False)
+
+    def _send(self, welcome: Welcome) -> None:
+        send_welcome(self.socket, welcome, -1 if self.mailbox is None else self.mailbox.memory.descriptor)
 
     def read_requests(self) -> Iterable[Header]:
         """What the worker asks for; the rows are in its mailbox."""
@@ -114,12 +116,8 @@ class NodeClient(LocalClient):
     def _proof(self, who: bytes, worker: bytes) -> bytes:
         return self._introduction.proof(who, server=self._introduction.nonce, worker=worker)
 
-    def welcome(self, welcome: Welcome) -> None:
-        self.socket.settimeout(WELCOME_S)
-        try:
-            self.socket.sendall(frame(welcome, key=self._session_key))
-        finally:
-            self.socket.setblocking(False)
+    def _send(self, welcome: Welcome) -> None:
+        self.socket.sendall(frame(welcome, key=self._session_key))
 
     def read_requests(self) -> Iterable[Header]:
         return self._reader.read(self.socket)

@@ -27,11 +27,11 @@ HEADER = struct.Struct("=qqII")
 
 
 class Header(NamedTuple):
-    """Of a request and of its answer."""
+    """Begins a request and its answer."""
 
     number: int
     version: int
-    """Of a request: the lowest that may act. Of an answer: the one that acted."""
+    """In a request, the lowest version that may act; in an answer, the one that acted."""
     slot: int
     n: int
 

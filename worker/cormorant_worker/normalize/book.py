@@ -15,6 +15,9 @@ KEPT_VERSIONS = 256
 """Versions whose statistics are kept, the newest."""
 
 
+_NONE = Statistics()
+
+
 class StatisticsBook(Mapping[int, Document]):
     """Statistics by policy version, as plain data, which must not be changed. Owned by a fleet, or by a collector that
     stands alone. Methods may be called from any thread.
@@ -27,8 +30,8 @@ class StatisticsBook(Mapping[int, Document]):
         self._current = found or Statistics()
         self._is_first = found is None
         self._versions: OrderedDict[int, Statistics] = OrderedDict()
-        self._glance: dict[str, StatisticsGlance] | None = None
-        """What `glance` said since the last change."""
+        self._glanced: tuple[Statistics, Statistics, dict[str, StatisticsGlance]] = (_NONE, _NONE, {})
+        """What `glance` compared last, and what it said."""
         self._documents: dict[int, Document] = {}
         """Serialized statistics of versions that were asked for."""
 
@@ -42,7 +45,6 @@ class StatisticsBook(Mapping[int, Document]):
         workers say the same; the first one counts.
         """
         with self._lock:
-            self._glance = None
             self._versions.setdefault(0, initial)
             self._base(initial)
             # Every key has statistics from the start, for what is published before a batch is acknowledged.
@@ -51,7 +53,6 @@ class StatisticsBook(Mapping[int, Document]):
     def inherit(self, statistics: Statistics) -> None:
         """Go on from what an earlier fleet had merged when it published, unless this one knows more already."""
         with self._lock:
-            self._glance = None
             self._base(statistics)
 
     def _base(self, statistics: Statistics) -> None:
@@ -61,13 +62,11 @@ class StatisticsBook(Mapping[int, Document]):
     def merge(self, statistics: Statistics) -> None:
         """A batch counts. Called once a batch."""
         with self._lock:
-            self._glance = None
             self._current = self._current.merged(statistics)
 
     def stamp(self, version: int, statistics: Statistics | None = None) -> Statistics:
         """A version is published: with the current statistics, or with those that it had before."""
         with self._lock:
-            self._glance = None
             found = self._versions[version] = statistics or self._current
             self._documents.pop(version, None)
             while len(self._versions) > KEPT_VERSIONS:
@@ -77,7 +76,6 @@ class StatisticsBook(Mapping[int, Document]):
     def reset(self, current: Statistics, versions: Mapping[int, Statistics]) -> None:
         """Go on from a saved state. What this fleet published stays known."""
         with self._lock:
-            self._glance = None
             self._current, self._is_first = current, False
             known = {**versions, **self._versions}
             self._versions = OrderedDict((v, known[v]) for v in sorted(v for v in known if v >= 0)[-KEPT_VERSIONS:])
@@ -86,19 +84,10 @@ class StatisticsBook(Mapping[int, Document]):
     def glance(self) -> dict[str, StatisticsGlance]:
         """The current statistics by key, beside those of the newest version."""
         with self._lock:
-            if self._glance is None:
-                published = next(reversed(self._versions.values()), Statistics()).moments
-                self._glance = {
-                    name: StatisticsGlance(
-                        frames=moments.count,
-                        published_frames=published[name].count if name in published else 0,
-                        mean=(float(moments.mean.min()), float(moments.mean.max())),
-                        std=(float(moments.std.min()), float(moments.std.max())),
-                    )
-                    for name, moments in self._current.moments.items()
-                    if moments.mean.size
-                }
-            return self._glance
+            current, published = self._current, next(reversed(self._versions.values()), _NONE)
+            if self._glanced[0] is not current or self._glanced[1] is not published:
+                self._glanced = current, published, _compare(current, published)
+            return self._glanced[2]
 
     def versions(self) -> dict[int, Statistics]:
         """Statistics of the retained versions."""
@@ -128,3 +117,17 @@ class StatisticsBook(Mapping[int, Document]):
 
     def __len__(self) -> int:
         return len(self._versions)
+
+
+def _compare(current: Statistics, published: Statistics) -> dict[str, StatisticsGlance]:
+    known = published.moments
+    return {
+        name: StatisticsGlance(
+            frames=moments.count,
+            published_frames=known[name].count if name in known else 0,
+            mean=(float(moments.mean.min()), float(moments.mean.max())),
+            std=(float(moments.std.min()), float(moments.std.max())),
+        )
+        for name, moments in current.moments.items()
+        if moments.mean.size
+    }

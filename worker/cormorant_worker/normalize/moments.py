@@ -86,7 +86,7 @@ class StatisticsGlance:
     frames: int
     """Acknowledged."""
     published_frames: int
-    """Of them, those in the statistics that the newest version acts with."""
+    """Frames in the statistics that the newest version acts with."""
     mean: tuple[float, float]
     """The lowest and the highest, over the values of the key."""
     std: tuple[float, float]

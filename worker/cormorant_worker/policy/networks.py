@@ -119,7 +119,7 @@ class ActionHeads(nn.Module):
 
     @property
     def first_category(self) -> int | None:
-        """Of the only head, a categorical one; None: there are others."""
+        """First action of the only head, if it is categorical; None otherwise."""
         return self._heads[0].first if len(self._heads) == 1 and isinstance(self._heads[0], CategoricalHead) else None
 
     def forward(self, features: Tensor) -> Tensor:

@@ -60,7 +60,7 @@ def network(server: S3Server) -> Iterator[Network]:
 
 @pytest.fixture
 def uri(server: S3Server, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[str]:
-    """Of a new dataset. This process asks the server itself, not the network before it."""
+    """URI of a new dataset. This process asks the server itself, not the network before it."""
     import s3fs  # with boto's client, which the default tests do not wait for
 
     for name, value in server.environment().items():
