@@ -1,11 +1,11 @@
-"""Wakes the fleet's thread out of its wait, when another thread has changed something."""
+"""Wakes one thread out of its wait for descriptors, when another has changed something."""
 
 import os
 import threading
 
 
 class Waker:
-    """A pipe of which only the fleet's thread reads. `wake` may be called by any thread, and after `close`."""
+    """A pipe that one thread waits for. `wake` may be called by any thread, and after `close`."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -29,7 +29,7 @@ class Waker:
                 os.write(self._write, b"x")
 
     def clear(self) -> None:
-        """Take back all calls of `wake` so far. Called by the fleet's thread."""
+        """Take back all calls of `wake` so far. Called by the thread that waits."""
         with self._lock:
             if self._is_set and not self._is_closed:
                 self._is_set = False

@@ -43,17 +43,17 @@ class CategoricalHead:
 
     def __init__(self, space: gymnasium.spaces.Discrete) -> None:
         self.num_params = int(space.n)
-        self.first = int(space.start)
+        self._first = int(space.start)
 
     def act(self, params: Tensor) -> Tensor:
         """`[n, A]` logits -> `[n]` int64."""
         index = params.argmax(-1) if is_greedy() else _gumbel_argmax(params)
-        return index + self.first if self.first else index
+        return index + self._first if self._first else index
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
         """`[n]` from `[n, A]` logits and `[n]` actions."""
         logp = params.log_softmax(-1)
-        return logp.gather(-1, (action - self.first).long().unsqueeze(-1)).squeeze(-1)
+        return logp.gather(-1, (action - self._first).long().unsqueeze(-1)).squeeze(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
         """`[n]`, at most log A."""

@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cormorant_worker.policy.exploration import is_greedy
 from cormorant_worker.policy.loading import Acting
-from cormorant_worker.policy.networks import Perceptron, VectorEncoder
+from cormorant_worker.policy.networks import Perceptron
 from cormorant_worker.policy.zoo import Policy
 
 _Layer = tuple[nn.Linear, type[nn.Module] | None]
@@ -72,8 +71,6 @@ def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
 
     The modules are changed only during a call: a caller that copies or trains them finds them unchanged.
     """
-    if type(acting) is Policy and (drawn := _categorical(acting)) is not None:
-        return drawn
     patches = [(module.__dict__, name, call) for root in modules for module, name, call in _patches(root)]
     if not patches:
         return None
@@ -86,34 +83,6 @@ def with_stacks(acting: Acting, modules: Sequence[nn.Module]) -> Acting | None:
         finally:
             for attributes, name, _ in patches:
                 del attributes[name]
-
-    return call
-
-
-def _categorical(policy: Policy) -> Acting | None:
-    """A policy of plain layers from one vector to one categorical action in as few calls; None: it is another.
-
-    Its random numbers and its action are those of `CategoricalHead.act`.
-    """
-    encoder, layers = policy.encoder, _layers([policy.body, policy.heads.linear])
-    first = policy.heads.first_category
-    plain = isinstance(encoder, VectorEncoder) and encoder.is_identity and not policy.returns_log_prob
-    if first is None or not layers or not plain or any(map(_has_hooks, (policy, encoder, policy.heads))):
-        return None
-    stack = DenseStack(layers, policy.params)
-    noise = torch.empty(0)
-
-    def call(observation: Tensor) -> Any:
-        nonlocal noise
-        if is_greedy() or torch.is_grad_enabled() or observation.dtype != torch.float32:
-            return policy(observation)
-        logits = stack(observation)
-        if noise.shape != logits.shape:
-            with torch.inference_mode(False):
-                noise = torch.empty(logits.shape)
-        scores = noise.exponential_().log_().numpy()
-        np.subtract(logits.numpy(), scores, out=scores)
-        return torch.from_numpy(scores.argmax(-1) + first)
 
     return call
 

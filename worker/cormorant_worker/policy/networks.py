@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.policy.action_heads import CategoricalHead, NormalHead, make_head
+from cormorant_worker.policy.action_heads import NormalHead, make_head
 from cormorant_worker.spaces import Space, leaf_spaces, leaves, put_nested, unflattener
 
 Activation = Literal["tanh", "relu"]
@@ -31,14 +31,14 @@ class VectorEncoder(nn.Module):
         self._parts = leaf_spaces(space)
         self._keys = [leaf.key for leaf in leaves(space, ())]
         self.num_features = sum(_width(part) for part in self._parts)
-        self.is_identity = (
+        self._is_identity = (
             len(self._parts) == 1 and self._parts[0].dtype == np.float32 and len(self._parts[0].shape or ()) == 1
         )
         """One flat float32 Box, the common case, needs no work at all."""
 
     def forward(self, observation: Any) -> Tensor:
         """A tensor `[n, ...]`, or nested mappings or tuples of tensors -> `[n, F]` float32."""
-        if self.is_identity and isinstance(observation, Tensor):
+        if self._is_identity and isinstance(observation, Tensor):
             return observation
         columns = [_encode(_find(observation, key), part) for key, part in zip(self._keys, self._parts, strict=True)]
         return columns[0] if len(columns) == 1 else torch.cat(columns, -1)
@@ -116,11 +116,6 @@ class ActionHeads(nn.Module):
         nn.init.zeros_(self.linear.bias)
         deviations = sum(n - w for n, w in zip(self._sizes, widths, strict=True))
         self.log_std = nn.Parameter(torch.zeros(deviations)) if deviations else None
-
-    @property
-    def first_category(self) -> int | None:
-        """First action of the only head, if it is categorical; None otherwise."""
-        return self._heads[0].first if len(self._heads) == 1 and isinstance(self._heads[0], CategoricalHead) else None
 
     def forward(self, features: Tensor) -> Tensor:
         """`[n, F]` -> `[n, P]`: the parameters of every leaf side by side."""

@@ -12,7 +12,6 @@ batch into the object store, the runtime fills the other's.
 """
 
 import os
-import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -30,6 +29,7 @@ from cormorant_worker.collect.pause_gate import Stopped
 from cormorant_worker.errors import DeviceUnavailable
 from cormorant_worker.fleet.ray.block_pool import writable
 from cormorant_worker.fleet.ray.pod_files import HEARTBEAT_FILE, KEPT_FOLDER, is_told_to_leave, report_blocked
+from cormorant_worker.fleet.waker import Waker
 from cormorant_worker.inference.frames import listen_on
 from cormorant_worker.spaces import Array
 from cormorant_worker.weights.cached import CachedWeights
@@ -82,8 +82,8 @@ class CallUplink:
         """By thread of `collect`."""
         self._collecting: dict[int, tuple[int, Future[tuple[Sealed, dict[str, Array]]]]] = {}
         """Thread and result of the calls under way, by ticket number."""
-        self._bell: tuple[socket.socket, socket.socket] | None = None
-        """One byte for each delivered message, for a runtime that waits for other things, too."""
+        self._waker = Waker()
+        """Set while the next message is here, for a runtime that waits for other things, too."""
 
     # -- the runtime's side ------------------------------------------------------------------------------------
 
@@ -103,17 +103,13 @@ class CallUplink:
             self._changed.wait_for(lambda: self._turn in self._inbox)
             message = self._inbox.pop(self._turn)
             self._turn += 1
-            if self._bell is not None:
-                self._bell[1].recv(1)
+            if self._turn not in self._inbox:
+                self._waker.clear()
             return message
 
     def fileno(self) -> int:
-        """Readable when the fleet has sent a message."""
-        with self._changed:
-            if self._bell is None:
-                self._bell = socket.socketpair()
-                self._bell[0].send(bytes(len(self._inbox)))
-            return self._bell[1].fileno()
+        """Readable while the fleet's next message is here."""
+        return self._waker.fileno()
 
     def has_message(self, timeout_s: float) -> bool:
         """Wait for the fleet's next message, at most `timeout_s`."""
@@ -133,9 +129,12 @@ class CallUplink:
     def deliver(self, turn: int, message: object) -> None:
         """A message for the runtime has come."""
         with self._changed:
-            self._inbox[turn] = message
-            if self._bell is not None:
-                self._bell[0].send(b"\0")
+            self._put(turn, message)
+
+    def _put(self, turn: int, message: object) -> None:
+        self._inbox[turn] = message
+        if self._turn in self._inbox:
+            self._waker.wake()
             self._changed.notify_all()
 
     def collect(self, turn: int, ticket: Ticket) -> tuple[Sealed, dict[str, Array]]:
@@ -143,8 +142,7 @@ class CallUplink:
         result: Future[tuple[Sealed, dict[str, Array]]] = Future()
         with self._changed:
             self._collecting[ticket.number] = threading.get_ident(), result
-            self._inbox[turn] = ticket
-            self._changed.notify_all()
+            self._put(turn, ticket)
         return result.result()  # bounded by the fleet: it kills a worker that makes no progress
 
     def news(self, timeout_s: float) -> tuple[object, ...]:
