@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
 
@@ -80,10 +80,10 @@ class Running:
         )
         self.group_sizes = GroupSizes(fleet, head.events)
 
-    def _settle(self, frames: int) -> Callable[[], None]:
-        """So many frames of this head will not be delivered again. Returns what writes them down."""
+    def _settle(self, frames: int) -> "Future[None]":
+        """So many frames of this head will not be delivered again. Done once that is written down."""
         statistics = None if self.fleet.statistics is None else self.fleet.statistics.current
-        return lambda: self._journal.settle(frames, statistics)
+        return self._journal.settle(frames, statistics)
 
 
 class Head:

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Generic, Protocol, TypeVar
@@ -51,10 +52,6 @@ class Watcher(Protocol[L_contra]):
     def over(self, number: int, how: str) -> None:
         """It is `acknowledged`, or `stale`: never delivered again."""
         ...
-
-
-def _nothing() -> None:
-    return
 
 
 def _is_unread() -> bool:
@@ -125,7 +122,7 @@ class Ledger(Generic[L]):
         epoch: str,
         ack_within_s: float,
         notifier: AsyncNotifier | None = None,
-        on_settled: Callable[[int], Callable[[], None]] | None = None,
+        on_settled: Callable[[int], "Future[None]"] | None = None,
         watcher: Watcher[L] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -136,7 +133,7 @@ class Ledger(Generic[L]):
             ack_within_s: time to acknowledge before a batch goes to the next consumer.
             notifier: notified when a batch becomes ready and when the last one is settled.
             on_settled: called with the total of frames that will not be delivered again; must be quick and not call
-                the ledger. What it returns is called before the acknowledging request gets its response, and may wait.
+                the ledger. Returns what is done once no later head delivers them either.
             watcher: hears of every batch.
             clock: monotonic seconds.
         """
@@ -153,6 +150,10 @@ class Ledger(Generic[L]):
         """Heap of numbers, so that returned batches come before newer ones."""
         self._next = 0
         self._is_exhausted = False
+        self._returned: frozenset[int] = frozenset()
+        self._kept: Future[None] = Future()
+        """Done once everything that was acknowledged so far is durable."""
+        self._kept.set_result(None)
         self._acked = self._acked_frames = self._redelivered = self._stale_frames = 0
         self._consumers: OrderedDict[str, ConsumerRecord] = OrderedDict()
 
@@ -197,6 +198,7 @@ class Ledger(Generic[L]):
     def close(self) -> None:
         """Return every loan that is not being read; the others follow when their response ends."""
         with self._lock:
+            self._returned = frozenset(number for number, entry in self._entries.items() if not entry.is_acked)
             for entry in self._entries.values():
                 entry.is_acked = True
             idle = [loan for e in tuple(self._entries.values()) if (loan := self._forget_if_over(e)) is not None]
@@ -218,7 +220,6 @@ class Ledger(Generic[L]):
         """
         stale: list[L] = []
         dropped: list[int] = []
-        keep = _nothing
         found: Lent[L] | None = None
         with self._lock:
             self._seen(consumer)
@@ -230,7 +231,7 @@ class Ledger(Generic[L]):
                     entry.is_acked = True
                     if (loan := self._forget_if_over(entry)) is not None:
                         stale.append(loan)
-                    keep = self._settled()
+                    self._settle()
                     continue
                 now = self._clock()
                 entry.consumer, entry.lent_at = consumer, now
@@ -245,7 +246,6 @@ class Ledger(Generic[L]):
                     delivery=entry.deliveries,
                     lent_at=now,
                 )
-        keep()
         for loan in stale:
             loan.release()
         if self._watcher is not None:
@@ -279,15 +279,20 @@ class Ledger(Generic[L]):
                 entry.attached.append(what)
                 entry.is_read = is_read
 
-    def ack(self, batch_id: str) -> bool:
-        """Acknowledge a batch: it is never delivered again. False for an unknown id."""
+    def ack(self, batch_id: str) -> "Future[None] | None":
+        """Acknowledge a batch, whoever holds it: this head never delivers it again. None for an unknown id, and for a
+        batch that `close` returned: the next head collects its frames again.
+
+        Returns:
+            Done once no later head delivers it either; also when it was acknowledged before.
+        """
         with self._lock:
             number = self._number(batch_id)
-            if number is None:
-                return False
+            if number is None or number in self._returned:
+                return None
             entry = self._entries.get(number)
             if entry is None or entry.is_acked:
-                return True
+                return self._kept
             entry.is_acked = True
             if not entry.consumer:
                 # It was taken back, and its first consumer acknowledges it late.
@@ -299,15 +304,14 @@ class Ledger(Generic[L]):
                 record.acked += 1
             entry.consumer = ""
             entry.loan.acknowledge()
-            keep = self._settled()
+            kept = self._settle()
             loan = self._forget_if_over(entry)
-        keep()
         if loan is not None:
             loan.release()
         if self._watcher is not None:
             self._watcher.over(number, "acknowledged")
         self.notifier.notify()
-        return True
+        return kept
 
     def release(self, batch_id: str) -> bool:
         """Give a batch back: the next consumer gets it. False for an unknown id."""
@@ -364,9 +368,10 @@ class Ledger(Generic[L]):
 
     # -- inside the lock ---------------------------------------------------------------------------------------
 
-    def _settled(self) -> Callable[[], None]:
-        """What keeps the count, to be called outside the lock: a disk may take long."""
-        return _nothing if self._on_settled is None else self._on_settled(self._acked_frames + self._stale_frames)
+    def _settle(self) -> "Future[None]":
+        if self._on_settled is not None:
+            self._kept = self._on_settled(self._acked_frames + self._stale_frames)
+        return self._kept
 
     def _take_back(self, entry: Entry[L]) -> None:
         entry.consumer = ""

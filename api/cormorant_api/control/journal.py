@@ -4,13 +4,14 @@ import json
 import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
 
 from cormorant_api.errors import StoreError
-from cormorant_worker.disk import sync_path
+from cormorant_worker.disk import write_durably
 from cormorant_worker.errors import StateError
 from cormorant_worker.normalize.moments import Statistics
 from cormorant_worker.termination_message import encode
@@ -57,7 +58,18 @@ class Journal:
         """Those of the frames that earlier heads settled; None: there are none."""
         self._folder = folder
         self._lock = threading.Lock()
-        """Guards everything below."""
+        """Guards what is settled; held for no longer than a moment."""
+        self._disk = threading.Lock()
+        """Guards the files; held while the disk writes."""
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
+        self._newest: Future[None] = Future()
+        """The newest write."""
+        self._newest.set_result(None)
+        self._is_due = False
+        """It has not begun."""
+        self._unkept: Statistics | None = None
+        """Statistics that are not written yet."""
+        self._is_closed = False
         self._descriptor = self._exported = self._words = -1
         try:
             if folder is not None:
@@ -75,7 +87,7 @@ class Journal:
         except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
         self._settled = self._written = self.frames
-        self._reason, self._width, self._merged = "", 0, 0
+        self._reason, self._width = "", 0
         self._failing: set[str] = set()
         """Events of a disk that fails, until it works again."""
         if last_words is not None:
@@ -90,54 +102,53 @@ class Journal:
         """Frames of this and earlier heads that no later head collects again."""
         return self._settled
 
-    def settle(self, frames: int, statistics: Statistics | None = None) -> None:
+    def settle(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
         """Set the frames that this head has settled, with their statistics. A killed process leaves the old or the new
-        of both.
+        of both. Never waits for the disk: the future is done once both are written down, by one write for all that
+        came meanwhile, or once a failure of the disk is logged.
         """
-        with self._lock:
-            # Who settled first may come last.
-            if statistics is not None and frames >= self._merged:
-                self._merged = frames
-                self._keep(statistics, self.frames + frames)
-        self.settle_all(self.frames + frames)
+        return self.settle_all(self.frames + frames, statistics)
 
-    def keep(self, statistics: Statistics, *, frames: int = 0) -> None:
-        """Keep the statistics of all settled frames."""
-        with self._lock:
-            self._keep(statistics, frames)
-
-    def _keep(self, statistics: Statistics, frames: int) -> None:
-        if self._folder is None:
-            return
-        path = self._folder / _STATISTICS
-        text = json.dumps({"frames": max(frames, self._settled), "statistics": statistics.document()})
-        with self._failures_logged("statistics_not_kept"):
-            part = path.with_suffix(".part")
-            part.write_text(text)
-            part.replace(path)
-
-    def settle_all(self, frames: int) -> None:
-        """Set the settled frames of all heads; a lower count is ignored."""
+    def settle_all(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
+        """Set the settled frames of all heads; a lower count is ignored. Otherwise as `settle`."""
         with self._lock:
             self._settled = max(self._settled, frames)
-            if self._settled == self._written:
-                return
-            with self._failures_logged("frames_not_kept"):
-                if self._descriptor >= 0:
-                    os.pwrite(self._descriptor, _digits(self._settled), 0)
-                self._write_words()
-                self._written = self._settled
+            if statistics is not None:
+                self._unkept = statistics
+            has_more = self._unkept is not None or self._settled != self._written
+            if has_more and not self._is_due and not self._is_closed:
+                self._is_due, self._newest = True, self._writer.submit(self._write)
+            return self._newest
+
+    def _write(self) -> None:
+        with self._lock:
+            self._is_due = False
+            settled, statistics = self._settled, self._unkept
+        with self._disk:
+            if statistics is not None:
+                with self._failures_logged("statistics_not_kept"):
+                    if self._folder is not None:
+                        text = json.dumps({"frames": settled, "statistics": statistics.document()})
+                        write_durably(self._folder / _STATISTICS, text.encode())
+                    with self._lock:
+                        self._unkept = None if self._unkept is statistics else self._unkept
+            if settled != self._written:
+                with self._failures_logged("frames_not_kept"):
+                    if self._descriptor >= 0:
+                        os.pwrite(self._descriptor, _digits(settled), 0)
+                    self._write_words()
+                    self._written = settled
 
     def explain(self, reason: str) -> None:
         """Record why this head ends, in the last words."""
-        with self._lock:
+        with self._disk:
             self._reason = reason
             with self._failures_logged("last_words_not_kept"):
                 self._write_words()
 
     def note_exported(self, frames: int) -> None:
         """Record a frame count that is exported to scrapers."""
-        with self._lock:
+        with self._disk:
             if frames > self.exported_frames:
                 self.exported_frames = frames
                 if self._exported >= 0:
@@ -145,8 +156,11 @@ class Journal:
                         os.pwrite(self._exported, _digits(frames), 0)
 
     def close(self) -> None:
-        """Close the files. May be called twice."""
+        """Write what is settled, and close the files. May be called twice."""
         with self._lock:
+            self._is_closed = True
+        self._writer.shutdown()
+        with self._disk:
             for descriptor in (self._descriptor, self._exported, self._words):
                 if descriptor >= 0:
                     os.close(descriptor)
@@ -187,9 +201,5 @@ def _read_statistics(path: Path) -> tuple[Statistics | None, int]:
 
 def _next_epoch(path: Path) -> int:
     epoch = int(path.read_text()) + 1 if path.exists() else 0
-    part = path.with_suffix(".part")
-    part.write_text(str(epoch))
-    sync_path(part)  # an epoch that a power failure took back would be given twice
-    part.replace(path)
-    sync_path(path.parent)
+    write_durably(path, str(epoch).encode())  # an epoch that a power failure took back would be given twice
     return epoch

@@ -1,5 +1,6 @@
 """Batches for learners: shared by all consumers, delivered at least once, acknowledged."""
 
+import asyncio
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -11,7 +12,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse, Hangup
 from cormorant_api.routes.batch_stream import BatchStream
-from cormorant_api.routes.lending import find_batch, lend_next, oldest_wanted, stream_ended
+from cormorant_api.routes.lending import lend_next, oldest_wanted, stream_ended, unknown_batch
 from cormorant_api.routes.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
@@ -171,8 +172,11 @@ async def stream_batches(
     openapi_extra=needs(Role.READ),
 )
 async def ack_batch(request: Request, batch: str) -> Response:
-    """Acknowledge a batch: it is never delivered again. Idempotent."""
-    find_batch(batch, is_known=head_of(request).running.ledger.ack(batch))
+    """Acknowledge a batch: it is never delivered again. Idempotent. Any consumer may acknowledge any batch."""
+    kept = head_of(request).running.ledger.ack(batch)
+    if kept is None:
+        raise unknown_batch(batch)
+    await asyncio.shield(asyncio.wrap_future(kept))
     return Response(status_code=204)
 
 
@@ -186,7 +190,8 @@ async def ack_batch(request: Request, batch: str) -> Response:
 )
 async def release_batch(request: Request, batch: str) -> Response:
     """Give a batch back unused: the next consumer gets it immediately."""
-    find_batch(batch, is_known=head_of(request).running.ledger.release(batch))
+    if not head_of(request).running.ledger.release(batch):
+        raise unknown_batch(batch)
     return Response(status_code=204)
 
 

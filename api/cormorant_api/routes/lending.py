@@ -62,11 +62,10 @@ async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
     return max(0, head.running.fleet.version - max_staleness)
 
 
-def find_batch(batch_id: str, *, is_known: bool) -> None:
-    """Raise 404 for a batch id that this head never issued."""
-    if not is_known:
-        raise ApiError(
-            404,
-            ProblemType.UNKNOWN_BATCH,
-            f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",
-        )
+def unknown_batch(batch_id: str) -> ApiError:
+    """The error for a batch id that this head never issued."""
+    return ApiError(
+        404,
+        ProblemType.UNKNOWN_BATCH,
+        f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",
+    )

@@ -100,7 +100,7 @@ async def put_state(request: Request) -> Status:
                 check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
             running.fleet.restore(state)
             if running.fleet.statistics is not None:
-                head.journal.keep(running.fleet.statistics.current)
+                head.journal.settle_all(0, running.fleet.statistics.current).result()
             # The restored weights act now, so GET of weights must return them.
             if (found := weights_in(saved)) is not None:
                 running.publisher.adopt(*found, author=author_of(request))

@@ -11,8 +11,6 @@ File names are numbers: nothing that a client sends becomes a path. The higher n
 whose bytes do not match their digest (after a power failure) is skipped at start.
 """
 
-import contextlib
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -31,7 +29,7 @@ from cormorant_contract.rest.annotations import (
 )
 from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.disk import sync_path, write_all
+from cormorant_worker.disk import write_durably
 
 log = structlog.get_logger()
 
@@ -198,20 +196,12 @@ class AnnotationStore:
 
 
 def _write(folder: Path, annotation: StoredAnnotation) -> None:
-    part, whole = folder / f"{annotation.number}{_PART}", folder / str(annotation.number)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            write_all(descriptor, memoryview(annotation.entry.model_dump_json().encode() + b"\n" + annotation.value))
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        part.rename(whole)
-        sync_path(folder)
+        write_durably(
+            folder / str(annotation.number), annotation.entry.model_dump_json().encode() + b"\n" + annotation.value
+        )
     except OSError as error:
-        with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
         raise StoreError(
             f"cannot store annotation {annotation.entry.key} in {folder}: {error}; free space on the head's volume"
         ) from error

@@ -1,6 +1,7 @@
 """What one head leaves the next, and what scrapers were told: exact at any moment, and never less than before."""
 
 import json
+import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,11 +20,11 @@ from cormorant_worker.normalize.moments import RunningMoments, Statistics
 def test_next_head_goes_on_from_what_was_settled(tmp_path: Path) -> None:
     first = Journal(tmp_path)
     first.settle(100)
-    first.settle(300)
+    first.settle(300).result(10)
     # No close: it was killed.
     second = Journal(tmp_path)
     assert (first.epoch, second.epoch, second.frames) == (0, 1, 300)
-    second.settle(50)
+    second.settle(50).result(10)
     assert (second.settled_frames, Journal(tmp_path).frames) == (350, 350)
 
 
@@ -35,7 +36,7 @@ def test_floor_of_elsewhere_holds_where_the_folder_was_lost(tmp_path: Path) -> N
 def test_settled_frames_never_become_fewer(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.settle_all(500)
-    journal.settle(200)
+    journal.settle(200).result(10)
     assert (journal.settled_frames, Journal(tmp_path).frames) == (500, 500)
 
 
@@ -44,7 +45,7 @@ def test_last_words_are_right_at_any_moment(tmp_path: Path) -> None:
     path.write_text("what somebody else left there, and longer")
     journal = Journal(None, floor_frames=7, last_words=path)
     assert json.loads(path.read_text()) == {"frames": 7}
-    journal.settle(1000)
+    journal.settle(1000).result(10)
     assert json.loads(path.read_text()) == {"frames": 1007}
     journal.explain("no space left " * 1000)
     words = json.loads(path.read_text())
@@ -101,9 +102,10 @@ def test_statistics_and_their_frames_are_one_file(tmp_path: Path) -> None:
     first, more = (Statistics({"observation": RunningMoments.of(np.array(x))}) for x in ([[0.1], [0.2]], [[0.3]]))
     journal = Journal(tmp_path, floor_frames=10)
     assert journal.statistics is None
-    journal.settle(2, first)
+    journal.settle(2, first).result(10)
     # Killed after the file was replaced and before the count was written: both are of the later acknowledgement.
-    journal.keep(first.merged(more), frames=13)
+    journal.settle(3, first.merged(more)).result(10)
+    (tmp_path / "frames").write_text(f"{12:020d}")
     again = Journal(tmp_path)
     assert again.frames == 13
     assert again.statistics is not None
@@ -131,13 +133,44 @@ def test_a_full_disk_is_logged_once_and_written_to_when_it_has_room(tmp_path: Pa
     assert {(tmp_path / name).stat().st_size for name in ("frames", "exported")} == {20}, "a full disk takes them"
     with no_room() as logged:
         for frames in (30, 60):
-            journal.settle(frames, statistics)
+            journal.settle(frames, statistics).result(10)
             journal.note_exported(frames)
             assert journal.settled_frames == frames
     assert sorted(line["event"] for line in logged) == ["frames_not_kept", "statistics_not_kept"]
     assert "File too large; free space on the disk" in logged[0]["reason"]
     assert Journal(tmp_path).frames == 0
-    journal.settle_all(60)
-    assert Journal(tmp_path).frames == 60
-    journal.settle(60, statistics)
-    assert Journal(tmp_path).statistics is not None
+    journal.settle_all(60).result(10)
+    again = Journal(tmp_path)
+    assert again.frames == 60
+    assert again.statistics is not None
+
+
+def test_settling_never_waits_and_is_done_once_it_is_written(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    with journal._disk:  # a disk that does not answer
+        waiting = [journal.settle(10), *(journal.settle(frames) for frames in range(20, 400, 10))]
+        assert journal.settled_frames == 390
+        assert not any(kept.done() for kept in waiting)
+        assert len({id(kept) for kept in waiting}) <= 2, "one write is under way, and the next is for all others"
+    for kept in waiting:
+        kept.result(10)
+    assert journal.settle(390).done()
+    assert Journal(tmp_path).frames == 390
+
+
+def test_statistics_replace_the_last_once_the_disk_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, more = (Statistics({"observation": RunningMoments.of(np.array(x))}) for x in ([[0.1], [0.2]], [[0.3]]))
+    journal = Journal(tmp_path)
+    journal.settle(2, first).result(10)
+
+    def refuse(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", refuse)
+        journal.settle(3, first.merged(more)).result(10)
+        assert (tmp_path / "statistics.json").stat().st_size > 0
+        assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 2
+        assert not list(tmp_path.glob("*.part"))
+    journal.settle_all(0).result(10)
+    assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 3

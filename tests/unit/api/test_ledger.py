@@ -1,8 +1,7 @@
 """Batches that are lent: at least once, never after an acknowledgement, and memory that nobody reads goes back."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 
 import pytest
 from hypothesis import settings
@@ -44,9 +43,15 @@ class Books:
         self.ledger: Ledger[FakeLoan] = Ledger(
             epoch="e-1",
             ack_within_s=60,
-            on_settled=lambda frames: partial(self.settled.append, frames),
+            on_settled=self.settle,
             clock=self.clock,
         )
+
+    def settle(self, frames: int) -> "Future[None]":
+        self.settled.append(frames)
+        kept: Future[None] = Future()
+        kept.set_result(None)
+        return kept
 
     def add(self, *loans: FakeLoan) -> None:
         for loan in loans:
@@ -60,17 +65,52 @@ class Books:
 
 
 def test_a_slow_disk_holds_up_no_other_caller() -> None:
-    with ThreadPoolExecutor(1) as pool:
-        seen: list[int] = []
-        ledger: Ledger[FakeLoan] = Ledger(
-            epoch="e-1",
-            ack_within_s=60,
-            on_settled=lambda frames: lambda: seen.append(pool.submit(ledger.counts).result(10).acked_frames),
-        )
-        ledger.add(FakeLoan())
-        assert (lent := ledger.lend("a")) is not None
-        assert ledger.ack(lent.id)
-    assert seen == [10]
+    disk: Future[None] = Future()
+    ledger: Ledger[FakeLoan] = Ledger(epoch="e-1", ack_within_s=60, on_settled=lambda _: disk)
+    loans = [FakeLoan(), FakeLoan()]
+    for loan in loans:
+        ledger.add(loan)
+    lent = ledger.lend("a")
+    assert lent is not None
+    ledger.sent(lent.id)
+    first, again = ledger.ack(lent.id), ledger.ack(lent.id)
+    assert first is not None
+    assert again is not None
+    assert not first.done()
+    assert not again.done(), "what is repeated is not durable before what it repeats"
+    assert (ledger.counts().acked_frames, loans[0].releases) == (10, 1)
+    assert ledger.lend("b") is not None
+    disk.set_result(None)
+    assert first.done()
+    assert again.done()
+
+
+def test_a_batch_that_the_head_took_back_is_not_acknowledged() -> None:
+    books = Books()
+    books.add(FakeLoan(), FakeLoan())
+    acked, held = books.lend(), books.lend()
+    books.ledger.ack(acked)
+    books.ledger.close()
+    assert books.ledger.ack(acked) is not None
+    assert books.ledger.ack(held) is None, "the next head collects its frames again"
+    assert books.settled == [10]
+
+
+def test_any_consumer_may_acknowledge_a_batch_and_it_counts_once() -> None:
+    books, loan = Books(), FakeLoan()
+    books.add(loan)
+    held = books.ledger.lend("a")
+    assert held is not None
+    assert books.ledger.lend("b") is None
+    assert books.ledger.ack(held.id) is not None  # b's request: an acknowledgement names the batch alone
+    assert loan.releases == 0, "a still reads it"
+    assert books.ledger.ack(held.id) is not None
+    books.ledger.sent(held.id)
+    assert (loan.releases, loan.acknowledged, books.settled) == (1, 1, [10])
+    assert {name: (record.acked, held) for name, (record, held) in books.ledger.consumers().items()} == {
+        "a": (1, 0),
+        "b": (0, 0),
+    }
 
 
 def test_batches_are_lent_in_order_and_acknowledged_once() -> None:
