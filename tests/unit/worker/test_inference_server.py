@@ -182,6 +182,28 @@ def test_rows_wait_for_the_version_that_their_ticket_names() -> None:
         assert (acted.actions[0].tolist(), version, actor.weights.version) == ([11], 1, 1)
 
 
+def test_next_server_does_not_act_with_older_weights() -> None:
+    newer = {"policy": {"weight": torch.tensor(10.0)}}
+    first = listen_on("127.0.0.1")
+    ahead = Running(first, AT_ONCE_OR_ALL)
+    with running() as (behind, second):
+        ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
+        ahead.weights.offer(newer, version=PolicyVersion(7))
+        assert ACTORS[-1].ask(rows_of(1), (), init(1)).answer()[1] == 7
+        ahead.stop()
+        first.close()
+
+        def offer() -> None:
+            wait_for(lambda: bool(behind.server._waiting))
+            behind.weights.offer(newer, version=PolicyVersion(7))
+
+        offering = threading.Thread(target=offer)
+        offering.start()
+        acted, version = ACTORS[-1].ask(rows_of(1), (), init(1)).answer()
+        offering.join(10)
+        assert (acted.actions[0].tolist(), version) == ([11], 7)
+
+
 def test_worker_that_is_gone_holds_nobody_up() -> None:
     with running(Gathering(max_wait_s=20.0)) as (server, listener):
         gone, other = worker(listener, slots=1), worker(listener, slots=1)

@@ -35,7 +35,7 @@ class ServedWeights(StagedWeights):
     def __init__(self) -> None:
         super().__init__({})
         self.needed = self.version
-        """No older version may act in the batch under way."""
+        """No older version may act from now on."""
 
     def wait_until_offered(self, version: PolicyVersion, timeout_s: float) -> bool:
         """Does not wait: the server does, before it acts."""
@@ -43,7 +43,8 @@ class ServedWeights(StagedWeights):
         return True
 
     def acted(self, version: PolicyVersion) -> None:
-        """Actions of this version have come."""
+        """Actions of this version have come: another server does not act with an older one."""
+        self.needed = max(self.needed, version)
         if version > self.version:
             self.version = version
             self.on_applied(version)
