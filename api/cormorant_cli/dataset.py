@@ -31,6 +31,7 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
 
         dataset = read_dataset(uri)
         parts = dataset.parts()
+        leftovers = {part.name: list(dataset.leftovers(part)) for part in parts}
     rows = [
         {
             "part": part.name,
@@ -40,7 +41,7 @@ def ls(uri: Uri, as_json: AsJson = False) -> None:
             "trajectoriesEnded": sum(record.ends for record in part.records),
             "minPolicyVersion": min((record.min_policy_version for record in part.records), default=None),
             "maxPolicyVersion": max((record.max_policy_version for record in part.records), default=None),
-            "leftovers": list(part.leftovers),
+            "leftovers": leftovers[part.name],
         }
         for part in parts
     ]

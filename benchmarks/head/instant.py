@@ -187,7 +187,7 @@ class InstantEngine:
     def make_room_for(self, num_workers: int) -> None:
         pass
 
-    def start(self, start: Start) -> InstantConnection:
+    def start(self, start: Start, listener: object = None) -> InstantConnection:
         return InstantConnection(start.place, self._wake)
 
     def listen(self) -> None:

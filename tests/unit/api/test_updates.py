@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from cormorant_api.notifier import AsyncNotifier
 from cormorant_api.weights.updates import PublishRecord, UpdateTracker, update_id, version_of
 from cormorant_contract.rest.updates import ModelUpdate, Update
+from cormorant_testing.cost import lines_run
 
 
 @dataclass
@@ -217,6 +218,24 @@ def test_receipt_cost_is_independent_of_updates() -> None:
     assert [(update.version, update.state, update.receipts) for update in ended] == [(399, "applied", ())]
     assert (board.tracker.is_over(399), board.tracker.is_over(400)) == (True, False)
     assert (len(board.see(399).receipts), board.see(399).workers.acked) == (300, 300)
+
+
+def test_one_receipt_costs_the_same_for_any_number_of_workers() -> None:
+    def costs(num_workers: int) -> list[int]:
+        board = Board()
+        for version in range(1, 4):
+            board.publish(version, waiting=tuple(f"cpu-{number}" for number in range(num_workers)))
+        tracker = board.tracker
+        return [
+            lines_run(tracker.acknowledged, "cpu-7", 3),
+            lines_run(tracker.refused, "cpu-8", 3, "no memory"),
+            lines_run(tracker.lost, "cpu-9"),
+            lines_run(tracker.tick, can_apply=True),
+            lines_run(tracker.glance, 3),
+            lines_run(tracker.newest, 3),
+        ]
+
+    assert costs(2000) == costs(10)
 
 
 def test_old_updates_keep_counts_without_receipts() -> None:

@@ -103,7 +103,6 @@ class FleetCore:
         self.hang_detector.sweep(_SWEPT)
         counters, pool, queue = self.counters, self.pool, self.job.spec.output.queue
         accepted = self.scheduler.accepted_frames
-        undurable = (h.landed_frames - h.durable_frames for h in pool.workers.values()) if self.dataset else ()
         return FleetStats(
             frames=accepted,
             settled_frames=max(0, accepted - self.queue.unsettled_frames),
@@ -127,7 +126,7 @@ class FleetCore:
             },
             queue_capacity=queue.capacity_batches if queue is not None else 0,
             queue_waits_s=counters.waits_s,
-            undurable_frames=sum(undurable),
+            undurable_frames=counters.undurable_frames if self.dataset else 0,
             statistics={} if self.statistics is None else self.statistics.glance(),
             inference={group: dict(books) for group, books in self.servers.served.items()},
         )

@@ -21,6 +21,8 @@ class FleetCounters:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.episodes = 0
+        self.undurable_frames = 0
+        """Landed frames of living workers that their datasets do not have yet."""
         self.returns: deque[float] = deque(maxlen=_RECENT)
         self.lengths: deque[int] = deque(maxlen=_RECENT)
         self.metrics: dict[str, deque[float]] = {}
@@ -47,11 +49,12 @@ class FleetCounters:
         books.leave(before)
         books.versions[version] += 1
 
-    def parted(self, group: str, version: PolicyVersion, *, is_synced: bool) -> None:
-        books = self._group(group)
+    def parted(self, handle: WorkerHandle) -> None:
+        books = self._group(handle.group)
         books.alive -= 1
-        if is_synced:
-            books.leave(version)
+        if handle.is_synced:
+            books.leave(handle.version)
+        self.undurable_frames -= handle.landed_frames - handle.durable_frames
 
     def sealed(self, handle: WorkerHandle, sealed: Sealed) -> None:
         """A worker finished a batch. Called before the handle takes note of it."""
@@ -65,6 +68,7 @@ class FleetCounters:
             for task, value in zip(sealed.tasks, values, strict=False):  # no tasks without variants
                 self.task_metrics.setdefault((name, task), deque(maxlen=_RECENT)).append(value)
         self._group(handle.group).env_restarts += sealed.env_restarts - handle.env_restarts
+        self.undurable_frames += sealed.landed_frames - (sealed.durable_frames - handle.durable_frames)
         self.follow(handle)
 
     def follow(self, handle: WorkerHandle) -> None:

@@ -125,7 +125,7 @@ class Reaper:
         core.scheduler.may_not_collect(handle.slot)
         core.offers.gone(handle.slot)
         core.servers.gone(handle.slot)
-        core.counters.parted(handle.group, handle.version, is_synced=handle.is_synced)
+        core.counters.parted(handle)
 
     def _bury(self, handle: WorkerHandle, seen: "SeenOff | Exception", *, reason: str, kind: RestartReason) -> None:
         """A worker has ended: keep what it finished, take back what it did not, and have it replaced."""

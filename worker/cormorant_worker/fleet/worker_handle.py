@@ -151,7 +151,7 @@ class WorkerHandle:
         self.cached_version = INITIAL_VERSION
 
     def landed(self, sealed: Sealed) -> None:
-        self.landed_frames += sealed.num_steps or sealed.num_frames
+        self.landed_frames += sealed.landed_frames
         self.durable_frames = sealed.durable_frames
         self.env_restarts = sealed.env_restarts
 

@@ -17,7 +17,7 @@ from cormorant_worker.sinks.local_store import LocalStore, local_path
 from cormorant_worker.sinks.record import ShardRecord
 from cormorant_worker.sinks.schema import FrameSchema
 from cormorant_worker.sinks.shards import ShardLimits, ShardWriter
-from cormorant_worker.sinks.store import DatasetStore, Notes
+from cormorant_worker.sinks.store import DatasetStore
 
 DESCRIPTION = "dataset.json"
 _RUN = re.compile(r"run-(?P<number>\d{6})\.json")
@@ -32,8 +32,6 @@ class DatasetPart:
     """Sealed shards, in order."""
     is_torn: bool
     """A crash cut the manifest's last line off; the shard it was about does not count."""
-    leftovers: tuple[str, ...]
-    """Files that a crash left behind; readers ignore them, and they may be deleted once the writer is gone."""
 
     @property
     def frames(self) -> int:
@@ -155,30 +153,30 @@ class Dataset:
 
     def durable_frames(self, name: str) -> int:
         """Frames of one part whose writer has ended, by its manifest alone; see `parts` for what it raises."""
-        try:
-            notes = self.store.end_part(name)
-        except OSError as error:
-            raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
-        return sum(record.frames for record in self._records(name, notes))
-
-    def _records(self, name: str, notes: Notes) -> tuple[ShardRecord, ...]:
-        return tuple(
-            ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
-            for number, line in enumerate(notes.lines, start=1)
-        )
+        return self.part(name, has_ended=True).frames
 
     def part(self, name: str, *, has_ended: bool = False) -> DatasetPart:
         """One part; see `parts`."""
         try:
-            # The manifest first: a shard that is sealed in between then looks like a leftover, not like a loss.
             notes = self.store.end_part(name) if has_ended else self.store.notes(name)
-            files = self.store.files(name)
         except OSError as error:
             raise DatasetError(f"{self.uri}/{name} cannot be read: {error.strerror or error}") from error
-        records = self._records(name, notes)
-        known = {record.shard for record in records}
-        leftovers = tuple(file for file in files if file not in known)
-        return DatasetPart(name=name, records=records, is_torn=notes.is_torn, leftovers=leftovers)
+        records = tuple(
+            ShardRecord.from_line(line, where=f"{self.uri}/{name}: line {number} of the manifest")
+            for number, line in enumerate(notes.lines, start=1)
+        )
+        return DatasetPart(name=name, records=records, is_torn=notes.is_torn)
+
+    def leftovers(self, part: DatasetPart) -> tuple[str, ...]:
+        """Files of a part that a crash left behind, or that were sealed since `part` was read. Readers ignore them, and
+        they may be deleted once the writer is gone.
+        """
+        try:
+            files = self.store.files(part.name)
+        except OSError as error:
+            raise DatasetError(f"{self.uri}/{part.name} cannot be read: {error.strerror or error}") from error
+        known = {record.shard for record in part.records}
+        return tuple(file for file in files if file not in known)
 
 
 def open_store(uri: str) -> DatasetStore:

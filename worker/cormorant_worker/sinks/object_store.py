@@ -14,7 +14,7 @@ import io
 import json
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import fsspec
@@ -101,27 +101,28 @@ class ObjectStore:
         lines.append(line)
 
     def notes(self, part: str) -> Notes:
-        """The manifest lines in order: of each `_LINES` objects the last one has them all, unless it was written by a
-        version that put one line into each.
-        """
-        prefix = f"{self._root}/{part}"
-        below = self._find(prefix)
-        lines = self._lines_of(path for path in below if path.startswith(f"{prefix}/{_MANIFEST}/"))
-        counted = self._read_end(part) if f"{prefix}/{_ENDED}" in below else None
-        return Notes(lines=lines[:counted])
+        """The manifest lines that count, in order."""
+        return Notes(lines=self._lines_of(part)[: self._read_end(part)])
 
     def end_part(self, part: str) -> Notes:
         """The lines that count; lines that arrive later never do."""
-        notes = self.notes(part)
-        self._put_once(f"{self._root}/{part}/{_ENDED}", json.dumps({"lines": len(notes.lines)}).encode())
-        return notes if self._read_end(part) == len(notes.lines) else self.notes(part)
+        counted, lines = self._read_end(part), self._lines_of(part)
+        if counted is None:
+            self._put_once(f"{self._root}/{part}/{_ENDED}", json.dumps({"lines": len(lines)}).encode())
+            counted = self._read_end(part)
+        # Another head may have ended it a moment later.
+        return Notes(lines=lines[:counted]) if counted is not None and counted <= len(lines) else self.notes(part)
 
     def _read_end(self, part: str) -> int | None:
         data = self._read(f"{self._root}/{part}/{_ENDED}")
         return None if data is None else int(json.loads(data)["lines"])
 
-    def _lines_of(self, manifest: Iterable[str]) -> tuple[str, ...]:
+    def _lines_of(self, part: str) -> tuple[str, ...]:
+        """Of each `_LINES` objects the last one has all their lines, unless it was written by a version that put one
+        line into each.
+        """
         found: list[str] = []
+        manifest = self._find(f"{self._root}/{part}/{_MANIFEST}")
         paths = sorted(path for path in manifest if not path.endswith(f"/{_OWNER}"))
         for first in range(0, len(paths), _LINES):
             together = paths[first : first + _LINES]

@@ -65,7 +65,8 @@ def verify(uri: str) -> Report:
         if part.is_torn:
             notes.append(f"{name}: the manifest's last line was cut off by a crash; that shard is not counted")
         notes += (
-            f"{name}/{file}: left behind by a crash, or being written now; not counted" for file in part.leftovers
+            f"{name}/{file}: left behind by a crash, or being written now; not counted"
+            for file in dataset.leftovers(part)
         )
     problems += _check_shared(stretches, [part.name for part in parts])
     records = [record for part in parts for record in part.records]

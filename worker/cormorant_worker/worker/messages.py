@@ -138,6 +138,11 @@ class Sealed:
     moments: Statistics | None = None
     """What the batch adds to the job's statistics, once it is acknowledged."""
 
+    @property
+    def landed_frames(self) -> int:
+        """Environment steps in the batch."""
+        return self.num_steps or self.num_frames
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reseed:

@@ -107,7 +107,7 @@ def test_a_line_that_arrives_after_its_writer_was_killed_does_not_count(
     network.released.set()
     until(lambda: dataset.store._find(f"{BUCKET}/{uri.rpartition('/')[2]}/cpu-0-0/manifest/000002.json"))
     assert dataset.frames == dataset.durable_frames("cpu-0-0") == 2 * SHARD_FRAMES
-    assert dataset.part("cpu-0-0").leftovers == ("frames-000002.arrow",)
+    assert dataset.leftovers(dataset.part("cpu-0-0")) == ("frames-000002.arrow",)
     assert verify(uri).is_good
 
 

@@ -1,5 +1,6 @@
 import json
 import re
+from collections import Counter
 
 import gymnasium
 import numpy as np
@@ -72,12 +73,43 @@ def test_many_shards_are_read_with_few_requests(make_dice, stored, memory_uri, m
     with monkeypatch.context() as patch:
         patch.setattr(store._fs, "cat_file", lambda path: read.append(path) or cat_file(path))
         assert (dataset.frames, len(dataset.part("cpu-0-0").records)) == (dice.frames, 130)
-    assert len(read) == 2 * 3
+    assert len(read) == 2 * (3 + 1), "the lines, and whether the part was ended"
     # As earlier versions wrote it: one line an object.
     lines = store.notes("cpu-0-0").lines
     for number, line in enumerate(lines):
         store.put(f"{store._root}/cpu-0-0/manifest/{number:06d}.json", f"{line}\n".encode())
     assert store.notes("cpu-0-0").lines == lines
+
+
+def test_starts_ask_an_object_store_for_manifests_alone(make_dice, stored, memory_uri, monkeypatch):
+    dice = make_dice(num_rows=1)
+    dataset = stored(dice, uri=memory_uri, parts=("cpu-0-0", "cpu-1-0"), shards=130)
+    dataset.begin_run(0, b'{"job": "ours"}')
+    asked, listed, fs = Counter(), [], type(dataset.store._fs)
+
+    def counted(name):
+        call = getattr(fs, name)
+
+        def ask(self, path, *args, **kwargs):
+            asked[name] += 1
+            found = call(self, path, *args, **kwargs)
+            listed.extend(found if name == "find" else ())
+            return found
+
+        return ask
+
+    for name in ("ls", "find", "cat_file", "pipe_file"):
+        monkeypatch.setattr(fs, name, counted(name))
+    # The description and who ran; of each part the end, 3 objects with 64 lines each, and the end that is put.
+    for is_first in (True, False):
+        asked.clear()
+        listed.clear()
+        root = DatasetRoot(memory_uri, job="ours")
+        assert root.frames == dice.frames
+        assert asked["cat_file"] == 1 + 1 + 2 * (1 + 3 + is_first)
+        assert (asked["find"], asked["pipe_file"]) == (2, 2 * is_first)
+        assert len(listed) == 2 * (130 + 1), "no shard is listed"
+        assert not any(path.endswith(".arrow") for path in listed)
 
 
 def test_lines_that_arrive_after_a_part_was_ended_do_not_count(make_dice, stored, memory_uri):
@@ -87,7 +119,7 @@ def test_lines_that_arrive_after_a_part_was_ended_do_not_count(make_dice, stored
     assert dataset.durable_frames("cpu-0-0") == dataset.durable_frames("cpu-0-0") == 24
     with pytest.raises(OSError, match="another head of this job ended the part after 2 shards"):
         dataset.store.note("cpu-0-0", 2, line)
-    assert (dataset.frames, dataset.part("cpu-0-0").leftovers) == (24, ())
+    assert (dataset.frames, dataset.leftovers(dataset.part("cpu-0-0"))) == (24, ())
     # Nobody begins a part that a fleet has counted, either.
     assert dataset.durable_frames("cpu-7-0") == 0
     with pytest.raises(PartExists):
