@@ -228,6 +228,41 @@ def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
         assert time.monotonic() - began < 20
 
 
+@pytest.mark.slow
+def test_worker_killed_during_a_restore_is_named_and_it_can_be_repeated() -> None:
+    job = make_job(num_envs=2, policy="counter", lengths=(3, 8), collection={"mode": "sync", "totalFrames": 400})
+    with start(job, workers=2) as fleet:
+        found = [fleet.take(copy=True).tensordict for _ in range(3)]
+        saved = fleet.state()
+    with start(job, workers=2, starts_paused=True) as fleet:
+        fleet.restore(saved)
+        fleet.resume()
+        expected = list(fleet.batches(copy=True))
+    with start(job, workers=2, starts_paused=True) as fleet:
+        victim = fleet.stats().workers[0].pid
+        os.kill(victim, signal.SIGSTOP)  # it does not answer, so that it dies in the middle
+        failed: list[Exception] = []
+
+        def restore() -> None:
+            try:
+                fleet.restore(saved)
+            except StateError as error:
+                failed.append(error)
+
+        restoring = threading.Thread(target=restore)
+        restoring.start()
+        until(lambda: "restore" in fleet._core.pool.workers["cpu", 0].unanswered.values())
+        os.kill(victim, signal.SIGKILL)
+        restoring.join(60)
+        assert [str(error) for error in failed] == ["cpu-0 ended and could not restore its state; call again"]
+        fleet.restore(saved)
+        fleet.resume()
+        rest = list(fleet.batches(copy=True))
+        assert FleetState.from_bytes(saved).frames + sum(batch.numel() for batch in rest) == fleet.stats().frames == 400
+    assert not ids_of(found) & ids_of(rest)
+    assert [batch["observation"].tolist() for batch in rest] == [batch["observation"].tolist() for batch in expected]
+
+
 @on_both_engines_slowly
 @pytest.mark.slow
 def test_replacement_after_a_restore_repeats_nothing() -> None:

@@ -1,12 +1,38 @@
 """Sizes by group, and single workers that are sent home, with real processes."""
 
+import resource
+from pathlib import Path
+
 import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import FleetError
 from cormorant_worker.fleet.fleet import Fleet
+from cormorant_worker.fleet.local.engine import _DESCRIPTORS
 from cormorant_worker.fleet.options import FleetOptions
+
+
+def num_open() -> int:
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
+def test_file_limit_grows_with_the_workers_and_suffices() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    job = make_job(num_envs=2, lengths=5, queue={"capacityBatches": 2})
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
+        fleet.take(timeout_s=30)
+        before = num_open()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before + 10, hard))  # more than one worker's, fewer than three's
+        try:
+            fleet.resize(4)
+            until(lambda: fleet._core.pool.is_complete)
+            for _ in range(20):
+                assert fleet.take(timeout_s=30) is not None
+            assert 3 * 4 < num_open() - before <= 3 * _DESCRIPTORS
+            assert fleet.stats().restarts == 0
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @pytest.mark.slow
