@@ -160,7 +160,9 @@ def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None
         port = int(server.url.rpartition(":")[2])
         own, other = {"Origin": f"http://127.0.0.1:{port}"}, {"Origin": "https://example.org"}
         api = Api(port)
-        for method, path in (("POST", "/v1/pause"), ("PUT", "/v1/weights"), ("GET", "/v1/batches/next")):
+        for method, path in (
+            ("POST", "/v1/pause"), ("PUT", "/v1/weights"), ("GET", "/v1/batches/next"), ("GET", "/v1/state")
+        ):  # fmt: skip
             refused = api.call(method, path, b"", **other)
             assert (refused.status, refused.kind) == (403, "forbidden")
             assert "comes from a page of another site (Origin https://example.org)" in refused.json["detail"]
@@ -168,6 +170,9 @@ def test_head_without_tokens_refuses_other_pages_changes(tmp_path: Path) -> None
             # Whoever passes hears what anybody hears before the first worker.
             assert api.call(method, path, b"", **own, Sec_Fetch_Site="same-origin").status != 403
             assert api.call(method, path, b"").status != 403
+            # A name of theirs that was made to lead here: their page would be of this site.
+            assert api.call(method, path, b"", Host=f"rebound.example:{port}").status == 403
+        assert api.call("GET", "/v1/status", Host=f"rebound.example:{port}").status == 403
         assert api.call("GET", "/v1/live", **other).kind == "no-workers", "its answer is not read by others' pages"
 
 
