@@ -19,7 +19,7 @@ from tensordict import TensorDict
 
 from cormorant_testing.check import attempt_of
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.errors import ControlTimeout, FleetClosed, FleetError, StateError, WorkerFailed
@@ -77,7 +77,7 @@ def steady(fleet: Fleet, seconds: float = 0.4) -> bool:
     return fleet.stats().stepped_frames == before
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
     job = make_job(
         num_envs=2,
@@ -96,19 +96,19 @@ def test_pause_stops_steps_keeps_batches_outlives_deaths() -> None:
         fleet.pause()
         fleet.pause()
         assert fleet.stats().paused
-        assert {worker.phase for worker in fleet.stats().workers} == {"paused"}
+        assert {worker.phase for worker in collecting(fleet)} == {"paused"}
         assert steady(fleet)
         under_way = fleet.stats().stepped_frames
         assert under_way % 400, "the pause came at a batch boundary: nothing was kept in the middle"
         fleet.resume()
 
         # One dies at the very moment of a pause: nobody waits for it, and its replacement does not step.
-        victim = fleet.stats().workers[0]
+        victim = collecting(fleet)[0]
         os.kill(victim.pid, signal.SIGKILL)
         began = time.monotonic()
         fleet.pause()
         assert time.monotonic() - began < 20
-        until(lambda: [w.attempt for w in fleet.stats().workers] == [1, 0] and fleet._core.pool.is_complete)
+        until(lambda: [w.attempt for w in collecting(fleet)] == [1, 0] and fleet._core.pool.is_complete)
         assert steady(fleet)
         fleet.resume()
         for batch in fleet.batches():
@@ -214,7 +214,7 @@ def test_environments_that_cannot_be_saved_are_named() -> None:
     assert line["reason"] == "CartPoleEnv has no get_state and set_state; they begin new episodes"
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 def test_unrestorable_environment_is_named_and_the_fleet_lives() -> None:
     env = {"entrypoint": "cormorant_testing.envs:Forgetful", "vectorization": "inline", "numEnvs": 2}
     with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
@@ -291,7 +291,7 @@ def test_replacement_after_a_restore_repeats_nothing() -> None:
         fleet.restore(saved)
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.slow
 def test_resizing_under_load_loses_and_repeats_nothing() -> None:
     job = make_job(num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002)
@@ -303,7 +303,7 @@ def test_resizing_under_load_loses_and_repeats_nothing() -> None:
             try:
                 for workers in (3, 1, 2):
                     fleet.resize(workers)
-                    assert len(fleet.stats().workers) == workers
+                    assert len(collecting(fleet)) == workers
             except Exception as error:  # noqa: BLE001  # the thread's edge: the test looks at it
                 failed.append(error)
 
@@ -373,7 +373,7 @@ def test_what_cannot_start_fails_with_a_sentence(options: dict, words: str, note
     assert note in "".join(getattr(caught.value, "__notes__", []))
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.slow
 def test_worker_failing_too_often_ends_the_fleet() -> None:
     # Inline, what kills its process kills the worker.

@@ -129,8 +129,9 @@ def test_sync_rounds_survive_kills_at_random_moments(seed: int) -> None:
         assert balance(fleet) == 0
 
 
-@on_both_engines_slowly
-def test_weights_act_whole_and_never_late() -> None:
+@on_all_placements_slowly
+def test_weights_act_whole_and_never_late(engine: str) -> None:
+    actors = ("act-0",) if engine.endswith("served") else ("cpu-0", "cpu-1")
     job = make_job(num_envs=2, policy="several", action="box", lengths=(3, 8), queue={"capacityBatches": 2})
     checker = make_checker(2, action="box", lengths=(3, 8), acts_by_version=True)
     critic = {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}
@@ -139,7 +140,7 @@ def test_weights_act_whole_and_never_late() -> None:
         batches = fleet.batches()
         checker.take(next(batches))
         receipt = fleet.publish({"policy": numbered(1), "critic": critic}, wait_s=20)
-        assert (receipt.version, receipt.applied, receipt.waiting) == (1, ("cpu-0", "cpu-1"), ())
+        assert (receipt.version, receipt.applied, receipt.waiting) == (1, actors, ())
         with pytest.raises(WeightsMismatch, match=r"policy/bias is missing.*nothing was applied"):
             fleet.publish({"policy": {"number": numbered(9)["number"]}})
         with pytest.raises(StaleWeights, match="version 1 is not newer than 1"):
@@ -153,7 +154,7 @@ def test_weights_act_whole_and_never_late() -> None:
             assert int(batch["collector", "policy_version"].min()) >= 1
         # Weights published for one model keep the other's.
         receipt = fleet.publish({"policy": numbered(5)}, version=5, wait_s=20)
-        assert fleet.receipt(5).applied == ("cpu-0", "cpu-1")
+        assert fleet.receipt(5).applied == actors
         for _ in range(8):
             checker.take(next(batches))
         # On a busy machine one worker may get no processor for as long as the other fills many batches.

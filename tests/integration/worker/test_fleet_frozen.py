@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cormorant_testing.collecting import make_job
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import collecting, make_fleet, on_all_placements_slowly, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.fleet.fleet import Fleet
@@ -18,13 +18,13 @@ from cormorant_worker.fleet.options import FleetOptions
 
 def stop(fleet: Fleet, number: int = 0) -> int:
     """Freeze a worker's process. Returns its id."""
-    pid = fleet.stats().workers[number].pid
+    pid = collecting(fleet)[number].pid
     os.kill(pid, signal.SIGSTOP)
     return pid
 
 
 def is_replaced(fleet: Fleet, number: int = 0) -> bool:
-    workers = fleet.stats().workers
+    workers = collecting(fleet)
     return len(workers) > number and workers[number].attempt == 1
 
 
@@ -55,16 +55,16 @@ def test_frozen_worker_and_publishes_hold_nobody_up(engine: str) -> None:
             assert len(handle.unanswered) <= 1
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 def test_frozen_waiting_worker_of_a_sync_fleet_is_replaced(engine: str) -> None:
     # Frozen while it waits for a ticket, it gets one: the round would wait for ever.
     job = make_job(
         num_envs=2, lengths=5, collection={"mode": "sync", "framesPerBatch": 40}, queue={"capacityBatches": 1}
     )
     with make_fleet(job, workers=2, hang_timeout_s=3.0) as fleet:
-        until(lambda: [worker.phase for worker in fleet.stats().workers] == ["waiting", "waiting"])
+        until(lambda: [worker.phase for worker in collecting(fleet)] == ["waiting", "waiting"])
         assert fleet.take(timeout_s=30) is not None
-        until(lambda: [worker.phase for worker in fleet.stats().workers] == ["waiting", "waiting"])
+        until(lambda: [worker.phase for worker in collecting(fleet)] == ["waiting", "waiting"])
         stop(fleet)
         for _ in range(6):
             assert fleet.take(timeout_s=60) is not None

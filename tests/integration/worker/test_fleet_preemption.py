@@ -3,11 +3,11 @@
 import pytest
 
 from cormorant_testing.collecting import make_checker, make_job
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_worker.collect.seeding import SeedPath
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.parametrize("policy", ["counter"])
 def test_straggler_hands_over_and_the_total_is_exact(policy: str) -> None:
     slow = {"how": "slow", "seconds": 0.02, "seeds": SeedPath(job_seed=7, index=1).env_seeds(2)}

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.envs import IDENT_MODULUS
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_all_placements_slowly, on_both_engines_slowly
 from cormorant_testing.policies import numbered
 from cormorant_testing.scripts import until
 from cormorant_worker.collect.seeding import SeedPath
@@ -56,7 +56,7 @@ def idents_of(path: SeedPath, num_envs: int = 2) -> set[int]:
     return {seed % IDENT_MODULUS for seed in path.env_seeds(num_envs)}
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.parametrize(
     "job",
     [
@@ -79,7 +79,7 @@ def test_fleets_with_the_same_seed_collect_the_same_frames(job: Mapping[str, Any
         assert_same_frames(found[0], collect(fleet, 3), ids=False)
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
     job = make_job(
         num_envs=2,
@@ -97,7 +97,7 @@ def test_reseeding_keeps_weights_counts_and_unique_ids() -> None:
         stats = fleet.stats()
         assert stats.frames >= collected
         assert (stats.version, stats.dropped, stats.restarts) == (3, {}, 0)
-        assert [worker.version for worker in stats.workers] == [3, 3]
+        assert {worker.version for worker in stats.workers} == {3}
         rest = [batch.clone() for batch in fleet.batches(copy=True)]
         assert fleet.stats().frames == 800 == sum(batch.numel() for batch in before + rest)
     new = idents_of(SeedPath(job_seed=9, index=0)) | idents_of(SeedPath(job_seed=9, index=1))
@@ -135,7 +135,7 @@ def test_a_seed_before_the_first_batch_rules_it(warmup: int) -> None:
     assert dropped >= 40
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.slow
 def test_replacements_begin_with_the_new_seed() -> None:
     with paused(num_envs=2, collection={"mode": "sync"}, lengths=(3, 8)) as fleet:

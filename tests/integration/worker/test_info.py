@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cormorant_testing.collecting import COUNTING, make_job
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.info import INFO, METRICS, assert_info, expected_metrics
 from cormorant_worker.collect.block import Block
 from cormorant_worker.errors import CormorantError
@@ -87,7 +87,7 @@ def test_metrics_of_an_asynchronous_pool_are_those_of_its_episodes() -> None:
         assert found["any"] == [1.0] * len(lengths)
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 def test_info_of_a_fleet_and_its_dataset_is_exact(engine: str, tmp_path: Path) -> None:
     uri = str(tmp_path / "data")
     job = make_job(

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from cormorant_postproc import normalized
 from cormorant_testing.collecting import make_job
-from cormorant_testing.fleets import make_fleet, on_both_engines_slowly
+from cormorant_testing.fleets import make_fleet, on_all_placements_slowly
 from cormorant_testing.policies import numbered
 from cormorant_worker.errors import ControlTimeout
 from cormorant_worker.launch import load_job
@@ -63,7 +63,7 @@ def check_seen(batch: Any, statistics: Any) -> None:
     assert torch.equal(again["observation"][mask], batch["seen"][mask])
 
 
-@on_both_engines_slowly
+@on_all_placements_slowly
 @pytest.mark.parametrize("mode", ["async", "sync"])
 def test_policies_saw_what_learners_compute_bit_for_bit(engine: str, mode: str) -> None:
     expected, versions = Expected(), set()

@@ -10,6 +10,7 @@ from cormorant_contract.job import CollectorJob
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.ray.options import RayOptions
+from cormorant_worker.fleet.stats import WorkerStats
 from cormorant_worker.launch import load_job
 
 on_both_engines = pytest.mark.parametrize("engine", ["local", "ray"], indirect=True)
@@ -47,8 +48,10 @@ def make_fleet(job: CollectorJob, **options: object) -> Fleet:
 
 
 def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> CollectorJob:
-    """The same job with inference servers."""
+    """The same job with inference servers, which act 0 where it acts randomly."""
     document = job.to_document()
+    if "random" in document["spec"]["policy"]:
+        document["spec"]["policy"] = {"entrypoint": "cormorant_testing.policies:zero"}
     document["spec"]["workerGroups"] = [
         {"name": "cpu"},
         {"name": "act", "role": "inference", "replicas": servers},
@@ -56,6 +59,11 @@ def served(job: CollectorJob, *, servers: int = 1, **inference: Any) -> Collecto
     if inference:
         document["spec"]["inference"] = inference
     return load_job(document)
+
+
+def collecting(fleet: Fleet) -> list[WorkerStats]:
+    """Workers that step environments, in the order of their slots."""
+    return [worker for worker in fleet.stats().workers if not worker.name.startswith("act-")]
 
 
 def balance(fleet: Fleet) -> int:

@@ -97,6 +97,11 @@ def plain(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tenso
     return lambda observation: observation[:, 2].long() % 5
 
 
+def zero(observation_space: Any, action_space: Any) -> Callable[[Tensor], Tensor]:
+    """A plain callable: acts 0."""
+    return lambda observation: torch.zeros(len(observation), dtype=torch.int64)
+
+
 def with_outputs(observation_space: Any, action_space: Any) -> Callable[[Tensor], dict[str, Any]]:
     """A plain callable with further outputs, one of them nested."""
 
