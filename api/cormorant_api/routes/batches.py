@@ -45,6 +45,9 @@ Staleness = Annotated[
     int | None,
     Query(ge=0, le=2**31, description="Drop batches that are more than this many versions old; they count as dropped."),
 ]
+_KEPT_WITHIN_S = 30.0
+"""For the disk, until a consumer is told to repeat an acknowledgement."""
+_AGAIN_S = 2.0
 Ack = Annotated[str, Query(pattern="^(auto|manual)$")]
 router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 
@@ -168,7 +171,7 @@ async def stream_batches(
     operation_id="ack_batch",
     status_code=204,
     response_class=Response,
-    responses=answers(ProblemType.UNKNOWN_BATCH),
+    responses=answers(ProblemType.UNKNOWN_BATCH, ProblemType.STORE_FAILED),
     openapi_extra=needs(Role.READ),
 )
 async def ack_batch(request: Request, batch: str) -> Response:
@@ -176,7 +179,16 @@ async def ack_batch(request: Request, batch: str) -> Response:
     kept = head_of(request).running.ledger.ack(batch)
     if kept is None:
         raise unknown_batch(batch)
-    await asyncio.shield(asyncio.wrap_future(kept))
+    try:
+        await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(kept)), _KEPT_WITHIN_S)
+    except TimeoutError:
+        raise ApiError(
+            503,
+            ProblemType.STORE_FAILED,
+            f"the acknowledgement of {batch} was not written down within {_KEPT_WITHIN_S:g} s, because the disk of the "
+            "head's directory does not answer; repeat it",
+            retry_after_s=_AGAIN_S,
+        ) from None
     return Response(status_code=204)
 
 

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from cormorant_client.batch import decode
 from cormorant_testing.check import Checker
@@ -98,6 +99,22 @@ def test_acknowledging_releasing_and_unknown_batches(endless: Served) -> None:
     assert following.headers["cormorant-batch-id"] != batch
     endless.data.post(f"/v1/batches/{following.headers['cormorant-batch-id']}/ack")
     assert endless.data.post("/v1/batches/nope-1/ack").kind == "unknown-batch"
+
+
+def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cormorant_api.routes.batches._KEPT_WITHIN_S", 0.3)
+    api = endless.data
+    batch = api.get("/v1/batches/next?wait=30").headers["cormorant-batch-id"]
+    with endless.server.head.journal._disk:  # as long as it is held here, nothing is written
+        for _ in range(2):  # a repetition is not durable before what it repeats
+            reply = api.post(f"/v1/batches/{batch}/ack")
+            assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "store-failed", "2")
+            assert f"the acknowledgement of {batch} was not written down within 0.3 s" in reply.json["detail"]
+        other = api.get("/v1/batches/next?wait=30")
+        assert (other.status, number_of(other) > int(batch.rpartition("-")[2])) == (200, True)
+        assert endless.reader.get("/v1/status").status == 200
+    assert api.post(f"/v1/batches/{batch}/ack").status == 204
+    assert api.post(f"/v1/batches/{other.headers['cormorant-batch-id']}/release").status == 204
 
 
 def test_a_batch_can_be_acknowledged_with_its_last_byte(endless: Served) -> None:
