@@ -19,6 +19,7 @@ from cormorant_contract.job import GROUP, VERSION
 from cormorant_contract.schema import PLURAL
 from cormorant_operator import names
 from cormorant_operator.kube.auth import find_connection
+from cormorant_operator.kube.client import PAGE
 
 log = structlog.get_logger()
 Kinds = Mapping[tuple[str, str, str], str]
@@ -51,7 +52,10 @@ def settings(kinds: Kinds, selector: str = "") -> kopf.OperatorSettings:
     chosen.posting.enabled = False
     chosen.peering.standalone = True
     chosen.persistence.finalizer = f"{names.PREFIX}/unused"
-    chosen.watching.chunk_size = 500
+    chosen.watching.chunk_size = PAGE
+    # kopf keeps an object's last event for this long: by default 5 s, so a list of everything at once. At 0 it may
+    # miss events.
+    chosen.queueing.idle_timeout = 0.1
     chosen.watching.connect_timeout = 10
     # Kinds and namespaces are known: no discovery, and no permission for it.
     chosen.scanning.disabled = True

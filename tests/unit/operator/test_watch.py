@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from cormorant_operator.kube.watch import run_bounded
+from cormorant_operator.kube.watch import KINDS, run_bounded, settings
 
 
 def test_a_task_that_will_not_end_is_left_behind(caplog: pytest.LogCaptureFixture) -> None:
@@ -46,3 +46,11 @@ def test_what_ends_when_it_is_told_has_ended_in_order() -> None:
 
     run_bounded(main())
     assert said == ["goodbye"]
+
+
+def test_kopf_lets_go_of_listed_objects_at_once() -> None:
+    chosen = settings(KINDS)
+    # With kopf's own 5 s and 500, 7,000 objects of 1,000 jobs took twice the memory. At 0 kopf may miss an event.
+    assert 0 < chosen.queueing.idle_timeout <= 0.1
+    assert chosen.watching.chunk_size is not None
+    assert chosen.watching.chunk_size <= 100
