@@ -128,13 +128,14 @@ class Controller:
         self._is_resync_wanted.set()
 
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
-        """List everything, forget what is gone, and queue every job.
+        """List everything, and forget what is gone.
 
-        If the API server refuses a namespace, its jobs are left alone until it can be listed again. Other namespaces
-        are not affected.
+        Without `namespaces`, look at every job as well, and assume that its Secret is gone: Secrets are neither watched
+        nor listed. If the API server refuses a namespace, its jobs are left alone until it can be listed again. Other
+        namespaces are not affected.
 
         Args:
-            namespaces: those to list; None: all.
+            namespaces: those in which events were missed, or that were lost; None: all.
             is_quick: see `quick_resync`.
 
         Raises:
@@ -144,6 +145,8 @@ class Controller:
             try:
                 with purpose(Purpose.UPKEEP):
                     await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
+                if namespace in self.lost or (namespaces is None and not is_quick):
+                    self._doubt(namespace)
             except Refused as error:
                 if not namespace:
                     raise
@@ -182,10 +185,9 @@ class Controller:
         except Refused as error:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
-        if is_quick:
-            return
+
+    def _doubt(self, namespace: str) -> None:
         for uid in self.cache.jobs(namespace):
-            # Secrets are neither watched nor listed: assume until the next resync that it exists.
             if (state := self._states.get(uid)) is not None:
                 state.has_tokens = False
             self.jobs_due.add(uid)

@@ -135,9 +135,7 @@ class KubeClient:
     async def list(
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Raw], str]]:
-        """Yield the objects of a kind page by page, each with the resourceVersion of the list.
-
-        """
+        """Yield the objects of a kind page by page, each with the resourceVersion of the list."""
         path = _path(kind, namespace) if namespace else _ALL[kind]
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:

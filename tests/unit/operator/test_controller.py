@@ -386,6 +386,21 @@ def test_glance_reads_no_third_page_and_asks_for_no_secret() -> None:
     play(acts)
 
 
+def test_missed_events_cost_no_request_for_secrets() -> None:
+    async def acts(scene: Scene) -> None:
+        before = {pod.uid for pod in scene.controller.cache.pods("j")}
+        refused, lists = scene.api.refused_secrets, scene.api.lists
+        victim = next(key for key in scene.api.stored if key[1].startswith("pong-cpu-0-"))
+        del scene.api.stored[victim]  # and no watch tells of it
+        scene.controller.want_resync()
+        await scene.until(lambda: len({pod.uid for pod in scene.controller.cache.pods("j")} - before) == 1)
+        await asyncio.sleep(3 * SITE.poll_s)
+        assert scene.api.lists > lists
+        assert scene.api.refused_secrets == refused
+
+    play(acts)
+
+
 def test_lost_namespace_stops_no_other_and_comes_back() -> None:
     async def run() -> None:
         scene = Scene("a", "b")
