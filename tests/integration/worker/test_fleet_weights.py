@@ -12,6 +12,7 @@ import torch
 
 from cormorant_testing.collecting import make_job
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_worker.errors import MalformedWeights, WeightsError, WeightsMismatch
 from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import Fleet
@@ -109,6 +110,17 @@ def test_a_version_that_leaves_no_room_for_later_ones_is_refused() -> None:
         assert fleet.version == 0
         assert fleet.publish(numbered(1), version=2**62, wait_s=30).applied == ("cpu-0",)
         assert fleet.publish(numbered(2), wait_s=30).version == 2**62 + 1
+
+
+def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
+    job = make_job(num_envs=2, policy="versioned", action="box", lengths=5, step_s=0.001)
+    with Fleet(job, FleetOptions(workers=1)) as fleet:
+        fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()})
+        until(lambda: fleet.stats().restarts > 0)
+        assert fleet.publish(numbered(2), wait_s=60).applied == ("cpu-0",)
+        versions = [fleet.take(timeout_s=30).max_version for _ in range(8)]
+        assert set(versions) <= {0, 2}
+        assert versions[-1] == 2
 
 
 def test_a_refusal_is_in_the_receipt_and_holds_nobody_up() -> None:
