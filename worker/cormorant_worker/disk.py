@@ -2,7 +2,11 @@
 
 import contextlib
 import os
+import secrets
 from pathlib import Path
+
+PART = ".part"
+"""What drafts of `write_durably` end with, for those who remove what a killed process left."""
 
 
 def write_all(descriptor: int, buffer: memoryview) -> None:
@@ -28,23 +32,23 @@ def sync_path(path: Path) -> None:
         os.close(descriptor)
 
 
-def write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Make a file, or replace one. After a power failure it is the old or the new one, whole; on return the new one.
+    Several processes may write the same file.
 
     Raises:
         OSError: the disk does not take it; the old one stays.
     """
-    part = path.with_name(f"{path.name}.part")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(6)}{PART}")
     try:
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
         try:
             write_all(descriptor, memoryview(data))
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        part.replace(path)
-        sync_path(path.parent)
-    except OSError:
+        draft.replace(path)
+    finally:
         with contextlib.suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise
+            draft.unlink(missing_ok=True)
+    sync_path(path.parent)

@@ -4,7 +4,7 @@ Each value belongs to one policy version. A learner that stores the value of ver
 finds a consistent pair after any crash: the newest published weights, and the value of their version or an older one.
 
     DIR/annotations/
-      12.part        being written; removed at start
+      .12.*.part     being written; removed at start
       12             one line of JSON (key, version, digest ...), then the value
 
 File names are numbers: nothing that a client sends becomes a path. The higher number holds the newer write. A file
@@ -29,11 +29,9 @@ from cormorant_contract.rest.annotations import (
 )
 from cormorant_contract.rest.headers import make_etag
 from cormorant_contract.rest.problems import ProblemType
-from cormorant_worker.disk import write_durably
+from cormorant_worker.disk import PART, write_durably
 
 log = structlog.get_logger()
-
-_PART = ".part"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +180,7 @@ class AnnotationStore:
     def _open(self, folder: Path) -> None:
         if not folder.exists():
             return
-        for path in folder.glob("*" + _PART):
+        for path in folder.glob("*" + PART):
             path.unlink()
         numbers = sorted(int(path.name) for path in folder.iterdir() if path.name.isdigit())
         self._next = max(numbers, default=-1) + 1
@@ -198,9 +196,8 @@ class AnnotationStore:
 def _write(folder: Path, annotation: StoredAnnotation) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_durably(
-            folder / str(annotation.number), annotation.entry.model_dump_json().encode() + b"\n" + annotation.value
-        )
+        data = annotation.entry.model_dump_json().encode() + b"\n" + annotation.value
+        write_durably(folder / str(annotation.number), data, mode=0o600)
     except OSError as error:
         raise StoreError(
             f"cannot store annotation {annotation.entry.key} in {folder}: {error}; free space on the head's volume"

@@ -60,12 +60,12 @@ def test_a_new_store_finds_what_the_last_one_kept(tmp_path: Path) -> None:
 def test_a_write_that_was_cut_off_leaves_the_value_before(tmp_path: Path) -> None:
     put(AnnotationStore(tmp_path, keeps=3), 1, b"whole")
     folder = tmp_path / "annotations"
-    (folder / "7.part").write_bytes(b"{")
+    (folder / ".7.c0ffee.part").write_bytes(b"{")
     (folder / "8").write_bytes((folder / "0").read_bytes().replace(b"whole", b"wrong"))
     (folder / "9").write_bytes(b"nothing")
     again = AnnotationStore(tmp_path, keeps=3)
     assert read(again) == {1: b"whole"}
-    assert not (folder / "7.part").exists()
+    assert not (folder / ".7.c0ffee.part").exists()
     put(again, 1, b"newer")
     assert read(AnnotationStore(tmp_path, keeps=3)) == {1: b"newer"}
 
@@ -102,7 +102,8 @@ def test_too_many_keys_bytes_and_too_old_versions_are_refused(tmp_path: Path, mo
 def test_a_disk_that_does_not_take_a_value_changes_nothing(tmp_path: Path) -> None:
     store = AnnotationStore(tmp_path, keeps=2)
     put(store, 1, b"one")
-    (tmp_path / "annotations" / "1.part").mkdir()
+    (tmp_path / "annotations" / "1").mkdir()  # in the way of the next file
     with pytest.raises(StoreError, match=r"cannot store annotation learner in .*; free space on the head's volume"):
         put(store, 2, b"two")
     assert read(store) == {1: b"one"}
+    assert not list((tmp_path / "annotations").glob("*.part"))

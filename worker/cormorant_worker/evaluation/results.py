@@ -10,7 +10,6 @@ worker died before it could report, writes the same file again. Episodes without
 import hashlib
 import json
 import math
-import secrets
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +21,7 @@ import structlog
 
 from cormorant_contract.episodes import PlannedEpisode
 from cormorant_contract.job import CollectorJob
-from cormorant_worker.disk import sync_path
+from cormorant_worker.disk import write_durably
 from cormorant_worker.errors import EvaluationError
 
 log = structlog.get_logger()
@@ -159,15 +158,7 @@ class ResultFolder:
                 return
             target = Path(self._root) / name
             target.parent.mkdir(parents=True, exist_ok=True)
-            # Another process may write the same results: a worker that was given up, a second run.
-            draft = target.with_name(f".{target.name}.{secrets.token_hex(6)}")
-            try:
-                draft.write_bytes(data)
-                sync_path(draft)
-                draft.replace(target)
-            finally:
-                draft.unlink(missing_ok=True)
-            sync_path(target.parent)
+            write_durably(target, data)
         except OSError as error:
             raise EvaluationError(
                 f"cannot write results to {self.uri}: {error}; free space or set another folder"
