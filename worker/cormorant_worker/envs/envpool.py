@@ -22,8 +22,8 @@ import numpy as np
 
 from cormorant_contract.sentences import did_you_mean
 from cormorant_worker.envs.info import InfoField
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, UnknownEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, UnknownEnv
 from cormorant_worker.spaces import Array, Arrays, Key, Space, cast_exactly, leaves
 
 _OURS = {
@@ -278,12 +278,16 @@ class _Pool:
         self._pool = self._send = self._recv = None  # collected, it stops its threads; its own close() does not
 
 
-class EnvPoolVectorEnv:
+_WHY_NOT_SAVED = "EnvPool can neither save nor read an environment's state or generator"
+
+
+class EnvPoolVectorEnv(NeverSaved):
     """All environments of a pool, in lockstep."""
 
     lockstep = True
     min_in_flight = 1
     restarts = 0
+    why_not_saved = _WHY_NOT_SAVED
 
     def __init__(
         self, task: EnvPoolTask, *, num_threads: int, seeds: Sequence[int], info: Sequence[InfoField] = ()
@@ -343,22 +347,16 @@ class EnvPoolVectorEnv:
         self._pool.reset(rows.astype(np.int32))
         return self._pool.obs(self._pool.recv())
 
-    def state(self) -> bytes:
-        raise EnvNotSaved("EnvPool can neither save nor read an environment's state or generator")
-
-    def restore(self, state: bytes) -> None:
-        """Never called: there is no state."""
-        raise EnvCrashed("EnvPool environments cannot be restored")
-
     def close(self) -> None:
         self._pool.close()
 
 
-class AsyncEnvPoolVectorEnv:
+class AsyncEnvPoolVectorEnv(NeverSaved):
     """A pool that returns `batch_size` environments as soon as any of them are ready."""
 
     lockstep = False
     restarts = 0
+    why_not_saved = _WHY_NOT_SAVED
 
     def __init__(
         self,
@@ -462,13 +460,6 @@ class AsyncEnvPoolVectorEnv:
     def restart(self, rows: Rows) -> Arrays:
         """Not possible while other rows are in flight; `build.py` refuses the settings that would need it."""
         raise EnvCrashed("environments of an asynchronous EnvPool cannot be restarted one by one")
-
-    def state(self) -> bytes:
-        raise EnvNotSaved("EnvPool can neither save nor read an environment's state or generator")
-
-    def restore(self, state: bytes) -> None:
-        """Never called: there is no state."""
-        raise EnvCrashed("EnvPool environments cannot be restored")
 
     def close(self) -> None:
         self._pool.close()

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from cormorant_worker.errors import EnvCrashed, EnvNotSaved
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space
 
 Rows = npt.NDArray[np.int64]
@@ -110,3 +111,16 @@ class VectorEnv(Protocol):
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
         ...
+
+
+class NeverSaved:
+    """The part of a VectorEnv whose environments cannot be saved."""
+
+    why_not_saved: str
+
+    def state(self) -> bytes:
+        raise EnvNotSaved(self.why_not_saved)
+
+    def restore(self, state: bytes) -> None:
+        """Never called: there is no state."""
+        raise EnvCrashed(f"nothing can be restored: {self.why_not_saved}")

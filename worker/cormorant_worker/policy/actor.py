@@ -171,11 +171,7 @@ class PolicyActor:
             self._find_states(obs, first)
             states = tuple(np.repeat(value, n, axis=0) for value in self.initial_states)
             written = self._try(obs, states, first)
-        if any(not np.array_equal(ours, theirs) for ours, theirs in zip(obs, before, strict=True)):
-            raise PolicyMismatch(
-                "the policy changes its observations in place, and thereby the stored batch; work on a copy "
-                "(observation.clone(), or mul instead of mul_)"
-            )
+        refuse_changed(obs, before)
         if missing := [".".join(leaf.key) for leaf in self._action if leaf.key not in written]:
             raise PolicyMismatch(
                 f"the policy wrote {sorted('.'.join(key) for key in written)} but not {', '.join(missing)}"
@@ -183,7 +179,7 @@ class PolicyActor:
         self._check.fit(tuple(as_numpy(written[leaf.key]) for leaf in self._action), n)
         known = {leaf.key for leaf in (*self._observation, *self._action, *self.states)}
         known |= {("next", *leaf.key) for leaf in self.states} | {("is_init",)}
-        self.outputs = tuple(_output_leaf(key, value, n) for key, value in written.items() if key not in known)
+        self.outputs = tuple(output_leaf(key, value, n) for key, value in written.items() if key not in known)
         self._leaves = (*self._action, *self.outputs, *self.states)
         self._written: list[Key] = [leaf.key for leaf in (*self._action, *self.outputs)]
         self._written += [("next", *leaf.key) for leaf in self.states]
@@ -208,7 +204,7 @@ class PolicyActor:
                 )
         else:
             given = {key: torch.zeros_like(value[:1]) for key, value in self._try_without_states(obs, first, carried)}
-        self.states = tuple(_output_leaf(key, given[key], 1) for key in carried)
+        self.states = tuple(output_leaf(key, given[key], 1) for key in carried)
         self._state_dtypes = {key: given[key].dtype for key in carried if given[key].dtype == torch.bfloat16}
         self.initial_states = tuple(as_numpy(given[key]) for key in carried)
 
@@ -262,7 +258,16 @@ def cast_to(leaf: Leaf, array: Array) -> Array:
     return cast
 
 
-def _output_leaf(key: Key, value: Any, n: int) -> Leaf:
+def refuse_changed(obs: Arrays, before: Arrays) -> None:
+    """Raise PolicyMismatch where a policy wrote into the observations of its dry run."""
+    if any(not np.array_equal(ours, theirs) for ours, theirs in zip(obs, before, strict=True)):
+        raise PolicyMismatch(
+            "the policy changes its observations in place, and thereby the stored batch; work on a copy "
+            "(observation.clone(), or mul instead of mul_)"
+        )
+
+
+def output_leaf(key: Key, value: Any, n: int) -> Leaf:
     try:
         array = as_numpy(value)
     except TypeError as error:

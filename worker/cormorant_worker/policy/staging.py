@@ -6,7 +6,8 @@
 While the CPU waits, the environments of the other EnvGroup step: see `collect/env_group.py`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,6 +55,14 @@ class Staging:
 
 def _fits(buffer: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> bool:
     return buffer.dtype == dtype and tuple(buffer.shape[1:]) == tuple(shape[1:]) and len(buffer) >= shape[0]
+
+
+def device_of(policy: Any) -> torch.device:
+    """Where a policy's first parameter lies, of a mapping of modules the first one's; the CPU where there is none."""
+    for module in policy.values() if isinstance(policy, Mapping) else (policy,):
+        if isinstance(module, torch.nn.Module) and (first := next(module.parameters(), None)) is not None:
+            return first.device
+    return torch.device("cpu")
 
 
 def as_numpy(value: object) -> Array:

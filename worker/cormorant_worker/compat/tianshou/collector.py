@@ -5,6 +5,7 @@
 # B environments, T steps
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,6 @@ from cormorant_worker.compat.tianshou.policies import (
     is_tianshou_policy,
     make_actor,
 )
-from cormorant_worker.compat.tianshou.requests import check_request
 from cormorant_worker.compat.tianshou.shares import play_episodes
 from cormorant_worker.compat.tianshou.stats import CollectStats, Tally, check_stats_class
 from cormorant_worker.compat.tianshou.watched import WatchedEnvGroup
@@ -182,7 +182,7 @@ class Collector(Generic[Stats]):
                 seed without reset_before_collect: before anything is stepped.
             EnvError: the environments take no reset arguments, cannot be rendered, or do not end their episodes.
         """
-        check_request(n_step, n_episode, render=render, is_closed=self.is_closed)
+        _check_request(n_step, n_episode, render=render, is_closed=self.is_closed)
         kwargs = dict(gym_reset_kwargs or {})
         refuse_reset_kwargs(self._envs, kwargs)
         if "seed" in kwargs and not reset_before_collect:
@@ -384,7 +384,7 @@ class Collector(Generic[Stats]):
             self._envs.render()  # type: ignore[attr-defined]  # checked by collect
             time.sleep(seconds)
 
-        self._engine.env_groups = [WatchedEnvGroup(env_group, show) for env_group in env_groups]
+        self._engine.env_groups = [WatchedEnvGroup(env_group, show).as_group() for env_group in env_groups]
         try:
             yield
         finally:
@@ -462,6 +462,18 @@ def _join(chunks: Sequence[tuple["TensorDict", Array]]) -> tuple["TensorDict", A
         moved["collector", "mask"] = mask
     moved.names = [None, "time"]
     return moved, lengths
+
+
+def _check_request(n_step: int | None, n_episode: int | None, *, render: float | None, is_closed: bool) -> None:
+    if is_closed:
+        raise ValueError("the collector is closed; make another one")
+    if (n_step is None) == (n_episode is None):
+        raise ValueError(f"n_step {n_step} and n_episode {n_episode}: give exactly one of them, 1 or more")
+    name, number = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
+    if isinstance(number, bool) or not hasattr(number, "__index__") or int(number) < 1:  # type: ignore[arg-type]
+        raise ValueError(f"{name} {number!r} is not a number of them; give an integer of 1 or more")
+    if render is not None and not (math.isfinite(render) and render >= 0):
+        raise ValueError(f"render {render} is no time to sleep; give seconds, 0 or more, or None")
 
 
 def _refuse_nan(batch: "TensorDict") -> None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from cormorant_worker.envs.gymnasium_env import Env
 from cormorant_worker.envs.inline import InlineVectorEnv
-from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, Rows, Step, VectorEnv
+from cormorant_worker.envs.protocol import EVERY_ROW, NO_ROWS, NeverSaved, Rows, Step, VectorEnv
 from cormorant_worker.envs.restarts import RestartLimits, Restarts
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvError, EnvNotSaved
+from cormorant_worker.errors import EnvBuildError, EnvError
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, describe, flatten, leaves, unflattener
 
 
@@ -151,11 +151,12 @@ class _Made:
         return self._made[row]
 
 
-class TheirVectorEnv:
+class TheirVectorEnv(NeverSaved):
     """Tianshou's DummyVectorEnv, SubprocVectorEnv, ShmemVectorEnv or RayVectorEnv, or a wrapper of one, in lockstep."""
 
     lockstep = True
     restarts = 0
+    why_not_saved = "Tianshou's vector environments have no get_state and set_state"
     info_leaves: tuple[Leaf, ...] = ()
 
     def __init__(self, env: Any) -> None:
@@ -209,13 +210,6 @@ class TheirVectorEnv:
 
     def render(self) -> None:
         self._env.render()
-
-    def state(self) -> bytes:
-        raise EnvNotSaved("Tianshou's vector environments have no get_state and set_state")
-
-    def restore(self, state: bytes) -> None:
-        """Never called: there is no state."""
-        raise EnvCrashed("Tianshou's vector environments cannot be restored")
 
     def close(self) -> None:
         """Close the environments. May be called twice."""

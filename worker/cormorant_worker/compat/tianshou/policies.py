@@ -19,12 +19,12 @@ import torch
 
 from cormorant_worker.errors import PolicyError, PolicyMismatch
 from cormorant_worker.policy.action_check import ActionCheck
-from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, samples
+from cormorant_worker.policy.actor import Acted, Actor, PolicyActor, cast_to, output_leaf, refuse_changed, samples
 from cormorant_worker.policy.loading import wrap_policy
 from cormorant_worker.policy.random_actor import RandomActor
-from cormorant_worker.policy.staging import as_numpy
+from cormorant_worker.policy.staging import as_numpy, device_of
 from cormorant_worker.policy.warmup import WarmupActor
-from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, unflattener
+from cormorant_worker.spaces import Array, Arrays, Key, Leaf, Space, leaves, put_nested, unflattener
 
 Noise = Callable[[Array, Any], Array]
 """`noise(action, observation) -> action`, arrays `[n, ...]`."""
@@ -106,7 +106,7 @@ def make_actor(
     if noise is not None and len(leaves(action, ())) != 1:
         raise PolicyMismatch(f"exploration noise is added to one array; the action space is {action}")
     models = wrap_policy(policy, "the caller")
-    ours = PolicyActor(models, observation, action, device=_device_of(policy), num_rows=num_rows)
+    ours = PolicyActor(models, observation, action, device=device_of(policy), num_rows=num_rows)
     return FrontActor(ours, noise, observation), WarmupActor(random, ours)
 
 
@@ -122,14 +122,6 @@ def _noise_of(policy: Any, asked: bool | Noise) -> Noise | None:
         f"exploration_noise is True and {type(policy).__name__} has no add_exploration_noise(action, observation); "
         "give it one, or give a function as exploration_noise"
     )
-
-
-def _device_of(policy: Any) -> torch.device:
-    modules = policy.values() if isinstance(policy, Mapping) else (policy,)
-    for module in modules:
-        if isinstance(module, torch.nn.Module) and (first := next(module.parameters(), None)) is not None:
-            return first.device
-    return torch.device("cpu")
 
 
 class TianshouActor:
@@ -205,14 +197,13 @@ class TianshouActor:
                 f"{type(self._policy).__name__} raised {type(error).__name__} on observations of shape "
                 f"{[a.shape for a in obs]}: {error}"
             ) from error
-        if any(not np.array_equal(ours, theirs) for ours, theirs in zip(obs, before, strict=True)):
-            raise PolicyMismatch("the policy changes its observations in place, and with them what is stored")
+        refuse_changed(obs, before)
         self._check.fit((sent,), n)
         found = [(DECIDED, decided)] if self._is_box else []
         found += list(_flat(result.get(ENTRY, None), (ENTRY,)))
-        self.outputs = tuple(_leaf(key, value, n) for key, value in found)
+        self.outputs = tuple(output_leaf(key, value, n) for key, value in found)
         state = list(_flat(result.get("state", None), (HIDDEN,)))
-        self.states = tuple(_leaf(key, value, n) for key, value in state)
+        self.states = tuple(output_leaf(key, value, n) for key, value in state)
         # A state of None, which an episode begins with, stands for zeros: rows beside one that goes on cannot be None.
         self.initial_states = tuple(np.zeros((1, *leaf.shape), leaf.dtype) for leaf in self.states)
         self._wrap_state = [torch.from_numpy if isinstance(value, torch.Tensor) else np.asarray for _, value in state]
@@ -222,10 +213,7 @@ class TianshouActor:
     def _as_batch(self, values: Mapping[Key, Any]) -> Any:
         nested: dict[str, Any] = {}
         for key, value in values.items():
-            place = nested
-            for part in key[:-1]:
-                place = place.setdefault(part, {})
-            place[key[-1]] = value
+            put_nested(nested, key, value)
         return self._batch(nested)
 
 
@@ -269,20 +257,9 @@ def _flat(value: Any, prefix: Key) -> list[tuple[Key, Any]]:
         return []
     if isinstance(value, torch.Tensor | np.ndarray):
         return [(prefix, value)]
-    names = value.keys() if isinstance(value, Mapping) else value.get_keys() if hasattr(value, "get_keys") else None
-    if names is None and hasattr(value, "keys"):
-        names = value.keys()
-    if names is None:
+    listed = getattr(value, "get_keys", None) or getattr(value, "keys", None)
+    if listed is None:
         raise PolicyMismatch(
             f"the policy's {'.'.join(prefix)} is {type(value).__name__}; give a tensor, an array or a Batch of them"
         )
-    return [item for name in names for item in _flat(value[name], (*prefix, str(name)))]
-
-
-def _leaf(key: Key, value: Any, n: int) -> Leaf:
-    array = as_numpy(value)
-    if array.shape[:1] != (n,):
-        raise PolicyMismatch(
-            f"the policy's {'.'.join(key)} has shape {array.shape} for {n} environments; the first must be {n}"
-        )
-    return Leaf(key=key, shape=array.shape[1:], dtype=array.dtype)
+    return [item for name in listed() for item in _flat(value[name], (*prefix, str(name)))]

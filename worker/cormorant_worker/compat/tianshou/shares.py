@@ -12,7 +12,7 @@ import numpy as np
 from cormorant_worker.collect.block import Block
 from cormorant_worker.collect.env_group import EnvGroup
 from cormorant_worker.collect.trajectories import Trajectories
-from cormorant_worker.compat.tianshou.watched import LaneAround
+from cormorant_worker.compat.tianshou.watched import WrappedEnvGroup
 from cormorant_worker.errors import EnvError
 from cormorant_worker.spaces import Array
 
@@ -53,7 +53,7 @@ def play_episodes(collector: "Collector", num_episodes: int, *, is_open: Array, 
                     "frames; give the environments a time limit"
                 )
             quota, counters = _begin(collector, env_groups, left)
-            collector.env_groups = list(counters)
+            collector.env_groups = [counter.as_group() for counter in counters]
             collector.fill_columns(block, quota)
             collector.env_groups = env_groups
             frames += block.lengths
@@ -86,7 +86,7 @@ def _begin(collector: "Collector", env_groups: list[EnvGroup], left: Array) -> t
     return quota, counters
 
 
-class _Counting(LaneAround):
+class _Counting(WrappedEnvGroup):
     """Stops a column when it has ended its share."""
 
     def __init__(self, env_group: EnvGroup, trajectories: Trajectories, columns: slice, missing: Array) -> None:

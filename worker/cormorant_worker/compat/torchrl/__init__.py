@@ -57,29 +57,17 @@ __all__ = [
 _HERE = "cormorant_worker.compat.torchrl"
 _ENVS = ("MultiThreadedEnv", "MultiThreadedEnvWrapper")
 _HOMES = {
-    "AsyncCollector": "collectors",
-    "Collector": "collectors",
-    "MultiAsyncCollector": "collectors",
-    "MultiSyncCollector": "collectors",
-    "MultiSyncDataCollector": "collectors",
-    "MultiaSyncDataCollector": "collectors",
-    "SyncDataCollector": "collectors",
-    "aSyncDataCollector": "collectors",
+    **{name: "recipes" for name in __all__ if name.endswith("Config") or name.startswith(("make_", "sync_"))},
     "FleetCollector": "collector",
-    "OffPolicyCollectorConfig": "recipes",
-    "OnPolicyCollectorConfig": "recipes",
     "RayCollector": "ray_collector",
-    "make_collector_offpolicy": "recipes",
-    "make_collector_onpolicy": "recipes",
-    "sync_async_collector": "recipes",
-    "sync_sync_collector": "recipes",
 }
+"""Modules of the names that are not in `collectors`."""
 
 
 def __getattr__(name: str) -> Any:
     """Import on first use. With TorchRL installed the environments are its `EnvBase`, without it they stand alone."""
     if name in _ENVS:
         return getattr(import_module(f"{_HERE}.env" if find_spec("torchrl") else f"{_HERE}.plain_env"), name)
-    if name in _HOMES:
-        return getattr(import_module(f"{_HERE}.{_HOMES[name]}"), name)
+    if name in __all__:
+        return getattr(import_module(f"{_HERE}.{_HOMES.get(name, 'collectors')}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

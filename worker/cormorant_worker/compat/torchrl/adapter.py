@@ -12,8 +12,8 @@ import numpy as np
 import torch
 
 from cormorant_worker.compat.torchrl.specs import space_of
-from cormorant_worker.envs.protocol import NO_ROWS, Rows, Step
-from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvNotSaved, EnvRaised
+from cormorant_worker.envs.protocol import NO_ROWS, NeverSaved, Rows, Step
+from cormorant_worker.errors import EnvBuildError, EnvCrashed, EnvRaised
 from cormorant_worker.spaces import Array, Arrays, Leaf, Space, flatten, leaves
 
 _OBSERVATION = "observation"
@@ -44,9 +44,7 @@ def _spaces(env: Any) -> tuple[Space, Space]:
 
 def _read(space: Space, tensordict: Any) -> Any:
     """An observation as nested numpy arrays."""
-    if isinstance(space, gymnasium.spaces.Dict):
-        return {name: _read_part(part, tensordict[name]) for name, part in space.spaces.items()}
-    return tensordict[_OBSERVATION].detach().cpu().numpy()
+    return _read_part(space, tensordict if isinstance(space, gymnasium.spaces.Dict) else tensordict[_OBSERVATION])
 
 
 def _read_part(space: Space, value: Any) -> Any:
@@ -112,12 +110,13 @@ class BatchedEnv:
         return BatchedVectorEnv(self._env, 0 if not seeds else seeds[0])
 
 
-class BatchedVectorEnv:
+class BatchedVectorEnv(NeverSaved):
     """Steps a TorchRL environment with a batch size, in lockstep."""
 
     lockstep = True
     min_in_flight = 1
     restarts = 0
+    why_not_saved = "TorchRL's environments have no get_state and set_state"
     info_leaves: tuple[Leaf, ...] = ()
 
     def __init__(self, env: Any, seed: int) -> None:
@@ -168,13 +167,6 @@ class BatchedVectorEnv:
         shape = self._now["done"].shape
         self._now = self._env.reset(self._now.set("_reset", mask.reshape(shape)))
         return tuple([leaf[rows] for leaf in self._obs(self._now)])
-
-    def state(self) -> bytes:
-        raise EnvNotSaved("TorchRL's environments have no get_state and set_state")
-
-    def restore(self, state: bytes) -> None:
-        """Never called: there is no state."""
-        raise EnvCrashed("TorchRL's environments cannot be restored")
 
     def close(self) -> None:
         """Close the environment. May be called twice."""

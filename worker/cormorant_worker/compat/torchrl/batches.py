@@ -16,6 +16,14 @@ _MASK = ("collector", "mask")
 _FLAGS = ("done", "terminated", "truncated")
 
 
+def as_torchrls(batch: TensorDictBase, counts: "StepCounts | None", envs: Sequence[Hashable]) -> None:
+    """Give a batch `[R, T]` what TorchRL's have beside ours; in place. `envs` as for `StepCounts.add`."""
+    add_root_flags(batch)
+    lift_info(batch)
+    if counts is not None:
+        counts.add(batch, envs)
+
+
 def add_root_flags(batch: TensorDictBase) -> None:
     """`done`, `terminated` and `truncated` of the frames themselves `[*, T, 1]`: False, as nothing is stepped from an
     end; in place.

@@ -17,10 +17,9 @@ from cormorant_worker.collect.batch import frames_of
 from cormorant_worker.collect.overrides import WorkerOverrides
 from cormorant_worker.compat.torchrl.batches import (
     StepCounts,
-    add_root_flags,
     add_versions,
+    as_torchrls,
     drop_ids,
-    lift_info,
     mark_padding,
     split,
     truncate_last,
@@ -206,8 +205,7 @@ class FleetCollector:
                 break
             batch = self._frames_of(loan)
             self._frames += loan.num_frames
-            rows = batch.shape[0] // len(loan.parts)
-            pool.add(self._place(batch, loan), [(part.worker, row) for part in loan.parts for row in range(rows)])
+            pool.add(self._place(batch, loan), _envs_of(batch, loan))
         self._iterations += 1
         return self._hand_out(self._processed(pool.complete.popleft()))
 
@@ -266,11 +264,7 @@ class FleetCollector:
         """`[R, T]`, in memory of its own, with TorchRL's root flags and counts of steps."""
         batch: TensorDictBase = loan.tensordict(copy=True)
         loan.copied()
-        add_root_flags(batch)
-        lift_info(batch)
-        if self._counts is not None:
-            rows = batch.shape[0] // len(loan.parts)
-            self._counts.add(batch, [(part.worker, row) for part in loan.parts for row in range(rows)])
+        as_torchrls(batch, self._counts, _envs_of(batch, loan))
         return batch
 
     @property
@@ -556,6 +550,12 @@ class FleetCollector:
     def __repr__(self) -> str:
         plan = self._plan
         return f"{type(self).__name__}({plan.num_collectors} collectors, {plan.mode}, frames={self._frames})"
+
+
+def _envs_of(batch: TensorDictBase, loan: Loan) -> list[tuple[str, int]]:
+    """By row of a batch `[R, T]`: its collector, and the environment there."""
+    rows = batch.shape[0] // len(loan.parts)
+    return [(part.worker, row) for part in loan.parts for row in range(rows)]
 
 
 def worker_index(loan: Loan) -> int:

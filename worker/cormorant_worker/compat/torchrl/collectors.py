@@ -27,6 +27,7 @@ from cormorant_worker.compat.torchrl.plan import Mode, Plan
 from cormorant_worker.compat.torchrl.recipes import share_out
 from cormorant_worker.compat.torchrl.settings import read_settings
 from cormorant_worker.fleet.options import FleetOptions
+from cormorant_worker.policy.staging import device_of
 
 _SCHEMES = ("MultiProcessWeightSyncScheme", "NoWeightSyncScheme", "SharedMemWeightSyncScheme")
 _SEEDS = (1 << 31) - 1
@@ -87,7 +88,7 @@ class Collector(FleetCollector):
         settings = self._settings
         (said,) = devices_of(settings.policy_device, "policy_device", 1, is_remote=False)
         (general,) = devices_of(settings.device, "device", 1, is_remote=False)
-        own = _device_of(self._policy)
+        own = str(device_of(self._policy))
         device = said or general or own
         is_own = torch.device(device) == torch.device(own)
         if parts.policy_factory is not None:
@@ -193,14 +194,6 @@ aSyncDataCollector = AsyncCollector  # noqa: N816  # TorchRL's own name
 def _drawn_seed() -> int:
     """Drawn from torch's generator, so that `torch.manual_seed` fixes it and two collectors differ."""
     return int(torch.randint(_SEEDS, (1,)))
-
-
-def _device_of(policy: Any) -> str:
-    modules = policy.values() if isinstance(policy, Mapping) else (policy,)
-    for module in modules:
-        if isinstance(module, torch.nn.Module) and (first := next(module.parameters(), None)) is not None:
-            return str(first.device)
-    return "cpu"
 
 
 def _frames_of(given: Any, count: int, *, is_sync: bool) -> Any:

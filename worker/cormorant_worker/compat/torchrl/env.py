@@ -9,7 +9,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs import EnvBase
 
 from cormorant_worker.compat.torchrl.devices import check_device
-from cormorant_worker.compat.torchrl.pool import Library, Pool, builder_of_pool, builder_of_task
+from cormorant_worker.compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
 from cormorant_worker.compat.torchrl.specs import spec_of
 from cormorant_worker.spaces import put_nested
 
@@ -32,9 +32,12 @@ class MultiThreadedEnvWrapper(EnvBase):
 
     lib = Library()
 
-    def __init__(
+    def __init__(self, env: Any, **options: Any) -> None:
+        self._begin(builder_of_pool(env), **options)
+
+    def _begin(
         self,
-        env: Any,
+        build: Build,
         *,
         categorical_action_encoding: bool = False,
         disable_env_checker: bool | None = None,
@@ -42,16 +45,13 @@ class MultiThreadedEnvWrapper(EnvBase):
         device: torch.device | str | None = None,
         allow_done_after_reset: bool = False,
     ) -> None:
-        build = builder_of_pool(env)
-        self._begin(build, frame_skip, categorical_action_encoding, device, allow_done_after_reset)
-
-    def _begin(
-        self, build: Any, frame_skip: int | None, is_categorical: bool, device: Any, is_done_allowed: bool
-    ) -> None:
+        del disable_env_checker
         device = None if device is None else torch.device(check_device(device, "device"))
-        pool = Pool(build, frame_skip=frame_skip, categorical_action_encoding=is_categorical, device=device)
+        pool = Pool(
+            build, frame_skip=frame_skip, categorical_action_encoding=categorical_action_encoding, device=device
+        )
         batch_size = torch.Size([pool.num_envs])
-        super().__init__(device=device, batch_size=batch_size, allow_done_after_reset=is_done_allowed)
+        super().__init__(device=device, batch_size=batch_size, allow_done_after_reset=allow_done_after_reset)
         self.pool = pool
         self.num_workers = pool.num_envs
         nested: dict[str, Any] = {}
@@ -93,7 +93,7 @@ class MultiThreadedEnvWrapper(EnvBase):
         return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
-class MultiThreadedEnv(MultiThreadedEnvWrapper):
+class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):
     """An EnvPool task as a TorchRL environment.
 
         env = MultiThreadedEnv(num_workers=3, env_name="Pendulum-v1")
@@ -112,26 +112,6 @@ class MultiThreadedEnv(MultiThreadedEnvWrapper):
         EnvBuildError: an argument is not known or does not fit.
         ValueError: a frame_skip below 1, or a device that does not exist.
     """
-
-    def __init__(
-        self,
-        num_workers: int,
-        env_name: str,
-        *,
-        create_env_kwargs: dict[str, Any] | None = None,
-        categorical_action_encoding: bool = False,
-        disable_env_checker: bool | None = None,
-        frame_skip: int | None = None,
-        device: torch.device | str | None = None,
-        allow_done_after_reset: bool = False,
-    ) -> None:
-        build = builder_of_task(env_name, num_workers, create_env_kwargs)
-        self._begin(build, frame_skip, categorical_action_encoding, device, allow_done_after_reset)
-        self.env_name = env_name.replace("ALE/", "")
-        """EnvPool's name of the task."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
 
 
 def _composite(nested: dict[str, Any], shape: torch.Size, device: torch.device | None) -> Composite:

@@ -7,7 +7,7 @@ import torch
 from tensordict import TensorDict
 
 from cormorant_worker.compat.torchrl.devices import check_device
-from cormorant_worker.compat.torchrl.pool import Library, Pool, builder_of_pool, builder_of_task
+from cormorant_worker.compat.torchrl.pool import Build, Library, OfTask, Pool, builder_of_pool
 from cormorant_worker.envs.protocol import VectorEnv
 from cormorant_worker.spaces import Space
 
@@ -19,9 +19,12 @@ class MultiThreadedEnvWrapper:
 
     lib = Library()
 
-    def __init__(
+    def __init__(self, env: Any, **options: Any) -> None:
+        self._begin(builder_of_pool(env), **options)
+
+    def _begin(
         self,
-        env: Any,
+        build: Build,
         *,
         categorical_action_encoding: bool = False,
         disable_env_checker: bool | None = None,
@@ -30,11 +33,10 @@ class MultiThreadedEnvWrapper:
         allow_done_after_reset: bool = False,
     ) -> None:
         del disable_env_checker, allow_done_after_reset  # EnvPool has no checker, and is never done after a reset
-        self._begin(builder_of_pool(env), frame_skip, categorical_action_encoding, device)
-
-    def _begin(self, build: Any, frame_skip: int | None, is_categorical: bool, device: Any) -> None:
         self.device = None if device is None else torch.device(check_device(device, "device"))
-        self.pool = Pool(build, frame_skip=frame_skip, categorical_action_encoding=is_categorical, device=self.device)
+        self.pool = Pool(
+            build, frame_skip=frame_skip, categorical_action_encoding=categorical_action_encoding, device=self.device
+        )
         self.num_workers = self.pool.num_envs
         self.batch_size = torch.Size([self.num_workers])
 
@@ -113,25 +115,5 @@ class MultiThreadedEnvWrapper:
         return f"{type(self).__name__}(num_workers={self.num_workers}, device={self.device})"
 
 
-class MultiThreadedEnv(MultiThreadedEnvWrapper):
+class MultiThreadedEnv(OfTask, MultiThreadedEnvWrapper):
     """An EnvPool task as a TorchRL environment; see `torchrl/env.py` for the arguments."""
-
-    def __init__(
-        self,
-        num_workers: int,
-        env_name: str,
-        *,
-        create_env_kwargs: dict[str, Any] | None = None,
-        categorical_action_encoding: bool = False,
-        disable_env_checker: bool | None = None,
-        frame_skip: int | None = None,
-        device: torch.device | str | None = None,
-        allow_done_after_reset: bool = False,
-    ) -> None:
-        del disable_env_checker, allow_done_after_reset
-        self.env_name = env_name.replace("ALE/", "")
-        build = builder_of_task(env_name, num_workers, create_env_kwargs)
-        self._begin(build, frame_skip, categorical_action_encoding, device)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"

@@ -8,7 +8,7 @@ lives goes on with its next life.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium
 import numpy as np
@@ -26,6 +26,9 @@ from cormorant_worker.policy.actor import cast_to
 from cormorant_worker.policy.random_actor import RandomActor
 from cormorant_worker.spaces import Array, leaf_spaces, leaves, put_nested
 
+Build: TypeAlias = Callable[[Sequence[int] | None], EnvPoolVectorEnv]
+"""Gives a pool with these seeds, or with those that it has."""
+
 _FLAVOURS = ("gym", "gymnasium", "dm")
 _IGNORED = ("gym_reset_return_info",)
 
@@ -42,7 +45,7 @@ class Pool:
 
     def __init__(
         self,
-        build: Callable[[Sequence[int] | None], EnvPoolVectorEnv],
+        build: Build,
         *,
         frame_skip: int | None,
         categorical_action_encoding: bool,
@@ -51,7 +54,7 @@ class Pool:
         """Build the environments.
 
         Args:
-            build: gives a pool with these seeds, or with those that it has.
+            build: builds the pool.
             frame_skip: steps of an action; None and 1 are one.
             categorical_action_encoding: discrete actions are numbers; False: one-hot vectors.
             device: of the tensors; None: the CPU's, without saying so.
@@ -189,9 +192,25 @@ class Pool:
         return torch.from_numpy(values.copy()).unsqueeze(-1).to(self.device)
 
 
-def builder_of_task(
-    env_name: str, num_workers: int, create_env_kwargs: Mapping[str, Any] | None
-) -> Callable[[Sequence[int] | None], EnvPoolVectorEnv]:
+class OfTask:
+    """The constructor of `MultiThreadedEnv`, over a wrapper's `_begin`; see `torchrl/env.py` for the arguments."""
+
+    _begin: Callable[..., None]
+    num_workers: int
+    device: Any
+
+    def __init__(
+        self, num_workers: int, env_name: str, *, create_env_kwargs: Mapping[str, Any] | None = None, **options: Any
+    ) -> None:
+        self._begin(builder_of_task(env_name, num_workers, create_env_kwargs), **options)
+        self.env_name = env_name.replace("ALE/", "")
+        """EnvPool's name of the task."""
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(env={self.env_name}, num_workers={self.num_workers}, device={self.device})"
+
+
+def builder_of_task(env_name: str, num_workers: int, create_env_kwargs: Mapping[str, Any] | None) -> Build:
     """What builds a task's pool. Refuses what EnvPool does not know before anything is built.
 
     Args:
@@ -229,7 +248,7 @@ def builder_of_task(
     return lambda seeds: EnvPoolVectorEnv(task, num_threads=threads, seeds=own if seeds is None else seeds)
 
 
-def builder_of_pool(pool: Any) -> Callable[[Sequence[int] | None], EnvPoolVectorEnv]:
+def builder_of_pool(pool: Any) -> Build:
     """What wraps a pool that `envpool.make` built, and builds others like it.
 
     Raises:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,21 +41,8 @@ class RayCollector(FleetCollector):
     Args:
         create_env_fn: makes one environment; a list makes those of each collector. Environments themselves will do.
         policy: a TensorDictModule, a module, a callable; None: random actions.
-        policy_factory: makes the policy in the collector; a list: in each.
-        trust_policy: the policy takes TensorDicts, whatever its argument is called.
         frames_per_batch: frames of a batch: of all collectors together (`sync`), or of each.
-        total_frames: frames in all; -1: no limit.
-        device: torch device of policies and batches; a list: of each collector's.
-        storing_device: torch device on which batches are handed out; a list: each collector's.
-        env_device: environments step on the CPU; anything else is refused.
-        policy_device: torch device of policies alone.
         create_env_kwargs: keyword arguments of `create_env_fn`, for all or for each collector.
-        max_frames_per_traj: frames after which a trajectory is cut; -1: never.
-        init_random_frames: the first frames, over all collectors, have random actions.
-        reset_at_each_iter: begin every batch with new episodes.
-        postproc: called with each batch.
-        split_trajs: trajectories as padded rows.
-        exploration_type: random | mode | mean | deterministic.
         collector_class: one of TorchRL's; all of them mean the same here.
         collector_kwargs: settings for all collectors, or a list of each one's own. It is not changed.
         num_workers_per_collector: environments of each collector.
@@ -76,12 +63,7 @@ class RayCollector(FleetCollector):
             makes it. `register_collector(collector)` is called if it is there.
         weight_sync_schemes: weights have one way here; a RayWeightSyncScheme for the policy means it.
         weight_recv_schemes: see `register_scheme_receiver`.
-        use_env_creator: means nothing: makers travel as they are.
-        no_cuda_sync: means nothing here.
-        trajs_per_batch: batches of so many whole episodes, `[N, longest]`, padded and masked.
-        pre_collect_hook: called before each batch is waited for.
-        post_collect_hook: called with each batch.
-        **more: further fields of `Settings`.
+        **kwargs: see `Settings`.
 
     Raises:
         ValueError, TypeError: arguments that cannot be; before anything starts.
@@ -94,21 +76,8 @@ class RayCollector(FleetCollector):
         create_env_fn: Any,
         policy: Any = None,
         *,
-        policy_factory: Any = None,
-        trust_policy: bool | None = None,
         frames_per_batch: int,
-        total_frames: int | None = -1,
-        device: Any = None,
-        storing_device: Any = None,
-        env_device: Any = None,
-        policy_device: Any = None,
         create_env_kwargs: Any = None,
-        max_frames_per_traj: int | None = -1,
-        init_random_frames: int | None = -1,
-        reset_at_each_iter: bool = False,
-        postproc: Callable[..., Any] | None = None,
-        split_trajs: bool = False,
-        exploration_type: Any = "random",
         collector_class: Any = None,
         collector_kwargs: Any = None,
         num_workers_per_collector: int = 1,
@@ -123,26 +92,12 @@ class RayCollector(FleetCollector):
         weight_updater: Any = None,
         weight_sync_schemes: Mapping[str, Any] | None = None,
         weight_recv_schemes: Mapping[str, Any] | None = None,
-        use_env_creator: bool = False,
-        no_cuda_sync: bool | None = None,
-        trajs_per_batch: int | None = None,
-        pre_collect_hook: Callable[[], None] | None = None,
-        post_collect_hook: Callable[..., None] | None = None,
-        **more: Any,
+        **kwargs: Any,
     ) -> None:
-        del use_env_creator, no_cuda_sync
         count = arguments.count_collectors(create_env_fn, num_collectors)
         arguments.check_class(collector_class)
         arguments.check_schemes(weight_sync_schemes)
-        given: dict[str, Any] = {
-            "policy_factory": policy_factory, "trust_policy": trust_policy, "frames_per_batch": frames_per_batch,
-            "total_frames": total_frames, "device": device, "storing_device": storing_device, "env_device": env_device,
-            "policy_device": policy_device, "max_frames_per_traj": max_frames_per_traj,
-            "init_random_frames": init_random_frames, "reset_at_each_iter": reset_at_each_iter, "postproc": postproc,
-            "split_trajs": split_trajs, "exploration_type": exploration_type, "replay_buffer": replay_buffer,
-            "pre_collect_hook": pre_collect_hook, "post_collect_hook": post_collect_hook,
-            "trajs_per_batch": trajs_per_batch, **more,
-        }  # fmt: skip
+        given: dict[str, Any] = {"frames_per_batch": frames_per_batch, "replay_buffer": replay_buffer, **kwargs}
         given, overrides = arguments.own_settings(collector_kwargs, num_collectors=count, given=given)
         self._remote = arguments.remote_options(remote_configs, count)
         self._ray_options = arguments.ray_options(ray_init_config, self._remote)
@@ -164,7 +119,8 @@ class RayCollector(FleetCollector):
         self._extends_in_workers = replay_buffer is not None and (
             is_remote_buffer if buffer_in_workers is None else buffer_in_workers
         )
-        if self._extends_in_workers and (trajs_per_batch is not None or post_collect_hook is not None):
+        needs_batches = settings.trajs_per_batch is not None or settings.post_collect_hook is not None
+        if self._extends_in_workers and needs_batches:
             raise ValueError("trajs_per_batch and post_collect_hook need batches here; give buffer_in_workers=False")
         self.weight_updater = arguments.read_updater(weight_updater)
         """What takes the place of publishing; None: nothing does."""
@@ -479,7 +435,7 @@ def _makers(create_env_fn: Any, env_kwargs: Any, num_envs: int, count: int) -> t
     if isinstance(num_envs, bool) or not isinstance(num_envs, int) or num_envs < 1:
         raise ValueError(f"num_workers_per_collector {num_envs!r} is not a number of environments; give 1 or more")
     fns = broadcast(create_env_fn, "create_env_fn", count)
-    kwargs = [given or {} for given in broadcast(env_kwargs, "create_env_kwargs", count)]
+    kwargs = broadcast(env_kwargs, "create_env_kwargs", count)
     return tuple((Maker(fn, given),) * num_envs for fn, given in zip(fns, kwargs, strict=True))
 
 

@@ -16,7 +16,7 @@ from cormorant_postproc import MultiStep
 from cormorant_worker.compat.torchrl.collector import FleetCollector
 from cormorant_worker.compat.torchrl.makers import Maker
 from cormorant_worker.compat.torchrl.plan import Mode, Plan
-from cormorant_worker.compat.torchrl.settings import read_settings
+from cormorant_worker.compat.torchrl.settings import broadcast, read_settings
 
 
 def sync_sync_collector(
@@ -114,19 +114,9 @@ def share_out(
         per, count = per or 1, count or 1
         n = per * count
         env_fns = [env_fns] * n
-    kwargs = _each(env_kwargs, n)
+    kwargs = broadcast(env_kwargs, "env_kwargs", n, of="environments")
     made = [Maker(maker, given) for maker, given in zip(env_fns, kwargs, strict=True)]
     return tuple(tuple(made[first : first + per]) for first in range(0, n, per))
-
-
-def _each(env_kwargs: Any, n: int) -> list[Mapping[str, Any]]:
-    if env_kwargs is None:
-        return [{}] * n
-    if isinstance(env_kwargs, Mapping):
-        return [env_kwargs] * n
-    if len(env_kwargs) != n:
-        raise ValueError(f"env_kwargs has {len(env_kwargs)} entries for {n} environments; give as many, or one for all")
-    return [given or {} for given in env_kwargs]
 
 
 @dataclass

@@ -223,8 +223,8 @@ def exploration_of(given: Any) -> ExplorationType:
         raise ValueError(f'exploration_type "{name}" is not known; use one of {known}') from None
 
 
-def broadcast(given: Any, name: str, count: int) -> list[Any]:
-    """One value for each collector, from one for all or a list of as many.
+def broadcast(given: Any, name: str, count: int, *, of: str = "collectors") -> list[Any]:
+    """One value for each collector, or whatever there are `count` of, from one for all or a list of as many.
 
     Raises:
         ValueError: a list of another length.
@@ -232,7 +232,7 @@ def broadcast(given: Any, name: str, count: int) -> list[Any]:
     if not isinstance(given, list | tuple):
         return [given] * count
     if len(given) != count:
-        raise ValueError(f"{name} has {len(given)} entries for {count} collectors; give as many, or one for all")
+        raise ValueError(f"{name} has {len(given)} entries for {count} {of}; give as many, or one for all")
     return list(given)
 
 

@@ -4,7 +4,7 @@ from tensordict import TensorDictBase
 
 from cormorant_worker.collect.batch import frames_of, to_tensordict
 from cormorant_worker.collect.block import Block
-from cormorant_worker.compat.torchrl.batches import StepCounts, add_root_flags, lift_info, split, truncate_last
+from cormorant_worker.compat.torchrl.batches import StepCounts, as_torchrls, split, truncate_last
 from cormorant_worker.compat.torchrl.settings import Settings, limit
 
 
@@ -20,10 +20,7 @@ class StoreInBuffer:
 
     def __call__(self, block: Block) -> None:
         batch: TensorDictBase = to_tensordict(block, copy=True)
-        add_root_flags(batch)
-        lift_info(batch)
-        if self._counts is not None:
-            self._counts.add(batch, range(len(batch)))
+        as_torchrls(batch, self._counts, range(len(batch)))
         if self._truncates:
             truncate_last(batch)
         if self._splits:
