@@ -111,11 +111,9 @@ EXAMPLES = [
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: Path(example.file).stem)
 def test_a_peers_example_runs_to_its_end(example: Example, tmp_path: Path) -> None:
+    root = find(example.file, tmp_path)
     if missing := [name for name in example.needs if find_spec(name) is None]:
         pytest.skip(f"{example.file} imports {', '.join(missing)}, which is not installed")
-    root = find(example.file, tmp_path)
-    if root is None:
-        pytest.skip(f"PEERS_SOURCES names no checkout with {example.file}: the example was left out")
     folder = tmp_path / "example"
     shutil.copytree((root / example.file).parent, folder)
     script = folder / Path(example.file).name

@@ -189,6 +189,21 @@ def test_an_unknown_task_is_refused_with_near_matches(write: Written, capsys: py
     assert said.out == ""
 
 
+@pytest.mark.parametrize(
+    ("entrypoint", "kwargs", "hint"),
+    [("nets:make_nett", {}, "did you mean make_net?"), ("nets:make_net", {"widht": 4}, "did you mean width?")],
+)
+def test_a_misspelt_policy_is_refused_before_workers_start(
+    entrypoint: str, kwargs: dict, hint: str, write: Written, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "nets.py").write_text("def make_net(observation_space, action_space, width=8): ...\n")
+    path = write(policy={"entrypoint": entrypoint, "kwargs": kwargs})
+    assert entry.run(["run", str(path)]) == 2
+    said = capsys.readouterr()
+    assert hint in said.err
+    assert said.out == ""
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")
 @pytest.mark.parametrize("arguments", [[], ["--device", "cuda"]])
 def test_cuda_that_is_not_there_is_refused(

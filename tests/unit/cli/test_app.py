@@ -105,6 +105,22 @@ def test_short_help_option_works_everywhere(arguments: list[str], capsys: pytest
     assert "Usage: cormorant" in capsys.readouterr().out
 
 
+def test_commands_and_options_are_grouped(capsys: pytest.CaptureFixture[str]) -> None:
+    titles = {"-h": ["On this machine", "On a cluster", "A running head", "Reference"], "run": ["Workers", "Serving"]}
+    for word, expected in titles.items():
+        assert entry.run([word] if word == "-h" else [word, "-h"]) == 0
+        said = capsys.readouterr().out
+        assert [title for title in expected if f"─ {title} ─" not in said] == []
+
+
+@pytest.mark.parametrize(("color", "has_colours"), [({"FORCE_COLOR": "1"}, True), ({}, False)])
+def test_colours_are_for_terminals(color: dict[str, str], has_colours: bool) -> None:
+    plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
+    command = [sys.executable, "-m", "cormorant_cli", "run", "-h"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={**plain, **color})
+    assert ("\x1b[" in done.stdout) == has_colours
+
+
 def test_examples_in_help_parse() -> None:
     group = typer.main.get_command(app)
     examples = [

@@ -148,6 +148,7 @@ def test_live_bar_keeps_the_log_above_it(capsys: pytest.CaptureFixture[str]) -> 
     assert "50,000 of 200,000 frames (25%)  8,123 frames/s  0:18 left" in drawn
     assert "5 episodes · return 1.50 · length 20.0 · policy version 3" in drawn
     assert drawn.index("warning: worker_lost reason=[red]killed[/red]") < drawn.rindex("workers: cpu-0 stepping")
+    assert "\x1b[1;36m8,123 frames/s" in screen.getvalue()
     assert screen.getvalue().endswith("\x1b[?25h")  # the cursor is back
     assert capsys.readouterr().out.splitlines() == summary_lines(SUMMARY)
 

@@ -109,6 +109,16 @@ def test_bfloat16_outputs_are_stored_as_float32() -> None:
     assert (acted.actions[0].tolist(), acted.outputs[0].tolist()) == ([[0.25, 0.25]] * 2, [[0.5], [0.5]])
 
 
+def test_bfloat16_comes_back_bit_for_bit() -> None:
+    every = torch.arange(-(2**15), 2**15).short().view(torch.bfloat16)
+    numbers = every[~every.isnan()]
+    actor = box(lambda obs: {"action": obs.clone(), "value": numbers.expand(len(obs), -1)})
+    acted = actor.act((np.zeros((1, 2), np.float32),), (), np.ones(1, np.bool_))
+    stored = torch.from_numpy(acted.outputs[0][0])
+    assert stored.dtype == torch.float32
+    assert torch.equal(stored.bfloat16().view(torch.int16), numbers.view(torch.int16))
+
+
 def test_an_output_of_a_dtype_that_numpy_lacks_is_named() -> None:
     with pytest.raises(PolicyMismatch, match=r"the policy's extra is torch\.float8_e5m2, which numpy does not support"):
         box(lambda obs: {"action": obs.clone(), "extra": obs.to(torch.float8_e5m2)})
