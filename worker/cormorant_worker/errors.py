@@ -201,8 +201,8 @@ class SupervisorRefused(SupervisorError):
 
 
 class PodRefused(SupervisorError):
-    """The head does not let this pod join: its token or its image is another one. A new pod may have the right one."""
+    """The head does not let this pod join: its image is another one. A new pod may have the right one."""
 
 
 class PodBlocked(SupervisorError):
-    """The pod lacks what every worker in it needs, such as a device."""
+    """The pod lacks what every worker in it needs, such as a device or the head's token."""

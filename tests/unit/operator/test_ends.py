@@ -64,6 +64,22 @@ def test_worker_without_a_device_says_why_everywhere() -> None:
     assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
 
 
+def test_worker_whose_token_is_refused_is_not_counted() -> None:
+    words = "the head at pong-head:6379 refuses this pod's token; delete the head's pod"
+    world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})
+    for _ in range(3):
+        victim = next(pod.name for pod in world.live() if pod.role == "worker" and pod.index == 1)
+        world.finish(victim, exit_code=3, message=words)
+        world.settle()
+        assert world.message("Ready").endswith(words)
+        world.tick(120)
+        world.settle()
+    world.vanish("pong-head-1")  # its successor has the new token, and so have the workers
+    world.run()
+    assert (world.condition("Ready"), world.condition("Failed")) == ("True/EnoughWorkers", "")
+    assert (world.job.status.groups[0].restarts, world.job.status.head_restarts) == (0, 0)
+
+
 def test_worker_without_a_device_among_others_ends_nothing() -> None:
     words = "device cuda was requested but torch finds no CUDA device; set its device: cpu"
     world = running(replicas=2, workerGroups=[{"name": "cpu", "minReplicas": 1}], runPolicy={"maxRestartsPerSlot": 0})

@@ -4,9 +4,10 @@
     python -m cormorant_worker.supervisor worker
 
 `head` ends with COMMAND's exit code, or 1 when Ray failed or ended first, or 143 when SIGTERM came before COMMAND ran.
-`worker` ends with 0 after SIGTERM, with 1 when the head refuses it, which a new pod may cure, and with 3 when no worker
-can run in this pod (no device), which another node may cure; the reason is its termination message. Both end with 2
-when what they were given cannot be used. Settings come from the environment: `settings.py`.
+`worker` ends with 0 after SIGTERM, with 1 when the head runs another version of Ray, which a new pod may cure, and with
+3 when no worker can run in this pod (no device), which another node may cure, or the head refuses its token; the reason
+is its termination message. Both end with 2 when what they were given cannot be used. Settings come from the
+environment: `settings.py`.
 """
 
 import os

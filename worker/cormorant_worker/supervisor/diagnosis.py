@@ -62,7 +62,8 @@ def diagnose(last_words: str, *, code: int | None, head: str, has_joined: bool) 
         return Diagnosis(
             cause="token",
             sentence=f"the head at {head} refuses this pod's token; RAY_AUTH_TOKEN must be the one in the job's "
-            "Secret, and RAY_AUTH_MODE must be token in all pods",
+            "Secret, and RAY_AUTH_MODE must be token in all pods; if that Secret is newer than the head, "
+            "delete the head's pod",
         )
     if _says(last_words, _VERSION):
         return Diagnosis(

@@ -61,8 +61,8 @@ class WorkerPod:
         """Supervise until SIGTERM. Returns when nothing is left of Ray.
 
         Raises:
-            PodRefused: the head has refused this pod too often.
-            PodBlocked: no worker can run in this pod.
+            PodRefused: the head has refused this pod's Ray version too often.
+            PodBlocked: no worker can run in this pod, or the head has refused its token too often.
         """
         processes.adopt_orphans()
         self._leave_file.unlink(missing_ok=True)
@@ -143,7 +143,7 @@ class WorkerPod:
         """Say why Ray ended.
 
         Raises:
-            PodRefused: it was the last of several refusals.
+            PodRefused, PodBlocked: it was the last of several refusals.
         """
         if found.cause not in ("token", "version"):
             self._refusals = 0
@@ -151,7 +151,9 @@ class WorkerPod:
             return
         self._refusals += 1
         if self._refusals >= _MOST_REFUSALS:
-            raise PodRefused(f"{found.sentence} ({self._refusals} attempts)")
+            # Tokens change with the operator's key, which is no failure of the slot.
+            kind = PodBlocked if found.cause == "token" else PodRefused
+            raise kind(f"{found.sentence} ({self._refusals} attempts)")
         log.error("join_refused", cause=found.cause, reason=found.sentence, tries_left=_MOST_REFUSALS - self._refusals)
 
     def _leave(self) -> None:
