@@ -20,7 +20,8 @@ from urllib.request import urlopen
 import pytest
 import yaml
 
-from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, render, skip_without_release
+from cormorant_testing import last_release
+from cormorant_testing.helm import CHART, KUBERNETES, Release, find, helm, package, render, skip_without_release
 from cormorant_testing.kubectl import Kubelet, Namespace
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.recording_proxy import RecordingProxy, Right
@@ -184,7 +185,8 @@ class Installed:
         return self.namespace("create", "token", account).strip()
 
     @contextmanager
-    def operator(self, proxy: RecordingProxy) -> Iterator[None]:
+    def operator(self, proxy: RecordingProxy, *, checkout: Path | None = None) -> Iterator[None]:
+        """Args: checkout: whose code runs (default: this one's)."""
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -198,6 +200,8 @@ class Installed:
         command = [sys.executable, "-m", "cormorant_operator", *self.arguments()]
         with log.open("wb") as file:
             env = {**os.environ, "KUBECONFIG": str(path)}
+            if checkout is not None:
+                env["PYTHONPATH"] = os.pathsep.join(str(checkout / room) for room in ("api", "operator"))
             process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT, env=env)
         try:
             yield
@@ -218,6 +222,20 @@ class Installed:
         status = self.namespace.get("cjob", name).get("status") or {}
         found = [c for c in status.get("conditions", []) if c["type"] == kind]
         return f"{found[0]['status']}/{found[0]['reason']}" if found else ""
+
+    def until_counted(self, frames: int) -> None:
+        """Let the head of pong have so many frames, and wait until the operator has heard of them."""
+        self.heads.by_job["pong"].frames = frames
+        self.namespace.until(
+            lambda: self.namespace.get("cjob", "pong")["status"]["frames"]["collected"] == frames,
+            what=f"the status counts {frames} frames",
+        )
+
+    def uids(self) -> set[str]:
+        """Of what the operator has made."""
+        labelled = "app.kubernetes.io/managed-by=cormorant-operator"
+        kinds = ("pods", "secrets", "services")
+        return {item["metadata"]["uid"] for kind in kinds for item in self.namespace.items(kind, labelled)}
 
     def live(self) -> None:
         """Everything that an operator ever does."""
@@ -348,33 +366,54 @@ def test_operator_outlives_the_loss_of_a_namespace(namespace: Namespace, release
 
 
 def test_jobs_survive_uninstalling_and_are_adopted(namespace: Namespace, release: Release, tmp_path: Path) -> None:
-    only = f"watchNamespaces={{{namespace.name}}}"
-
-    def uids(kind: str) -> set[str]:
-        labelled = "app.kubernetes.io/managed-by=cormorant-operator"
-        return {item["metadata"]["uid"] for item in namespace.items(kind, labelled)}
-
-    release.install(only)
-    namespace("scale", "deployment/cormorant", "--replicas=0")
+    values = [f"watchNamespaces={{{namespace.name}}}", "replicas=0"]
+    release.install(*values)
     with StubHeads() as heads, Kubelet(namespace):
         installed = Installed(namespace, release, tmp_path, heads)
         with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
             namespace("apply", "-f", "-", document=job())
             namespace.until(lambda: installed.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
-        before = uids("pods") | uids("secrets") | uids("services")
+        before = installed.uids()
         release.uninstall()
-        assert uids("pods") | uids("secrets") | uids("services") == before
-        release.reinstall(only, "replicas=0")
+        assert installed.uids() == before
+        release.reinstall(*values)
         with RecordingProxy(installed.server, ca=installed.ca) as proxy, installed.operator(proxy):
-            heads.by_job["pong"].frames = 4321
-            namespace.until(
-                lambda: namespace.get("cjob", "pong")["status"]["frames"]["collected"] == 4321,
-                what="the operator speaks to the head with the tokens of before",
-            )
-        assert uids("pods") | uids("secrets") | uids("services") == before
+            installed.until_counted(4321)
+        assert installed.uids() == before
         # One token: the head saw no other.
         assert len(heads.by_job["pong"].tokens) == 1
         namespace("delete", "cjob", "pong")
+
+
+def test_upgrade_from_the_last_release_leaves_live_jobs_alone(
+    namespace: Namespace, release: Release, tmp_path: Path
+) -> None:
+    values = [f"watchNamespaces={{{namespace.name}}}", "replicas=0"]
+    before, after = tmp_path / "before", tmp_path / "after"
+    before.mkdir()
+    after.mkdir()
+    checkout = last_release.unpack(before)
+    release.install(*values, chart=package(checkout / "charts" / "cormorant", before))
+    with StubHeads() as heads, Kubelet(namespace):
+        old = Installed(namespace, release, before, heads)
+        with RecordingProxy(old.server, ca=old.ca) as proxy:
+            with old.operator(proxy, checkout=checkout):
+                namespace("apply", "-f", "-", document=job())
+                namespace.until(lambda: old.condition("pong", "Ready") == "True/EnoughWorkers", what="pong is ready")
+                old.until_counted(1000)
+                uids = old.uids()
+                release.upgrade(*values, chart=package(CHART, after))
+                old.until_counted(1500)
+            new = Installed(namespace, release, after, heads)
+            with new.operator(proxy):
+                new.until_counted(2000)
+                assert new.uids() == uids
+                assert len(heads.by_job["pong"].tokens) == 1
+                namespace("scale", "cjob/pong", "--replicas=1")
+                namespace.until(lambda: len(namespace.names("pods")) == 2, what="one worker and the head")
+                assert new.uids() < uids
+                namespace("delete", "cjob", "pong")
+    assert proxy.denied == set()
 
 
 def test_helm_test_says_that_all_is_well(namespace: Namespace, release: Release, tmp_path: Path) -> None:

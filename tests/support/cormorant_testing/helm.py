@@ -53,15 +53,20 @@ def pod_template(manifests: Iterable[Manifest]) -> Manifest:
     return template
 
 
+def package(chart: Path, folder: Path) -> Path:
+    """The chart as users get it."""
+    return Path(helm("package", str(chart), "--destination", str(folder)).stdout.rpartition(": ")[2].strip())
+
+
 class Release:
     """One release in one namespace of the API server of KUBECONFIG."""
 
     def __init__(self, namespace: str, name: str = "cormorant") -> None:
         self.namespace, self.name = namespace, name
 
-    def install(self, *values: str) -> None:
+    def install(self, *values: str, chart: Path = CHART) -> None:
         # Tests of the CRD alone may have applied it without Helm.
-        helm("install", self.name, str(CHART), "-n", self.namespace, "--take-ownership", *sets(values))
+        helm("install", self.name, str(chart), "-n", self.namespace, "--take-ownership", *sets(values))
 
     def reinstall(self, *values: str) -> None:
         helm("install", self.name, str(CHART), "-n", self.namespace, *sets(values))
