@@ -14,7 +14,7 @@ app = typer.Typer(
     name="annotations",
     help="Values that a learner keeps at the head, each for one policy version.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 
 Key = Annotated[str, typer.Argument(metavar="KEY", help="Key of the annotation.")]

@@ -46,7 +46,7 @@ app = typer.Typer(
     help="Collect reinforcement-learning experience from one CollectorJob manifest, on this machine or on Kubernetes.",
     epilog="Start here: cormorant init, then cormorant run job.yaml. Every command has --help.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -7,7 +7,7 @@ import typer
 
 from cormorant_cli.connection import AsJson, Connection, with_connection
 
-app = typer.Typer(name="batches", help="Read batches from a head.", no_args_is_help=True, rich_markup_mode="rich")
+app = typer.Typer(name="batches", help="Read batches from a head.", no_args_is_help=True, rich_markup_mode="markdown")
 
 
 @app.command()

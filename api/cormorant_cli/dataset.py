@@ -16,7 +16,7 @@ app = typer.Typer(
     name="dataset",
     help="Inspect, verify and export durable datasets.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
 )
 
 Uri = Annotated[str, typer.Argument(metavar="URI", help="Dataset: a folder, or any URI supported by fsspec.")]

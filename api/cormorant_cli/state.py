@@ -10,7 +10,10 @@ from cormorant_cli.errors import BadInput
 from cormorant_cli.weights import write_whole
 
 app = typer.Typer(
-    name="state", help="Save and restore the state of a running fleet.", no_args_is_help=True, rich_markup_mode="rich"
+    name="state",
+    help="Save and restore the state of a running fleet.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
 

@@ -14,7 +14,10 @@ from cormorant_cli.printing import counted, size_of
 from cormorant_cli.run import JobName
 
 app = typer.Typer(
-    name="weights", help="Create, publish, fetch and roll back weights.", no_args_is_help=True, rich_markup_mode="rich"
+    name="weights",
+    help="Create, publish, fetch and roll back weights.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
 )
 
 ModelName = Annotated[

@@ -113,6 +113,16 @@ def test_commands_and_options_are_grouped(capsys: pytest.CaptureFixture[str]) ->
         assert [title for title in expected if f"─ {title} ─" not in said] == []
 
 
+def test_paragraphs_of_help_are_filled_to_the_width(capsys: pytest.CaptureFixture[str]) -> None:
+    assert entry.run(["run", "-h"]) == 0
+    said = capsys.readouterr().out
+    lines = said[said.index("Ctrl-C finishes") :].splitlines()
+    lines = lines[: lines.index(next(line for line in lines if not line.strip()))]
+    width = max(map(len, said.splitlines()))
+    longest_word = max(len(word) for line in lines for word in line.split())
+    assert all(len(line.rstrip()) >= width - 2 - longest_word for line in lines[1:-1])
+
+
 @pytest.mark.parametrize(("color", "has_colours"), [({"FORCE_COLOR": "1"}, True), ({}, False)])
 def test_colours_are_for_terminals(color: dict[str, str], has_colours: bool) -> None:
     plain = {name: value for name, value in os.environ.items() if name not in ("FORCE_COLOR", "GITHUB_ACTIONS")}
