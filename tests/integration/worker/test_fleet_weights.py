@@ -117,8 +117,9 @@ def test_nan_actions_of_published_weights_cost_a_worker_and_no_job() -> None:
     with Fleet(job, FleetOptions(workers=1)) as fleet:
         fleet.publish({name: weight * float("nan") for name, weight in numbered(1).items()})
         until(lambda: fleet.stats().restarts > 0)
-        assert fleet.publish(numbered(2), wait_s=60).applied == ("cpu-0",)
-        versions = [fleet.take(timeout_s=30).max_version for _ in range(8)]
+        version = fleet.publish(numbered(2)).version
+        until(lambda: fleet.receipt(version).applied == ("cpu-0",))
+        versions = [fleet.take(timeout_s=60).min_version for _ in range(8)]
         assert set(versions) <= {0, 2}
         assert versions[-1] == 2
 
