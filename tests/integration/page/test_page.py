@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import numpy as np
+import psutil
 import pytest
 import safetensors.numpy
 import yaml
@@ -266,6 +267,42 @@ def test_a_tab_that_nobody_sees_lets_go_of_the_head(cartpole: HeadProcess, brows
         watched.page.wait_for_function("old => document.querySelector('#frames').textContent !== old", arg=shown)
         assert watched.asked("/v1/live") == asked + 1
         assert watched.text("#link-text") == "Live"
+
+
+def test_the_board_shows_progress_the_whole_run_and_what_went_wrong(cartpole: HeadProcess, browser: Browser) -> None:
+    api = cartpole.api("write")
+    drawn = "document.querySelectorAll('{} {}').length"
+    with watching(browser, api.port, api.token) as watched:
+        # Progress and the time left.
+        watched.wait_for_text("#target", "of 1,000,000,000,000 (0.0 %), about ")
+        assert watched.text("#target").endswith(" days left")
+        # Returns with their band, lengths, staleness, and where the time goes.
+        watched.page.locator("#plot-return .band").wait_for(state="attached")
+        assert watched.evaluate("document.querySelector('#plot-return .band').getAttribute('d')").endswith("Z")
+        for name, unit in (("length", " frames"), ("staleness", " versions behind"), ("shares", " %")):
+            watched.wait_for_text(f"#plot-{name} output", unit)
+        watched.wait_for_text("#plot-shares output", "environment ")
+        assert watched.evaluate(drawn.format("#plot-shares", "path")) >= 8, "a layer for each activity"
+        # The whole run: from the head's first sample on.
+        reach = "[Number(document.querySelector('#plot-fps svg').getAttribute('aria-valuemin')), {}]".format(
+            "document.querySelector('#plot-fps .line').getAttribute('d').split('L').length"
+        )
+        watched.page.select_option("#window", "60")
+        begins, points = watched.evaluate(reach)
+        watched.page.select_option("#window", "all")
+        whole_begins, whole_points = watched.evaluate(reach)
+        assert whole_begins <= begins + 2
+        assert whole_points >= points
+        # A worker that dies is in the log, among warnings and errors alone, too.
+        workers = [one for child in psutil.Process(cartpole.process.pid).children() for one in child.children()]
+        workers[0].kill()
+        watched.wait_for_text("#log", "warning: worker_lost worker=cpu-")
+        watched.page.locator("#log-loud").check()
+        shown = watched.page.locator("#log li:visible").all_inner_texts()
+        assert shown
+        assert all("warning: " in line or "error: " in line for line in shown)
+        watched.wait_for_text("#worker-count", "2 of 2")
+        watched.assert_clean()
 
 
 # -- for everybody ---------------------------------------------------------------------------------------------
