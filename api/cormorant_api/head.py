@@ -249,7 +249,12 @@ class Head:
 
     async def _in(self, pool: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.refuse_while_closing()
-        return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
+        try:
+            asked = asyncio.get_running_loop().run_in_executor(pool, functools.partial(call, *args, **kwargs))
+        except RuntimeError:  # the pool was shut down just now
+            self.refuse_while_closing()
+            raise
+        return await asked
 
     async def stats(self, *, workers: bool = True) -> FleetStats:
         """The fleet's counters; `workers=False` omits the workers and is O(1)."""

@@ -7,6 +7,7 @@ import os
 import re
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -532,6 +533,23 @@ class Blocked(Fleet):
     def close(self) -> None:
         self.closing.set()
         super().close()
+
+
+def test_request_that_a_closing_head_cancels_is_told_to_retry(folder: Path) -> None:
+    go_on = threading.Event()
+    with serve(make_job(lengths=4), directory=folder) as served, ThreadPoolExecutor(1) as pool:
+        quick = served.server.head._quick
+        held = [quick.submit(go_on.wait, 60) for _ in range(4)]
+        reply = pool.submit(served.reader.get, "/v1/status")
+        until(lambda: quick._work_queue.qsize() > 0)
+        closing = threading.Thread(target=served.server.head.close)
+        closing.start()
+        refused = reply.result(60)
+        go_on.set()
+        closing.join(60)
+        assert all(one.result(60) for one in held)
+    assert (refused.status, refused.kind) == (503, "draining")
+    assert refused.headers["retry-after"]
 
 
 def test_waiting_request_does_not_hold_up_the_end(folder: Path) -> None:

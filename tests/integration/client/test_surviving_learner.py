@@ -20,6 +20,8 @@ from cormorant_testing.scripts import unused_port
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TOTAL = 24_000
+READY_S = 330
+"""A head gives up when no worker has started after 300 s; until then a busy machine may be slow."""
 ENOUGH = 2560
 """Frames after which a learner has gone on."""
 
@@ -81,19 +83,17 @@ async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> Non
         sink.write_eof()
 
 
-def settled(client: Client) -> int:
-    return client.status().frames.settled
-
-
-def goes_on(client: Client, learner: subprocess.Popen[str]) -> int:
+def goes_on(client: Client, learner: subprocess.Popen[str], head: HeadProcess) -> int:
     """Wait until the learner has acknowledged some more batches. Returns the frames so far."""
-    frames = first = settled(client)  # waits for the head
+    head.wait_for("head_ready", timeout_s=READY_S)
+    frames = first = client.status().frames.settled
     deadline = time.monotonic() + 2 * START_S
     while frames < first + ENOUGH:
         assert learner.poll() is None, learner.communicate()
-        assert time.monotonic() < deadline, f"{frames} frames since {first}"
+        assert head.process.poll() is None, head.text
+        assert time.monotonic() < deadline, f"{frames} frames since {first}: {head.text}"
         time.sleep(0.05)
-        frames = settled(client)
+        frames = client.status().frames.settled
     return frames
 
 
@@ -111,7 +111,7 @@ def test_the_cartpole_learner_survives_what_befalls_its_head(tmp_path: Path) -> 
     )  # fmt: skip
     forward = PortForward(port, data_port)
     with HeadProcess(manifest, folder, *where) as head:
-        head.wait_for("head_ready")
+        head.wait_for("head_ready", timeout_s=READY_S)
         url = f"http://127.0.0.2:{port}"
         learner = subprocess.Popen(
             [sys.executable, EXAMPLES / "rest_ppo_cartpole.py", "--url", url, "--token-file", tokens],
@@ -119,21 +119,21 @@ def test_the_cartpole_learner_survives_what_befalls_its_head(tmp_path: Path) -> 
         )  # fmt: skip
         with learner, connect(f"http://127.0.0.1:{port}", token_file=tokens) as client:
             try:
-                goes_on(client, learner)
+                goes_on(client, learner, head)
                 workers = [one for child in psutil.Process(head.process.pid).children() for one in child.children()]
                 workers[0].kill()
-                goes_on(client, learner)
+                goes_on(client, learner, head)
                 forward.drop()
                 time.sleep(2)
                 assert learner.poll() is None
                 forward.listen()
-                goes_on(client, learner)
+                goes_on(client, learner, head)
                 head.kill()
                 with HeadProcess(manifest, folder, *where) as after_kill:
-                    goes_on(client, learner)
+                    goes_on(client, learner, after_kill)
                     assert after_kill.end(signal.SIGTERM) == 128 + signal.SIGTERM
                 with HeadProcess(manifest, folder, *where) as after_drain:
-                    frames = goes_on(client, learner)
+                    frames = goes_on(client, learner, after_drain)
                     after_drain.kill()
                 elsewhere = ("--epoch", "4", "--floor-frames", str(frames))
                 with HeadProcess(manifest, tmp_path / "another", *where, *elsewhere):

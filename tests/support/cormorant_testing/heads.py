@@ -74,9 +74,9 @@ class HeadProcess:
             if line.startswith("{"):
                 self.lines.append(json.loads(line))
 
-    def wait_for(self, event: str) -> dict[str, Any]:
+    def wait_for(self, event: str, *, timeout_s: float = START_S) -> dict[str, Any]:
         """The first log line of an event."""
-        deadline = time.monotonic() + START_S
+        deadline = time.monotonic() + timeout_s
         while True:
             found = next((line for line in self.lines if line["event"] == event), None)
             if found is not None:
@@ -96,7 +96,7 @@ class HeadProcess:
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.kill()
         self.process.wait(30)
-        _, alive = psutil.wait_procs(children, timeout=30)
+        _, alive = psutil.wait_procs(children, timeout=START_S)
         assert alive == [], "workers outlive their head"
         self._close()
 
@@ -105,7 +105,7 @@ class HeadProcess:
         children = psutil.Process(self.process.pid).children(recursive=True)
         self.process.send_signal(number)
         code = self.process.wait(timeout_s)
-        _, alive = psutil.wait_procs(children, timeout=30)
+        _, alive = psutil.wait_procs(children, timeout=START_S)
         assert alive == [], "workers outlive their head"
         self._close()
         return code
