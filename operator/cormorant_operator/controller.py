@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Protocol
+from zlib import crc32
 
 import structlog
 
@@ -130,9 +131,8 @@ class Controller:
     async def resync(self, namespaces: Collection[str] | None = None, *, is_quick: bool = False) -> None:
         """List everything, and forget what is gone.
 
-        Without `namespaces`, look at every job as well, and assume that its Secret is gone: Secrets are neither watched
-        nor listed. If the API server refuses a namespace, its jobs are left alone until it can be listed again. Other
-        namespaces are not affected.
+        Without `namespaces`, look at every job as well. If the API server refuses a namespace, its jobs are left alone
+        until it can be listed again. Other namespaces are not affected.
 
         Args:
             namespaces: those in which events were missed, or that were lost; None: all.
@@ -146,7 +146,7 @@ class Controller:
                 with purpose(Purpose.UPKEEP):
                     await self._list_all_of(namespace, is_quick=is_quick and namespace not in self.lost)
                 if namespace in self.lost or (namespaces is None and not is_quick):
-                    self._doubt(namespace)
+                    self._look_at_all(namespace)
             except Refused as error:
                 if not namespace:
                     raise
@@ -169,8 +169,7 @@ class Controller:
         for uid, state in self._states.items():
             if state.is_token_refused:
                 # Another owner's Secret may be in the way until it is deleted.
-                state.has_tokens = False
-                self.jobs_due.add(uid)
+                self._doubt_tokens(uid)
 
     async def _list_all_of(self, namespace: str, *, is_quick: bool) -> None:
         for kind in _LISTED:
@@ -186,10 +185,16 @@ class Controller:
             # Roles of an older chart lack this permission. Jobs run without budgets.
             log.warning("budgets_not_listed", namespace=namespace, reason=error.message)
 
-    def _doubt(self, namespace: str) -> None:
+    def _look_at_all(self, namespace: str) -> None:
         for uid in self.cache.jobs(namespace):
-            if (state := self._states.get(uid)) is not None:
-                state.has_tokens = False
+            self.jobs_due.add(uid)
+            # Secrets are neither watched nor listed. Each has its own time: 1,000 at once hold up pods for 20 s.
+            at_s = self._defaults.full_resync_s * crc32(uid.encode()) / 2**32
+            asyncio.get_running_loop().call_later(at_s, self._doubt_tokens, uid)
+
+    def _doubt_tokens(self, uid: str) -> None:
+        if (state := self._states.get(uid)) is not None:
+            state.has_tokens = False
             self.jobs_due.add(uid)
 
     async def _list_workloads(self, namespace: str, *, is_quick: bool) -> None:
@@ -282,7 +287,11 @@ class Controller:
 
     async def _decide(self, job: Job) -> None:
         uid = job.uid
-        state = self._states.setdefault(uid, JobState())
+        if uid not in self._states:
+            head = _live_head(self.cache.pod_index(uid))
+            # A head that is ready has mounted the Secret.
+            self._states[uid] = JobState(has_tokens=head is not None and head.is_ready)
+        state = self._states[uid]
         now = self._clock()
         plan = reconcile(job, self.observe(uid), now, defaults=self._defaults.for_jobs(len(self._asked)))
         if not self.has_workloads.is_set() and self.cache.workload(uid) is not None:

@@ -49,6 +49,10 @@ class OperatorDefaults:
         return replace(self, counters_interval_s=needed_s) if needed_s > self.counters_interval_s else self
 
     @property
+    def full_resync_s(self) -> float:
+        return self.quick_resync_s * (self.quick_resyncs + 1)
+
+    @property
     def secret_sync_s(self) -> float:
         """Time until a running head has read a Secret that was created again: kubelets need about a minute."""
         return 12 * self.poll_s

@@ -342,7 +342,7 @@ class Observed:
     children: Mapping[tuple[str, str], str] = field(default_factory=dict)
     """Digests of the job's other objects, by (kind, name)."""
     has_tokens: bool = False
-    """The token Secret exists, as far as known since the last full resync."""
+    """The token Secret exists, as far as known since its last check, at most one full resync ago."""
     answer: HeadAnswer | None = None
     """Last answer of a head."""
     answering_since: datetime | None = None

@@ -130,10 +130,13 @@ class Head:
 class Scene:
     """A controller with one job of two workers that run."""
 
-    def __init__(self, *namespaces: str) -> None:
+    def __init__(self, *namespaces: str, defaults: OperatorDefaults = SITE) -> None:
         self.api, self.head = Api(), Head()
+        self.controller = self.operator(*namespaces, defaults=defaults)
+
+    def operator(self, *namespaces: str, defaults: OperatorDefaults = SITE) -> Controller:
         api: Any = self.api
-        self.controller = Controller(api, self.head, key=b"k" * 32, defaults=SITE, namespaces=namespaces)
+        return Controller(api, self.head, key=b"k" * 32, defaults=defaults, namespaces=namespaces)
 
     def edit(self, *, generation: int = 1, **spec: Any) -> None:
         self.controller.notice(self.submit("pong", namespace="a", uid="j", generation=generation, **spec))
@@ -172,9 +175,9 @@ class Scene:
         await self.until(lambda: self.head.asked >= wanted)
 
 
-def play(acts: Callable[[Scene], Any]) -> None:
+def play(acts: Callable[[Scene], Any], *, defaults: OperatorDefaults = SITE) -> None:
     async def run() -> None:
-        scene = Scene()
+        scene = Scene(defaults=defaults)
         scene.edit()
         working = asyncio.create_task(scene.controller.run())
         try:
@@ -282,9 +285,24 @@ def test_refused_change_is_said_and_holds_up_nothing_else() -> None:
 def test_deleted_secret_is_recreated_at_the_next_resync() -> None:
     async def acts(scene: Scene) -> None:
         before = scene.api.stored.pop(("Secret", "pong-tokens"))
-        await scene.controller.resync()
         await scene.until(lambda: ("Secret", "pong-tokens") in scene.api.stored)
         assert scene.api.stored["Secret", "pong-tokens"]["stringData"] == before["stringData"]
+
+    play(acts, defaults=replace(SITE, quick_resync_s=0.1, quick_resyncs=1))
+
+
+def test_next_operator_asks_for_no_secret_that_a_head_has() -> None:
+    async def acts(scene: Scene) -> None:
+        refused = scene.api.refused_secrets
+        successor = scene.operator()
+        working = asyncio.create_task(successor.run())
+        try:
+            await scene.until(lambda: successor.census.counts["answering"] == 1)
+            await asyncio.sleep(3 * SITE.poll_s)
+            assert scene.api.refused_secrets == refused
+        finally:
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     play(acts)
 
