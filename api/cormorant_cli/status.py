@@ -53,7 +53,11 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  workers   {group.name}: {group.ready} of {group.desired} ready"
     state = f", {weights.update_state}" if weights.update_state else ""
     yield f"  weights   version {weights.version}{state}, oldest version in use {weights.min_applied_version}"
-    yield f"  queue     {queue.waiting + queue.ready} waiting, {queue.lent} lent, room for {queue.capacity}"
+    # The fleet's own count has those, too, that are complete and wait for room.
+    behind = f", {queue.waiting - queue.capacity} waiting for room" if queue.waiting > queue.capacity else ""
+    returned = f", {queue.ready} returned" if queue.ready else ""
+    full = min(queue.waiting, queue.capacity)
+    yield f"  queue     {full} of {queue.capacity}{behind}{returned}, {queue.lent} with learners"
     for consumer in found.consumers:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
     for key, statistics in found.statistics.items():
@@ -62,12 +66,12 @@ def lines_of(found: "Status") -> Iterator[str]:
             f"std {statistics.std[0]:.3g} to {statistics.std[1]:.3g}"
         )
     if found.episodes.mean_return is not None:
-        yield f"  episodes  {found.episodes.count:,}, the last return {found.episodes.mean_return:.2f} on average"
+        yield f"  episodes  {found.episodes.count:,}, mean return {found.episodes.mean_return:.2f} over the last 100"
     for name, value in found.episodes.metrics.items():
-        yield f"  metric    {name}: {'no number yet' if value is None else f'{value:.4g} on average'}"
+        yield f"  metric    {name}: {'no number yet' if value is None else f'mean {value:.4g}'}"
     for lease in found.pauses:
         until = lease.expires_at.astimezone().strftime("%H:%M:%S")
         yield f"  paused    by {lease.owner} until {until}{f': {lease.reason}' if lease.reason else ''}"
     for condition in found.conditions:
-        if condition.status == "True" and condition.message:
+        if condition.message and (condition.status == "True" or condition.reason.startswith("WaitingFor")):
             yield f"  {condition.type}: {condition.message}"

@@ -77,7 +77,7 @@ def push(
         typer.echo(update.answer.model_dump_json(indent=2))
         return
     workers = update.answer.workers
-    if is_paused:
+    if is_paused and update.state != "applied":
         typer.echo(f"version {update.version}: {update.state}; the job is paused and applies it after resuming")
         return
     typer.echo(f"version {update.version}: {update.state}, {workers.acked} of {workers.total} workers, {update.digest}")

@@ -146,6 +146,27 @@ def test_sigterm_while_workers_start_leaves_no_process_behind(start: Started, wr
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("number", "after_s"), [(signal.SIGINT, 0.0), (signal.SIGTERM, 3.0), (signal.SIGINT, 8.0)])
+def test_a_signal_ends_a_serving_run_in_any_phase(
+    number: signal.Signals, after_s: float, start: Started, write: Written
+) -> None:
+    write(output={"queue": {"capacityBatches": 2}}, policy={"entrypoint": "cormorant_worker.policies:mlp"}, replicas=2)
+    command = start("run", "job.yaml", "--serve", "--port", "0", "--directory", "head")
+    assert command.process.stdout is not None
+    command.process.stdout.readline()
+    time.sleep(after_s)  # imports, the start of workers, a full queue: whichever it is here
+
+    began = time.monotonic()
+    command.interrupt(number)
+    code, _, err = command.end()
+
+    assert time.monotonic() - began < CLOSE_S
+    assert code == 130, err
+    assert "Traceback" not in err
+    assert command.orphans() == []
+
+
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     write(env={"gymnasium": {"entrypoint": "sleeper:Sleeper", "numEnvs": 2}}, policy={"random": {}})

@@ -12,8 +12,10 @@ from cormorant_cli import __main__ as entry
 from cormorant_cli import top
 from cormorant_cli.errors import BadInput, CommandFailed
 from cormorant_cli.sources import Board, Entry, Reading, Source, Written, url_sources
+from cormorant_cli.status import lines_of as status_lines
 from cormorant_cli.top_table import cut, lines_of, rows_of
 from cormorant_contract.rest.status import (
+    Condition,
     EpisodeReport,
     FrameCounts,
     GroupReport,
@@ -72,6 +74,22 @@ def test_a_job_is_one_line() -> None:
     assert row.cells == (
         "pong", "Running", "1,234", "12,345 (12%)", "3/4", "7", "1", "-20.50", "2/4", "", "2 restarts"
     )  # fmt: skip
+
+
+def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
+    sentence = "waiting for a learner: no consumer has asked for batches yet"
+    found = status(
+        conditions=(
+            Condition(type="Ready", status="True", reason="EnoughWorkers", message="2 of 2 workers are ready"),
+            Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence),
+            Condition(type="Paused", status="False", reason="NotPaused", message="nobody pauses it"),
+        ),
+        queue=QueueReport(capacity=4, waiting=6, ready=1, lent=2, acked=0, redelivered=0, ended=False),
+    )
+    lines = list(status_lines(found))
+    assert "  queue     4 of 4, 2 waiting for room, 1 returned, 2 with learners" in lines
+    assert "  episodes  3, mean return -20.50 over the last 100" in lines
+    assert lines[-2:] == ["  Ready: 2 of 2 workers are ready", f"  Progressing: {sentence}"]
 
 
 def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:
