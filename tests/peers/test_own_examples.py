@@ -1,7 +1,7 @@
 """The peers' own examples, with the import exchanged and the sizes shortened, run to their ends.
 
-`PEERS_SOURCES` names checkouts of the peers, as in test_own_suites.py; what an example imports beside them (hydra-core,
-mujoco, tensorboard) has to be installed. Without one of them the example is skipped.
+`PEERS_SOURCES` names checkouts of the peers, as in test_own_suites.py; `make test-peers` then installs what they import
+(the dependency group peers-examples).
 """
 
 import os
@@ -72,7 +72,7 @@ EXAMPLES = [
             "--update_step_num_repetitions", "1", "--num_training_envs", "4", "--num_test_envs", "2",
             "--buffer_size", "512",
         ],
-        needs=["tianshou", "tensorboard", "jsonargparse", "mujoco"],
+        needs=["tianshou", "tensorboard", "docstring_parser", "imageio", "jsonargparse", "mujoco"],
     ),
     Example(
         file="sota-implementations/dqn/dqn_cartpole.py",
@@ -91,7 +91,7 @@ EXAMPLES = [
             "collector.total_frames=512", "collector.frames_per_batch=256",
             "loss.ppo_epochs=1", "logger.backend=",
         ],
-        needs=["torchrl", "hydra", "mujoco"],
+        needs=["torchrl", "hydra", "imageio", "mujoco"],
         says="512/512",
     ),
     Example(
