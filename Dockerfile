@@ -74,9 +74,17 @@ COPY operator operator
 RUN /opt/uv/bin/uv build --quiet --wheel --out-dir /dist . \
  && /opt/uv/bin/uv pip install --quiet --python /opt/venv/bin/python --no-deps --target /opt/cormorant /dist/*.whl
 
-# -- runtime: what the three images have in common ---------------------------------------------------------------------
+# -- runtime: what the three images have in common; one layer, so that what some base images bring for people is gone ----
 
-FROM base AS runtime
+FROM base AS runtime-files
+RUN rm -rf /var/lib/apt/lists/* /var/cache/apt /var/cache/debconf /var/log/* /usr/share/man /usr/share/locale \
+ && find /usr/share/doc -type f ! -name copyright -delete
+
+FROM scratch AS runtime
+COPY --from=runtime-files / /
+ENV PATH=/opt/venv/bin:/opt/cormorant/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
+    LANG=C.UTF-8 \
+    PYTHONUNBUFFERED=1
 ARG VERSION=0.2.0
 ARG REVISION=""
 ARG SOURCE=""
