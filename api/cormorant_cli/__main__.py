@@ -4,14 +4,18 @@ import os
 import sys
 from collections.abc import Sequence
 
-import typer
-
-from cormorant_cli.app import app
-from cormorant_cli.errors import CliError
-from cormorant_contract.errors import ManifestError
-from cormorant_contract.leaving import leave
-
 INTERRUPTED = 130
+
+try:
+    import typer
+
+    from cormorant_cli.app import app
+    from cormorant_cli.errors import CliError
+    from cormorant_contract.errors import ManifestError
+    from cormorant_contract.leaving import leave
+except KeyboardInterrupt:  # Ctrl-C while Python still imports
+    sys.stderr.write("interrupted\n")
+    os._exit(INTERRUPTED)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

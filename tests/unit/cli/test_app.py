@@ -93,6 +93,20 @@ def test_reader_that_goes_away_is_no_traceback() -> None:
     assert done.stderr == ""
 
 
+def test_ctrl_c_during_imports_is_no_traceback() -> None:
+    script = """
+import sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "cormorant_cli.app":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+import cormorant_cli.__main__
+"""
+    done = python("-c", script)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
 @pytest.mark.parametrize("arguments", [["--version"], ["version"]])
 def test_version_is_printed(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert entry.run(arguments) == 0
