@@ -84,8 +84,6 @@ class TensorEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorFile:
-    """A parsed header."""
-
     tensors: Mapping[str, TensorEntry]
     metadata: Mapping[str, str] = field(default_factory=dict)
     data_start: int

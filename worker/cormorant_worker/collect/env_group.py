@@ -102,9 +102,7 @@ class EnvGroup(Protocol):
         """
         ...
 
-    def restore(self, state: dict[str, Array]) -> None:
-        """Go on from `state()`."""
-        ...
+    def restore(self, state: dict[str, Array]) -> None: ...
 
 
 def decide(actor: Actor, obs: Arrays, states: Arrays, is_init: Array, laps: Laps | None) -> Acted:
@@ -256,7 +254,6 @@ class LockstepEnvGroup:
         return arrays | {f"state.{i}": value for i, value in enumerate(self.states)}
 
     def restore(self, state: dict[str, Array]) -> None:
-        """Go on from `state()`."""
         self.env.restore(state["env"].tobytes())
         self.is_init[:] = state["is_init"]
         self.obs = tuple(state[f"obs.{i}"].copy() for i in range(len(self.obs)))

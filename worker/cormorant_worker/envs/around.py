@@ -36,7 +36,6 @@ class EnvAround:
         return self._env.state()
 
     def restore(self, state: bytes) -> None:
-        """Go on from `state()`."""
         self._env.restore(state)
 
     def close(self) -> None:

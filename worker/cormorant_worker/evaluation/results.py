@@ -233,7 +233,6 @@ class ResultTable:
         }
 
     def document(self) -> dict[str, Any]:
-        """JSON."""
         apart = {
             uri: {"planned": each.planned, "summary": each.summary, "tasks": each.tasks}
             for uri, each in self.checkpoints.items()

@@ -132,7 +132,6 @@ class WorkerPool:
         self._starting.discard(slot)
 
     def admit(self, slot: Slot, handle: WorkerHandle) -> None:
-        """A worker was started."""
         self._starting.discard(slot)
         self._workers[slot] = handle
         self._untold[slot] = None
@@ -175,5 +174,4 @@ class WorkerPool:
             self._vacant.add(slot)
 
     def clear(self) -> None:
-        """The fleet is closed."""
         self._workers.clear()

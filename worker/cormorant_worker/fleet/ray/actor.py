@@ -48,7 +48,6 @@ LISTEN_S = 0.5
 
 
 def _method(*, concurrency_group: str, num_returns: int = 1) -> Callable[[_Function], _Function]:
-    """`ray.method`, with types."""
     decorate: Callable[[_Function], _Function] = ray.method(
         concurrency_group=concurrency_group, num_returns=num_returns
     )

@@ -188,14 +188,12 @@ class RayConnection:
         self.handle.tell.remote(self._next_turn(), message)
 
     def send_ticket(self, ticket: Ticket, memory: SharedMemory | None) -> None:
-        """Call `collect`."""
         sealed, arrays = self.handle.collect.remote(self._next_turn(), ticket)
         batch = _Batch(ticket, sealed, arrays)
         self._batches.append(batch)
         self._expect(arrays, batch)
 
     def request(self, request: Request, payload: Payload | None) -> None:
-        """Call `answer`."""
         assert payload is None or isinstance(payload, ObjectPayload), payload
         references = [] if payload is None else [payload.reference]
         self._expect(self.handle.answer.remote(request, references))
