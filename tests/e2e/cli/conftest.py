@@ -5,8 +5,6 @@ Pods name a scheduler that nobody is: no kubelet takes them, with a node or with
 
 import io
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
@@ -17,7 +15,8 @@ import pytest
 import yaml
 
 from cormorant_cli.__main__ import run
-from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
+from cormorant_testing.operator_scene import Scene
 from cormorant_testing.operator_world import make_spec
 from cormorant_testing.stub_heads import StubHead, StubHeads
 
@@ -93,31 +92,14 @@ class Cli:
     @contextmanager
     def operator(self, *, has_kubelet: bool = True) -> Iterator[None]:
         """An operator process that looks after the namespace alone, and a kubelet that says that pods run."""
-        key, log = self.folder / "key", self.folder / "operator.log"
-        key.write_text("0123456789abcdef" * 4)
-        arguments = [
-            *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", self.namespace.name),
-            *("--head-url", self.heads.url, "--poll-seconds", "1", "--probe-port", "0"),
-        ]
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_operator", *arguments], stdout=file, stderr=subprocess.STDOUT
-            )
-        try:
-            with Kubelet(self.namespace) if has_kubelet else nullcontext():
-                yield
-        finally:
-            process.kill()
-            process.wait(timeout=10)
-            sys.stdout.write(log.read_text()[-3000:])
+        scene = Scene(self.namespace, self.heads, self.folder)
+        with scene.operator(), Kubelet(self.namespace) if has_kubelet else nullcontext():
+            yield
 
 
 @pytest.fixture(scope="session")
 def crd() -> None:
-    skip_without_cluster()
-    apply_crd()
-    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
-    subprocess.run(wait, check=True, timeout=60)
+    require_crd()
 
 
 @pytest.fixture

@@ -1,12 +1,11 @@
 """A namespace of a real API server with an operator, for the tests of this folder."""
 
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHeads
 
@@ -18,10 +17,7 @@ RESTRICTED = {
 
 @pytest.fixture(scope="module")
 def cluster() -> None:
-    skip_without_cluster()
-    apply_crd()
-    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
-    subprocess.run(wait, check=True, timeout=60)
+    require_crd()
 
 
 @pytest.fixture

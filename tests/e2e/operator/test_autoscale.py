@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHead, StubHeads
 
@@ -32,8 +32,7 @@ class Sizes:
 
 
 def test_group_follows_its_learners_and_settles(tmp_path: Path) -> None:
-    skip_without_cluster()
-    apply_crd()
+    require_crd()
     with StubHeads() as heads, Namespace("autoscale") as namespace:
         scene = Scene(namespace, heads, tmp_path)
         head = heads.by_job.setdefault("pong", StubHead(sizes={"cpu": 2}, demand=3.9))

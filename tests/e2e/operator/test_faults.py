@@ -1,20 +1,15 @@
 """Operators that die after any write, an API server that refuses, loses and breaks off: the same end, no pod twice."""
 
-import os
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cormorant_testing.faulty_api import FaultyApi
-from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
-from cormorant_testing.operator_world import make_spec
+from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
+from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHeads
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
@@ -22,53 +17,17 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(240)]
 
 @pytest.fixture
 def api() -> Iterator[FaultyApi]:
-    skip_without_cluster()
-    apply_crd()
+    require_crd()
     with FaultyApi(seed=7) as faulty:
         yield faulty
 
 
-class Place:
-    """A namespace, its heads, and operators that reach the API server through the proxy."""
+class Place(Scene):
+    """A scene whose operators reach the API server through the proxy."""
 
     def __init__(self, namespace: Namespace, heads: StubHeads, api: FaultyApi, folder: Path) -> None:
-        self.namespace, self.heads, self.api, self.folder = namespace, heads, api, folder
-        key = folder / "key"
-        key.write_text("0123456789abcdef" * 4)
-        self._arguments = [
-            *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", namespace.name),
-            *("--head-url", heads.url, "--poll-seconds", "1", "--probe-port", "0"),
-        ]
-        self._config = str(api.write_kubeconfig(folder / "kubeconfig"))
-
-    @contextmanager
-    def operator(self, *more: str) -> Iterator["subprocess.Popen[bytes]"]:
-        log = self.folder / "operator.log"
-        with log.open("ab") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_operator", *self._arguments, *more],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "KUBECONFIG": self._config},
-            )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait(timeout=10)
-            sys.stdout.write(log.read_text()[-3000:])
-
-    def submit(self, *, replicas: int) -> None:
-        manifest = {
-            "apiVersion": "cormorant.dev/v1alpha1",
-            "kind": "CollectorJob",
-            "metadata": {"name": "pong"},
-            "spec": make_spec(replicas=replicas),
-        }
-        self.namespace("apply", "-f", "-", document=manifest)
-
-    def status(self) -> dict[str, Any]:
-        return dict(self.namespace.get("cjob", "pong").get("status") or {})
+        super().__init__(namespace, heads, folder, kubeconfig=str(api.write_kubeconfig(folder / "kubeconfig")))
+        self.api = api
 
     def workers(self) -> str:
         return str(self.status().get("workers", ""))
@@ -76,7 +35,7 @@ class Place:
     def uid(self, pod: str) -> str:
         return str(self.namespace.get("pod", pod)["metadata"]["uid"])
 
-    def uids(self, *, size: int = 99) -> set[str]:
+    def uids_of(self, *, size: int = 99) -> set[str]:
         """The head's, and those of workers that a group of this size keeps."""
         return {
             pod["metadata"]["uid"]
@@ -108,24 +67,24 @@ def test_operator_killed_after_its_nth_write_for_every_n(place: Place) -> None:
         assert place.api.requests["POST", "pods"] == 4 + place.api.dry_runs
 
         victim = place.namespace.names("pods", "cormorant.dev/role=worker")[1]
-        untouched = place.uids() - {place.uid(victim)}
+        untouched = place.uids_of() - {place.uid(victim)}
         place.namespace("delete", "pod", victim, "--wait=false")
         place.namespace.until(lambda: len(place.slots()) == 3, what="it is gone")
         assert _die_after_each_write(place, lambda: len(place.slots()) == 4, what="its successor") >= 1
-        assert untouched <= place.uids()
+        assert untouched <= place.uids_of()
 
-        untouched = place.uids(size=1)
+        untouched = place.uids_of(size=1)
         place.namespace("scale", "cjob/pong", "--replicas=1")
         assert _die_after_each_write(place, lambda: place.workers() == "1/1", what="one worker") >= 2
-        assert place.uids() == untouched
+        assert place.uids_of() == untouched
 
         place.namespace("patch", "cjob", "pong", "--type=merge", "-p", '{"spec": {"suspend": true}}')
         deaths = _die_after_each_write(place, lambda: place.heads.by_job["pong"].phase == "Draining", what="it drains")
-        assert place.uids() == untouched
+        assert place.uids_of() == untouched
         place.namespace.finish("pong-head-1", container="head", exit_code=143)
         deaths += _die_after_each_write(place, lambda: place.status().get("phase") == "Suspended", what="suspended")
         assert deaths >= 2
-        assert place.uids() == set()
+        assert place.uids_of() == set()
         assert place.api.requests["POST", "pods"] == 5 + place.api.dry_runs
 
 
@@ -137,15 +96,15 @@ def test_api_server_that_fails_at_random(place: Place) -> None:
         for round_number in range(3):
             size = 3 + round_number
             victim = place.namespace.names("pods", "cormorant.dev/role=worker")[round_number]
-            untouched = place.uids(size=size) - {place.uid(victim)}
+            untouched = place.uids_of(size=size) - {place.uid(victim)}
             place.namespace("delete", "pod", victim, "--wait=false")
             place.namespace("scale", "cjob/pong", f"--replicas={size}")
             wanted = f"{size}/{size}"
             _watch_slots(place, lambda wanted=wanted: place.workers() == wanted, what=wanted)
-            assert untouched <= place.uids(), "nobody else is touched"
+            assert untouched <= place.uids_of(), "nobody else is touched"
         place.api.rate, place.api.stream_s = 0.0, 0.0
         _watch_slots(place, lambda: len(place.slots()) == 6, what="five workers and a head")
-        assert untouched <= place.uids()
+        assert untouched <= place.uids_of()
         assert place.status()["epoch"] == 1, "no healthy pod is restarted"
     assert place.api.faults > 20
 
@@ -157,20 +116,20 @@ def test_outage_ends_the_leader_and_costs_no_pod(place: Place) -> None:
             place.submit(replicas=3)
             _watch_slots(place, lambda: place.workers() == "3/3", what="three workers")
             victim = place.namespace.names("pods", "cormorant.dev/role=worker")[0]
-            untouched = place.uids() - {place.uid(victim)}
+            untouched = place.uids_of() - {place.uid(victim)}
             place.api.go_away()
             # Its lease lasts 15 s; it gives up before anybody else may lead, and not at the first fault.
             began = time.monotonic()
-            assert leader.wait(timeout=40) == 1
+            assert leader.process.wait(timeout=40) == 1
             assert time.monotonic() - began > 6
         place.namespace("delete", "pod", victim, "--wait=false")
         with place.operator(*lease) as successor:  # as a kubelet starts it anew
             time.sleep(8)
-            assert successor.poll() is None, "it waits for the API server"
+            assert successor.process.poll() is None, "it waits for the API server"
             assert len(place.slots()) == 3
             place.api.is_away = False
             _watch_slots(place, lambda: len(place.slots()) == 4, what="the deleted worker's successor")
-            assert untouched <= place.uids()
+            assert untouched <= place.uids_of()
             _watch_slots(place, lambda: place.workers() == "3/3", what="three workers again")
             assert place.status()["epoch"] == 1
 
@@ -218,7 +177,8 @@ def _die_after_each_write(place: Place, is_done: Callable[[], bool], *, what: st
     deaths = 0
     while not is_done():
         assert deaths < 20
-        with place.operator() as process:
+        with place.operator() as operator:
+            process = operator.process
             # The answer to the write is never heard.
             last = place.api.writes + deaths + 1
             place.api.after_write = lambda n, last=last, process=process: process.kill() if n >= last else None

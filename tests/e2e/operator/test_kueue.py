@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cormorant_testing.kubectl import Kubelet, Namespace, apply_crd, skip_without_cluster
+from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
 from cormorant_testing.kueue_process import KueueProcess, Quota, skip_without_kueue
 from cormorant_testing.operator_scene import Scene
 from cormorant_testing.stub_heads import StubHeads
@@ -19,9 +19,8 @@ SMALL = "500m"
 
 @pytest.fixture(scope="module")
 def kueue(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KueueProcess]:
-    skip_without_cluster()
     skip_without_kueue()
-    apply_crd()
+    require_crd()
     with KueueProcess(tmp_path_factory.mktemp("kueue")) as process:
         yield process
 

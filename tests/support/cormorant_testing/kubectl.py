@@ -24,9 +24,17 @@ def skip_without_cluster() -> None:
 
 
 def apply_crd() -> None:
-    """The CRD as it is printed now."""
+    """The CRD as it is printed now, once the API server serves it."""
     apply = ["kubectl", "apply", "--server-side", "--force-conflicts", "-f", "-"]
     subprocess.run(apply, input=crd_yaml().encode(), check=True, timeout=60)
+    wait = ["kubectl", "wait", "--for=condition=Established", "--timeout=30s", "crd/collectorjobs.cormorant.dev"]
+    subprocess.run(wait, check=True, timeout=60)
+
+
+def require_crd() -> None:
+    """Applies the CRD; skips where there is no API server, or no kubectl."""
+    skip_without_cluster()
+    apply_crd()
 
 
 class Namespace:

@@ -1,6 +1,7 @@
 """One namespace of a real API server, and operators as processes that look after it alone; heads are a stub's."""
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -17,37 +18,41 @@ from cormorant_testing.stub_heads import StubHeads
 class Operator:
     """One operator process."""
 
-    def __init__(self, arguments: list[str], log: Path) -> None:
+    def __init__(self, arguments: list[str], log: Path, kubeconfig: str) -> None:
         self.log = log
         with log.open("ab") as file:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "cormorant_operator", *arguments], stdout=file, stderr=subprocess.STDOUT
-            )
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "cormorant_operator", *arguments],
+                stdout=file, stderr=subprocess.STDOUT, env={**os.environ, "KUBECONFIG": kubeconfig},
+            )  # fmt: skip
 
     def kill(self) -> None:
-        self._process.kill()
-        self._process.wait(timeout=10)
+        self.process.kill()
+        self.process.wait(timeout=10)
 
     def stop(self) -> int:
-        self._process.send_signal(signal.SIGTERM)
-        return self._process.wait(timeout=30)
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=30)
 
 
 class Scene:
     """A namespace with an operator that looks after it alone."""
 
-    def __init__(self, namespace: Namespace, heads: StubHeads, folder: Path) -> None:
+    def __init__(
+        self, namespace: Namespace, heads: StubHeads, folder: Path, *, kubeconfig: str = "", probe_port: int = 0
+    ) -> None:
         self.namespace, self.heads, self.folder = namespace, heads, folder
+        self.kubeconfig = kubeconfig or os.environ["KUBECONFIG"]
         key = folder / "key"
         key.write_text("0123456789abcdef" * 4)
         self.arguments = [
             *("--image", "example/cormorant:1", "--key-file", str(key), "--namespace", namespace.name),
-            *("--head-url", heads.url, "--poll-seconds", "1", "--probe-port", "0"),
+            *("--head-url", heads.url, "--poll-seconds", "1", "--probe-port", str(probe_port)),
         ]
 
     @contextmanager
     def operator(self, *more: str, log: str = "operator.log") -> Iterator[Operator]:
-        operator = Operator([*self.arguments, *more], self.folder / log)
+        operator = Operator([*self.arguments, *more], self.folder / log, self.kubeconfig)
         try:
             yield operator
         finally:
