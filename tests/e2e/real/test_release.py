@@ -2,7 +2,8 @@
 
 import pytest
 
-from cormorant_testing.real_cluster import Installation
+from cormorant_testing.real_cluster import DISK_USAGE, Installation
+from cormorant_testing.real_job import note
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
 
@@ -17,7 +18,9 @@ def test_operator_image_holds_neither_torch_nor_ray(installed: Installation) -> 
     assert installed.operators("exec", "deployment/cormorant", "--", "python", "-c", script).strip() == "[]"
 
 
-def test_operator_image_adds_little_to_its_base(installed: Installation) -> None:
-    # What the Dockerfile copies into it lies below /opt.
-    used_mb = int(installed.operators("exec", "deployment/cormorant", "--", "du", "-sm", "/opt").split()[0])
-    assert 0 < used_mb < 150
+def test_images_are_as_small_as_promised(installed: Installation) -> None:
+    used = installed.operators("exec", "deployment/cormorant", "--", "sh", "-c", DISK_USAGE)
+    operator_mb = int(used.partition("MB")[0])
+    note(f"operator: {operator_mb} MB; cpu: {installed.images.job_mb} MB")
+    assert 0 < operator_mb <= 250
+    assert 0 < installed.images.job_mb <= 1500

@@ -24,6 +24,8 @@ PREFIX = os.environ.get("CORMORANT_IMAGE_PREFIX", "localhost")
 RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 RELEASE = "cormorant"
 CRD = "collectorjobs.cormorant.dev"
+DISK_USAGE = "du --one-file-system --summarize --block-size=MB / 2> /dev/null || true"
+"""Of a container, as a command. Users other than root cannot look into a few folders, which are empty."""
 _BUILD_S, _UNPACK_S = 1500, 420
 _SOURCES = ("Dockerfile", "pyproject.toml", "images", "README.md", "LICENSE", "api", "worker", "operator")
 
@@ -46,36 +48,57 @@ def _node_images() -> set[str]:
     return {name for node in nodes for image in node["status"].get("images") or () for name in image["names"] or ()}
 
 
+def _digest() -> str:
+    """Of everything that is in the images."""
+    digest = hashlib.sha256()
+    for source in _SOURCES:
+        found = sorted((ROOT / source).rglob("*")) if (ROOT / source).is_dir() else [ROOT / source]
+        for path in (path for path in found if path.is_file() and "__pycache__" not in path.parts):
+            digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def build_image(image: str, context: Path, *options: str) -> None:
+    """Build an image and bring it to the nodes."""
+    command = [*os.environ[BUILDER].split(), image.removeprefix(f"{PREFIX}/"), str(context), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S)
+    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-4000:]}"
+
+
 class Images:
     """The operator's image and the one without CUDA of this checkout, in the cluster."""
 
-    def __init__(self) -> None:
-        digest = hashlib.sha256()
-        for source in _SOURCES:
-            found = sorted((ROOT / source).rglob("*")) if (ROOT / source).is_dir() else [ROOT / source]
-            for path in (path for path in found if path.is_file() and "__pycache__" not in path.parts):
-                digest.update(f"{path.relative_to(ROOT)}\0".encode() + path.read_bytes())
-        self.tag = f"test-{digest.hexdigest()[:12]}"
+    def __init__(self, tag: str = "") -> None:
+        self.tag = tag or f"test-{_digest()[:12]}"
         self.job, self.operator = f"{PREFIX}/cormorant-cpu:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
+        self.job_mb = 0
+        """Of the file system that containers of jobs see."""
 
     def provide(self) -> None:
         """Build what the nodes do not have."""
         found = _node_images()
-        for name, image, options in (
-            ("cormorant-operator", self.operator, ("--target", "operator")),
-            ("cormorant-cpu", self.job, ("--target", "cpu")),
-        ):
+        for image, target in ((self.operator, "operator"), (self.job, "cpu")):
             if image not in found:
-                command = [*os.environ[BUILDER].split(), f"{name}:{self.tag}", str(ROOT), *options]
-                done = subprocess.run(command, capture_output=True, text=True, timeout=_BUILD_S)
-                assert done.returncode == 0, f"{command}: {done.stdout[-2000:]} {done.stderr[-4000:]}"
+                build_image(image, ROOT, "--target", target)
+
+    def with_code_of(self, checkout: Path) -> "Images":
+        """Images with the dependencies of these, and the code of another revision."""
+        others = Images(f"{self.tag}-of-another")
+        for base, image in ((self.operator, others.operator), (self.job, others.job)):
+            dockerfile = checkout / "Dockerfile.of-another"
+            dockerfile.write_text(
+                f"FROM {base}\nUSER root\nRUN rm -rf /opt/cormorant/cormorant_*\n"
+                "COPY api worker operator /opt/cormorant/\nUSER 65532:65532\n"
+            )
+            build_image(image, checkout, "-f", str(dockerfile))
+        return others
 
     def unpack(self, namespace: Namespace) -> float:
         """Run a pod of the jobs' image once: a first container waits for gigabytes. Returns the seconds."""
         security = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         container = {
             "name": "c", "image": self.job, "imagePullPolicy": "IfNotPresent", "securityContext": security,
-            "command": ["cormorant", "--help"],
+            "command": ["sh", "-c", f"set -e; cormorant --help > /dev/null; {DISK_USAGE}"],
         }  # fmt: skip
         spec = {
             "restartPolicy": "Never", "containers": [container], "automountServiceAccountToken": False,
@@ -88,6 +111,7 @@ class Images:
             what="the image is unpacked", within_s=_UNPACK_S,
         )  # fmt: skip
         assert namespace.get("pod", "unpack")["status"]["phase"] == "Succeeded"
+        self.job_mb = int(namespace("logs", "unpack").partition("MB")[0])
         namespace("delete", "pod", "unpack", "--wait=false")
         return took
 

@@ -1,0 +1,78 @@
+"""A job of the last release, on pods that run its code: they go on under the operator of this checkout."""
+
+from pathlib import Path
+
+import pytest
+
+from cormorant_testing import last_release
+from cormorant_testing.helm import CHART, Release, package
+from cormorant_testing.kubectl import Namespace
+from cormorant_testing.real_cluster import RESTRICTED, Images, Installation, adopt_crd
+from cormorant_testing.real_job import SMALL, Job, note, running
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(1800)]
+
+MANIFEST = {
+    "apiVersion": "cormorant.dev/v1alpha1",
+    "kind": "CollectorJob",
+    "metadata": {"name": "live"},
+    "spec": {
+        "env": {"envpool": {"taskId": "CartPole-v1", "numEnvs": 8, "numThreads": 1}},
+        "policy": {"entrypoint": "cormorant_worker.policies:mlp"},
+        "collection": {"framesPerBatch": 256, "seed": 7},
+        "output": {"queue": {"capacityBatches": 4, "onFull": "drop_oldest"}},
+        "head": {"resources": SMALL},
+        "workerGroups": [{"name": "cpu", "resources": SMALL}],
+        "replicas": 1,
+    },
+}
+
+
+def values(images: Images, namespace: Namespace) -> list[str]:
+    return [
+        f"image.repository={images.operator.rpartition(':')[0]}",
+        f"image.tag={images.tag}",
+        f"jobs.image.repository={images.job.rpartition(':')[0]}",
+        f"jobs.image.tag={images.tag}",
+        f"watchNamespaces={{{namespace.name}}}",
+        "resources.requests.cpu=20m",
+    ]
+
+
+def until_frames_go_on(job: Job) -> None:
+    seen = job.frames()
+    job.until(lambda: job.frames() > seen, what=f"more frames than {seen} are counted")
+
+
+def test_pods_of_the_last_release_go_on_under_this_operator(installed: Installation, tmp_path: Path) -> None:
+    checkout = last_release.unpack(tmp_path)
+    images = installed.images.with_code_of(checkout)
+    with Namespace("upgrade", RESTRICTED) as namespace:
+        release = Release(namespace.name)
+        release.install(*values(images, namespace), chart=package(checkout / "charts" / "cormorant", tmp_path))
+        try:
+            with running(namespace, MANIFEST) as job:
+                job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="the job is ready")
+                until_frames_go_on(job)
+                pods = job.pods()
+                release.upgrade(*values(installed.images, namespace), chart=package(CHART, tmp_path))
+                namespace("rollout", "status", "deployment/cormorant", "--timeout=50s")
+                until_frames_go_on(job)
+                assert job.pods() == pods
+                (worker,) = job.pods("worker")
+                namespace("delete", "pod", worker, "--now", "--wait=false")
+                job.until(
+                    lambda: job.pods("worker") and worker not in job.pods("worker"), what="the worker is replaced"
+                )
+                (replacement,) = job.pods("worker")
+                assert namespace.get("pod", replacement)["spec"]["containers"][0]["image"] == images.job
+                job.until(lambda: job.condition("Ready") == "True/EnoughWorkers", what="its replacement is ready")
+                until_frames_go_on(job)
+                # The next head is of this release.
+                job.kill(job.head(), "cormorant_api")
+                job.until(lambda: job.status["epoch"] == 2, what="the next head")
+                until_frames_go_on(job)
+                note(f"deleted to nothing left: {job.delete():.1f} s")
+        finally:
+            release.uninstall()
+            adopt_crd(namespace)
