@@ -1,0 +1,111 @@
+"""A node whose kubelet stops: the controllers of a real API server find it, and evict its pods."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cormorant_testing.kubectl import Kubelet, Namespace, require_crd
+from cormorant_testing.operator_scene import Scene
+from cormorant_testing.stub_heads import StubHeads
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(420)]
+
+
+class Node:
+    """A node that is ready for as long as its kubelet says so, every 5 s. Use as a context manager."""
+
+    def __init__(self, namespace: Namespace, name: str) -> None:
+        self.name = f"{namespace.name}-{name}"
+        self._kubectl = namespace
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, daemon=True)
+
+    def __enter__(self) -> "Node":
+        labels = {"kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64", "kubernetes.io/hostname": self.name}
+        self._kubectl("apply", "-f", "-", document={
+            "apiVersion": "v1", "kind": "Node", "metadata": {"name": self.name, "labels": labels},
+        })  # fmt: skip
+        self._say()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self._kubectl("delete", "node", self.name, "--wait=false", check=False)
+
+    def stop(self) -> None:
+        """The kubelet stops; what it said last stays."""
+        self._stop.set()
+        self._thread.join(timeout=60)
+
+    def is_ready(self) -> bool:
+        found = self._kubectl.get("node", self.name)["status"]["conditions"]
+        return next(c["status"] for c in found if c["type"] == "Ready") == "True"
+
+    def _beat(self) -> None:
+        while not self._stop.wait(5):
+            self._say()
+
+    def _say(self) -> None:
+        now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "lastHeartbeatTime": now}
+        room = {"cpu": "16", "memory": "64Gi", "pods": "110", "ephemeral-storage": "100Gi"}
+        status: dict[str, Any] = {"conditions": [ready], "allocatable": room, "capacity": room}
+        patch = (
+            "patch",
+            "node",
+            self.name,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            json.dumps({"status": status}),
+        )
+        self._kubectl(*patch, check=False)
+
+
+@contextmanager
+def placed(tmp_path: Path) -> Iterator[Scene]:
+    with StubHeads() as heads, Namespace("lost-node") as namespace:
+        yield Scene(namespace, heads, tmp_path)
+
+
+def pods_on(scene: Scene, node: Node) -> dict[str, bool]:
+    """Whether it is told to end, by pod of a node."""
+    return {
+        pod["metadata"]["name"]: "deletionTimestamp" in pod["metadata"]
+        for pod in scene.namespace.items("pods")
+        if pod["spec"].get("nodeName") == node.name
+    }
+
+
+def test_lost_node_gives_its_pods_successors_and_none_is_forced_away(tmp_path: Path) -> None:
+    require_crd()
+    with placed(tmp_path) as scene, Node(scene.namespace, "a") as first, scene.operator(), Kubelet(scene.namespace):
+        scene.submit()
+        scene.until_ready(within_s=60)
+        before = pods_on(scene, first)
+        assert before == {"pong-head-1": False, **{name: False for name in before if name != "pong-head-1"}}
+        assert len(before) == 3
+        with Node(scene.namespace, "b") as second:
+            first.stop()
+            # Silence is no loss: until the controllers say so, and the taint's 30 s have passed, nothing is done.
+            scene.namespace.until(lambda: not first.is_ready(), what="its node is called lost", within_s=120)
+            assert pods_on(scene, first) == before
+            assert pods_on(scene, second) == {}
+            scene.namespace.until(lambda: len(pods_on(scene, second)) == 3, what="successors", within_s=120)
+            # No kubelet confirms their end, so they stay, under their own names, and count for nothing.
+            assert pods_on(scene, first) == dict.fromkeys(before, True)
+            assert not set(before) & set(pods_on(scene, second))
+            scene.until_ready(within_s=60)
+            assert scene.status()["workers"] == "2/2"
+            # The node comes back, and its kubelet ends what was told to end.
+            scene.namespace("delete", "pod", *before, "--force", "--grace-period=0")
+            time.sleep(3)
+            assert len(pods_on(scene, second)) == 3
+            assert not any(pods_on(scene, second).values())
