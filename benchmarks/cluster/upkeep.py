@@ -70,7 +70,8 @@ class Objects:
         return self._store({**before, "status": manifest["status"]}, before=before)
 
     async def list(self, kind: str, *, namespace: str = "", selector: str = "") -> AsyncIterator[tuple[list[Raw], str]]:
-        texts = [text for (stored, _, _), text in self._stored.items() if stored == kind]
+        label = selector.partition("=")[0].encode()
+        texts = [text for (stored, _, _), text in self._stored.items() if stored == kind and label in text]
         for first in range(0, len(texts) or 1, PAGE):
             yield [json.loads(text) for text in texts[first : first + PAGE]], str(self._version)
 

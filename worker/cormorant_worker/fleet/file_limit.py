@@ -1,6 +1,7 @@
 """Files that this process may have open: every worker needs some."""
 
 import resource
+from pathlib import Path
 
 import structlog
 
@@ -10,6 +11,8 @@ log = structlog.get_logger()
 
 _OTHERS = 256
 """File descriptors of the rest of the program: libraries, log files, connections of a head's clients."""
+_SPARE = 64
+"""What a program with more open files may still open."""
 
 
 def raise_file_limit(num_workers: int, *, each: int) -> None:
@@ -25,12 +28,21 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
     """
     needed = num_workers * each + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
+    # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
+    wanted = max(needed, num_workers * each + _num_open() + _SPARE)
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
         return
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise FleetError(
             f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHERS}), this process may "
             f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHERS) // each):,} workers"
         )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-    log.debug("file_limit_raised", soft_limit=needed, before=soft, workers=num_workers)
+    if hard != resource.RLIM_INFINITY:
+        wanted = max(soft, min(wanted, hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
+
+
+def _num_open() -> int:
+    folder = Path("/proc/self/fd")
+    return sum(1 for _ in folder.iterdir()) if folder.exists() else 0
