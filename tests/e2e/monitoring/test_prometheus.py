@@ -159,7 +159,7 @@ def frames_of(api: Api) -> int:
 
 
 def stand_still(api: Api) -> int:
-    """Pause, and wait until the count of frames stands still."""
+    """Pause, and wait until the count of frames no longer grows."""
     assert api.post("/v1/pause").status == 200
     before, count = -1, frames_of(api)
     while before != count:

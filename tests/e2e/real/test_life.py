@@ -104,7 +104,7 @@ def test_pause_stops_frames_and_keeps_pods(job: Job, learner: Learner) -> None:
     pods = job.pods()
     job.edit(paused=True)
     job.until(lambda: job.condition("Paused") == "True/Spec", what="the job is paused")
-    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet stands still")
+    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet is paused")
     learner.step(2)
     stepped = [job.ask("/v1/status").json["frames"]["stepped"] for _ in range(2) if time.sleep(1.5) is None]
     assert stepped[0] == stepped[1]

@@ -168,9 +168,9 @@ def test_no_alert_fires_for_a_job_that_is_well(job: Job, db: Prometheus) -> None
 
 
 def stand_still(job: Job) -> int:
-    """Pause, and wait until the count of frames stands still. Returns it."""
+    """Pause, and wait until the count of frames no longer grows. Returns it."""
     job.edit(paused=True)
-    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet stands still")
+    job.until(lambda: job.ask("/v1/status").json["pause_state"] == "paused", what="the fleet is paused")
     before, count = -1, 0
     while before != count:
         time.sleep(2.0)

@@ -76,7 +76,7 @@ def test_frozen_worker_of_a_paused_fleet_is_replaced() -> None:
     with Fleet(job, FleetOptions(workers=1, hang_timeout_s=1.0)) as fleet:
         fleet.pause()
         time.sleep(1.5)
-        assert not is_replaced(fleet)  # it stands still because it was told to
+        assert not is_replaced(fleet)  # it was told to pause
         stop(fleet)
         fleet.publish(numbered(1))
         until(lambda: is_replaced(fleet))

@@ -1,4 +1,4 @@
-"""A small disk of its own for one schedule: it fills up, stands still for a while, and is freed."""
+"""A small disk of its own for one schedule: it fills up, hangs for a while, and is freed."""
 
 import subprocess
 from contextlib import suppress

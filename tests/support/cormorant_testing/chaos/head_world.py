@@ -308,7 +308,7 @@ class HeadWorld:
             self.check()
 
     def _lease(self, amount: float) -> None:
-        """Short: it ends by itself, perhaps before every worker stands still."""
+        """Short: it ends by itself, perhaps before every worker has stopped."""
         wait = {"wait_seconds": 0.1 + amount, "ttl_seconds": 0.2 + 6 * amount}
         self._ask("POST", "/v1/pauses", {"owner": f"lease-{amount:.3f}", **wait})
         if self._frozen and amount > 0.3:
@@ -380,7 +380,7 @@ class HeadWorld:
         eater.kill()
 
     def _freeze_eater(self, amount: float) -> None:
-        """A consumer takes batches, stands still for longer than it may, and is killed."""
+        """A consumer takes batches, is frozen for longer than it may be, and is killed."""
         eater = self._start_eater()
         eater.send_signal(signal.SIGSTOP)
         time.sleep(ACK_WITHIN_S * (1 + amount))
@@ -412,7 +412,7 @@ class HeadWorld:
                     time.sleep(0.1)
 
     def _freeze_head(self, amount: float) -> None:
-        """The head's process stands still; it blames no worker for it."""
+        """The head is frozen; it blames no worker for it."""
         self.process.send_signal(signal.SIGSTOP)
         time.sleep(1 + 11 * amount)
         self.process.send_signal(signal.SIGCONT)
