@@ -44,7 +44,7 @@ def take(served: Served, wait: float = 30) -> Reply:
     return reply
 
 
-def test_the_fleet_stands_still_while_anybody_holds_a_lease(endless: Served) -> None:
+def test_fleet_is_paused_while_a_lease_is_held(endless: Served) -> None:
     one = endless.writer.post("/v1/pauses", {"owner": "one", "reason": "eval", "wait_seconds": 60})
     two = endless.writer.post("/v1/pauses", {"owner": "two", "ttl_seconds": 60, "wait_seconds": 60})
     assert (one.status, two.status, two.json["state"]) == (201, 201, "paused")

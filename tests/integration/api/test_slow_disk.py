@@ -11,7 +11,7 @@ from cormorant_testing.serving import serve
 
 
 @pytest.mark.slow
-def test_a_disk_that_stands_still_holds_up_no_request(tmp_path: Path) -> None:
+def test_frozen_disk_holds_up_no_request(tmp_path: Path) -> None:
     folder = tmp_path / "head"
     folder.mkdir()
     disk = SmallDisk(folder)

@@ -223,7 +223,7 @@ def test_a_reader_may_not_publish(served: Served) -> None:
         reader.publish(numbered(1))
 
 
-def test_a_pause_stands_still_is_renewed_and_ends(client: Client) -> None:
+def test_pause_stops_steps_is_renewed_and_ends(client: Client) -> None:
     with client.pause(owner="me", reason="to look", ttl=1.0) as pause:
         assert pause.lease.state == "paused"
         first = pause.lease.expires_at
@@ -455,7 +455,7 @@ def test_top_by_command(command: Any, served: Served, monkeypatch: pytest.Monkey
 @pytest.mark.slow
 def test_top_is_live_on_a_terminal_until_it_is_interrupted(command: Any, served: Served) -> None:
     def take() -> None:
-        """Somebody has to take batches, or the frames stand still."""
+        """Take batches, or the count of frames no longer grows."""
         batch = served.data.get("/v1/batches/next?wait=0.1")
         if batch.status == 200:
             served.data.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")

@@ -88,7 +88,7 @@ def test_an_owner_has_one_lease_and_renews_it() -> None:
     assert book.expire() == []
 
 
-def test_the_fleet_stands_still_until_the_last_lease_is_gone() -> None:
+def test_fleet_is_paused_until_the_last_lease_is_gone() -> None:
     book = LeaseBook(clock=Clock())
     one, _ = book.grant("one", reason="", ttl_s=10)
     two, _ = book.grant("two", reason="", ttl_s=10)
@@ -168,7 +168,7 @@ def test_a_pause_that_failed_is_resumed_when_its_lease_ends(keepers: list[PauseK
     assert keeper.error == ""
 
 
-def test_a_fleet_that_drains_stands_still_for_nobody(keepers: list[PauseKeeper]) -> None:
+def test_draining_fleet_is_not_paused_by_leases(keepers: list[PauseKeeper]) -> None:
     book, brakes = LeaseBook(), Brakes()
     keeper = keep(keepers, book, brakes)
     book.grant("one", reason="", ttl_s=100)

@@ -196,7 +196,7 @@ def test_answers_that_tell_nothing_new_are_not_decided_about() -> None:
     async def acts(scene: Scene) -> None:
         decided = scene.decided
         await scene.until_asked(10)
-        # Time alone changes something once: frames that stand still are said to.
+        # Time alone changes something once: that frames no longer grow is said.
         assert scene.decided <= decided + 2
         scene.head.answer = replace(scene.head.answer, version=3)
         await scene.until(lambda: scene.status["weights"]["version"] == 3)
