@@ -23,19 +23,19 @@ class RequestMetrics:
         if scope["type"] != "http" or scope["path"] in _QUIET:
             await self._app(scope, receive, send)
             return
-        status, has_answered, began = _NO_ANSWER, False, time.monotonic()
+        status, began = 0, time.monotonic()
 
         async def noting(message: Message) -> None:
-            nonlocal status, has_answered
+            nonlocal status
             if message["type"] == "http.response.start":
-                status, has_answered = message["status"], True
+                status = message["status"]
             await send(message)
 
         try:
             await self._app(scope, receive, noting)
         except asyncio.CancelledError:
             # uvicorn would answer 500, which a learner takes for the end of its job.
-            if has_answered:
+            if status:
                 raise
             try:
                 self._head.refuse_while_closing()
@@ -47,5 +47,5 @@ class RequestMetrics:
             # The route template, not the path: clients may make up any number of paths.
             route = getattr(scope.get("route"), "path", "unknown")
             self._head.metrics.answered(
-                method=scope["method"], route=route, status=status, seconds=time.monotonic() - began
+                method=scope["method"], route=route, status=status or _NO_ANSWER, seconds=time.monotonic() - began
             )
