@@ -101,7 +101,7 @@ def test_api_server_that_fails_at_random(place: Place) -> None:
             place.namespace("scale", "cjob/pong", f"--replicas={size}")
             wanted = f"{size}/{size}"
             _watch_slots(place, lambda wanted=wanted: place.workers() == wanted, what=wanted)
-            assert untouched <= place.uids_of(), "nobody else is touched"
+            assert untouched <= place.uids_of(), "no other pod is touched"
         place.api.rate, place.api.stream_s = 0.0, 0.0
         _watch_slots(place, lambda: len(place.slots()) == 6, what="five workers and a head")
         assert untouched <= place.uids_of()

@@ -25,7 +25,7 @@ RESTRICTED = {"pod-security.kubernetes.io/enforce": "restricted"}
 RELEASE = "cormorant"
 CRD = "collectorjobs.cormorant.dev"
 DISK_USAGE = "du --one-file-system --summarize --block-size=MB / 2> /dev/null || true"
-"""Of a container, as a command. Users other than root cannot look into a few folders, which are empty."""
+"""A command for a container. Users other than root cannot read a few folders; those are empty."""
 _BUILD_S, _UNPACK_S = 1500, 420
 _SOURCES = ("Dockerfile", "pyproject.toml", "images", "README.md", "LICENSE", "api", "worker", "operator")
 
@@ -72,7 +72,7 @@ class Images:
         self.tag = tag or f"test-{_digest()[:12]}"
         self.job, self.operator = f"{PREFIX}/cormorant-cpu:{self.tag}", f"{PREFIX}/cormorant-operator:{self.tag}"
         self.job_mb = 0
-        """Of the file system that containers of jobs see."""
+        """Size of the file system that a job's containers see."""
 
     def provide(self) -> None:
         """Build what the nodes do not have."""

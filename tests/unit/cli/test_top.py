@@ -82,7 +82,7 @@ def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
         conditions=(
             Condition(type="Ready", status="True", reason="EnoughWorkers", message="2 of 2 workers are ready"),
             Condition(type="Progressing", status="False", reason="WaitingForConsumer", message=sentence),
-            Condition(type="Paused", status="False", reason="NotPaused", message="nobody pauses it"),
+            Condition(type="Paused", status="False", reason="NotPaused", message="the job is not paused"),
         ),
         queue=QueueReport(capacity=4, waiting=6, ready=1, lent=2, acked=0, redelivered=0, ended=False),
     )
