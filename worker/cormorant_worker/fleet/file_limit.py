@@ -1,6 +1,7 @@
 """Files that this process may have open: every worker needs some."""
 
 import resource
+import sys
 from pathlib import Path
 
 import structlog
@@ -28,19 +29,17 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
     """
     needed = num_workers * each + _OTHERS
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
-    wanted = max(needed, num_workers * each + _num_open() + _SPARE)
-    if soft == resource.RLIM_INFINITY or soft >= wanted:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
+    most = sys.maxsize if hard == resource.RLIM_INFINITY else hard
+    if most < needed:
         raise FleetError(
             f"{num_workers} workers need {needed:,} open files ({each} each, and {_OTHERS}), this process may "
             f"have {hard:,} (ulimit -Hn); raise that limit, or start {max(0, (hard - _OTHERS) // each):,} workers"
         )
-    if hard != resource.RLIM_INFINITY:
-        wanted = max(soft, min(wanted, hard))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-    log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
+    # A program that has more open than that keeps its own share. Some of them may be this fleet's: then it is too much.
+    wanted = min(most, max(needed, num_workers * each + _num_open() + _SPARE))
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+        log.debug("file_limit_raised", soft_limit=wanted, before=soft, workers=num_workers)
 
 
 def _num_open() -> int:
