@@ -5,9 +5,11 @@ failed, 2 for invalid input, 3 when a disk or device must be fixed first.
 """
 
 import argparse
+import math
 import os
 import signal
 from collections.abc import Sequence
+from dataclasses import asdict, fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -15,7 +17,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cormorant_api.errors import EXIT_DONE, EXIT_REFUSED, HeadError, exit_code_of
-from cormorant_api.settings import DEFAULT_PORT, HeadSettings
+from cormorant_api.settings import HeadSettings
 from cormorant_contract.leaving import leave
 from cormorant_worker.errors import CormorantError, FleetInterrupted
 from cormorant_worker.fleet.options import FleetOptions
@@ -109,23 +111,9 @@ def _engine(given: argparse.Namespace) -> "Callable[[CollectorJob, FleetOptions]
 
 
 def _settings(given: argparse.Namespace) -> HeadSettings:
-    return HeadSettings(
-        host=listen_host(given.host, pod_ip=os.environ.get("POD_IP", "")),
-        port=given.port,
-        data_port=given.data_port,
-        directory=given.directory,
-        token_file=given.token_file,
-        has_tokens=not given.no_tokens,
-        tls_cert=given.tls_cert,
-        tls_key=given.tls_key,
-        epoch=given.epoch,
-        floor_frames=given.floor_frames,
-        last_words=given.last_words,
-        keep_versions=given.keep_versions,
-        ack_within_s=given.ack_within,
-        drain_s=given.drain_seconds,
-        linger_s=given.linger_seconds,
-    )
+    names = {field.name for field in fields(HeadSettings)} - {"host"}
+    host = listen_host(given.host, pod_ip=os.environ.get("POD_IP", ""))
+    return HeadSettings(host=host, **{name: value for name, value in vars(given).items() if name in names})
 
 
 def listen_host(given: str, *, pod_ip: str) -> str:
@@ -135,6 +123,7 @@ def listen_host(given: str, *, pod_ip: str) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cormorant_api", description="The head of one CollectorJob.")
+    parser.set_defaults(**asdict(HeadSettings()))
     parser.add_argument("--job", required=True, help="Manifest file of the job.")
     parser.add_argument("--name", default="", help="metadata.name of the job, if the file has several.")
     parser.add_argument("--fleet", choices=("local", "ray"), default="local")
@@ -155,10 +144,10 @@ def _parser() -> argparse.ArgumentParser:
         'groups and "cpu" in others).',
     )
     parser.add_argument("--workers", type=int, default=0, help="Number of workers (default: from the manifest).")
-    parser.add_argument("--host", default="127.0.0.1", help="Address to listen on.")
-    parser.add_argument("--port", type=_port, default=DEFAULT_PORT, help="Control port (0: any free port).")
+    parser.add_argument("--host", help="Address to listen on.")
+    parser.add_argument("--port", type=_from(0, 1 << 16), help="Control port (0: any free port).")
     parser.add_argument(
-        "--data-port", type=_port, default=0, help="Port for batches, weights and state (0: the next port)."
+        "--data-port", type=_from(0, 1 << 16), help="Port for batches, weights and state (0: the next port)."
     )
     parser.add_argument(
         "--directory",
@@ -168,41 +157,33 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--token-file", type=Path, help="JSON file with the read, write and operator tokens; created if missing."
     )
-    parser.add_argument("--no-tokens", action="store_true", help="Serve without tokens; loopback only.")
+    parser.add_argument(
+        "--no-tokens", dest="has_tokens", action="store_false", help="Serve without tokens; loopback only."
+    )
     parser.add_argument("--tls-cert", type=Path, help="TLS certificate file (PEM).")
     parser.add_argument("--tls-key", type=Path, help="TLS key file (PEM).")
     parser.add_argument(
-        "--epoch", type=_count, default=0, help="Number of this head in the job, from 1 (0: count in --directory)."
+        "--epoch", type=_from(0), help="Number of this head in the job, from 1 (0: count in --directory)."
     )
-    parser.add_argument("--floor-frames", type=_count, default=0, help="Frames settled by earlier heads.")
+    parser.add_argument("--floor-frames", type=_from(0), help="Frames settled by earlier heads.")
     parser.add_argument(
         "--last-words", type=Path, help="File for the settled frames and the reason of the end, as JSON."
     )
-    parser.add_argument("--keep-versions", type=_positive, default=5, help="Versions to retain per model.")
-    parser.add_argument("--ack-within", type=float, default=60.0, help="Seconds to acknowledge a batch.")
-    parser.add_argument("--drain-seconds", type=float, default=30.0, help="Seconds to drain after SIGTERM.")
-    parser.add_argument("--linger-seconds", type=float, default=3.0, help="Seconds to stay after the job is complete.")
+    parser.add_argument("--keep-versions", type=_from(1), help="Versions to retain per model.")
+    parser.add_argument("--ack-within", dest="ack_within_s", type=float, help="Seconds to acknowledge a batch.")
+    parser.add_argument("--drain-seconds", dest="drain_s", type=float, help="Seconds to drain after SIGTERM.")
+    parser.add_argument(
+        "--linger-seconds", dest="linger_s", type=float, help="Seconds to stay after the job is complete."
+    )
     return parser
 
 
-def _port(text: str) -> int:
-    number = int(text)
-    if not 0 <= number < 1 << 16:
-        raise ValueError
-    return number
+def _from(low: int, below: float = math.inf) -> "Callable[[str], int]":
+    def number(text: str) -> int:
+        if not low <= (found := int(text)) < below:
+            raise ValueError
+        return found
 
-
-def _count(text: str) -> int:
-    number = int(text)
-    if number < 0:
-        raise ValueError
-    return number
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
     return number
 
 

@@ -46,6 +46,7 @@ def make_app(head: Head | None = None) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
         separate_input_output_schemas=False,
+        generate_unique_id_function=lambda route: route.name,
     )
     app.state.head = head
     if head is not None:

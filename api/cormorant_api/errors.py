@@ -16,17 +16,17 @@ from cormorant_worker.errors import DeviceUnavailable, EnvCrashed, EnvError, Man
 class ApiError(Exception):
     """Raised anywhere below a route; one handler turns it into problem+json."""
 
-    def __init__(self, status: int, kind: ProblemType, detail: str, /, **members: Any) -> None:
+    def __init__(self, kind: ProblemType, detail: str, /, **members: Any) -> None:
         """Describe the problem.
 
         Args:
-            status: HTTP status.
             kind: problem type.
             detail: what failed, the values, and the remedy.
-            members: further members of the problem; `retry_after_s` is also sent as a header.
+            members: further members of the problem; `retry_after_s` is also sent as a header, `status` replaces the
+                type's.
         """
         super().__init__(detail)
-        self.status = status
+        self.status: int = members.pop("status", kind.status)
         self.kind = kind
         self.detail = detail
         self.members = members

@@ -130,7 +130,7 @@ class Head:
         self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
-        self._unsubscribe: Callable[[], None] = _nothing
+        self._unsubscribe: Callable[[], None] = lambda: None
 
     # -- life --------------------------------------------------------------------------------------------------
 
@@ -197,7 +197,7 @@ class Head:
             ApiError: 503, no worker has started yet.
         """
         if self._running is None:
-            raise ApiError(503, ProblemType.NO_WORKERS, "the first worker has not started yet; retry", retry_after_s=2)
+            raise ApiError(ProblemType.NO_WORKERS, "the first worker has not started yet; retry", retry_after_s=2)
         return self._running
 
     @property
@@ -267,17 +267,14 @@ class Head:
         self.refuse_while_closing()
         if self.is_draining:
             raise ApiError(
-                503, ProblemType.DRAINING, "the head is draining; retry with the next head", retry_after_s=_NEXT_HEAD_S
+                ProblemType.DRAINING, "the head is draining; retry with the next head", retry_after_s=_NEXT_HEAD_S
             )
 
     def refuse_while_closing(self) -> None:
         """Raise 503 while shutting down."""
         if self.is_closing:
             raise ApiError(
-                503,
-                ProblemType.DRAINING,
-                "the head is shutting down; retry with the next head",
-                retry_after_s=_NEXT_HEAD_S,
+                ProblemType.DRAINING, "the head is shutting down; retry with the next head", retry_after_s=_NEXT_HEAD_S
             )
 
     @property
@@ -367,7 +364,3 @@ class Head:
                 has_told_error = str(error)
             else:
                 has_told_error = ""
-
-
-def _nothing() -> None:
-    return

@@ -32,7 +32,6 @@ class AsyncNotifier:
 
         Args:
             look: called on this event loop; must not block.
-            timeout_s: longest wait.
 
         Returns:
             The last result of `look`; false after a timeout.

@@ -6,13 +6,11 @@ from pathlib import Path
 
 from cormorant_api.errors import HeadError
 
-DEFAULT_PORT = 8000
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
     host: str = "127.0.0.1"
-    port: int = DEFAULT_PORT
+    port: int = 8000
     """0: any free port."""
     data_port: int = 0
     """For batches, weights and state; 0: the port after `port`, or any free port if `port` is 0."""
@@ -57,7 +55,7 @@ class HeadSettings:
         Raises:
             HeadError: with the conflicting values.
         """
-        if not self.has_tokens and not _is_loopback(self.host):
+        if not self.has_tokens and not is_loopback(self.host):
             raise HeadError(
                 f"--no-tokens on {self.host}: a head without tokens may listen on loopback only; use --host 127.0.0.1"
             )
@@ -65,7 +63,7 @@ class HeadSettings:
             raise HeadError("--tls-cert and --tls-key must be given together")
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:

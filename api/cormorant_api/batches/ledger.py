@@ -54,10 +54,6 @@ class Watcher(Protocol[L_contra]):
         ...
 
 
-def _is_unread() -> bool:
-    return False
-
-
 @dataclass(slots=True, kw_only=True)
 class Entry(Generic[L]):
     """One batch in the ledger. Guarded by the ledger's lock."""
@@ -74,7 +70,7 @@ class Entry(Generic[L]):
     is_acked: bool = False
     attached: list[object] = field(default_factory=list)
     """Kept alive as long as the batch."""
-    is_read: Callable[[], bool] = _is_unread
+    is_read: Callable[[], bool] = lambda: False
     """Whether a consumer currently reads its memory in place."""
 
 
@@ -135,7 +131,6 @@ class Ledger(Generic[L]):
             on_settled: called with the total of frames that will not be delivered again; must be quick and not call
                 the ledger. Returns what is done once no later head delivers them either.
             watcher: hears of every batch.
-            clock: monotonic seconds.
         """
         self.epoch = epoch
         self.ack_within_s = ack_within_s
@@ -214,7 +209,6 @@ class Ledger(Generic[L]):
         """Lend the oldest ready batch to a consumer; None if none is ready.
 
         Args:
-            consumer: its name.
             oldest_version: batches in which an older version acted are dropped and counted. Random frames (version -1)
                 have no version and stay.
         """

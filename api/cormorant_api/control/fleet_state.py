@@ -68,5 +68,5 @@ def _check_parts(parsed: TensorFile, document: _Document) -> None:
 
 def _mismatch(what: str) -> ApiError:
     return ApiError(
-        422, ProblemType.STATE_MISMATCH, f"the body is not a state of a fleet: {what}; send what GET /v1/state returned"
+        ProblemType.STATE_MISMATCH, f"the body is not a state of a fleet: {what}; send what GET /v1/state returned"
     )

@@ -4,32 +4,23 @@ import threading
 from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, islice
-from typing import Protocol
 
 import structlog
 
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.errors import ApiError
-from cormorant_contract.job import CollectorJob
 from cormorant_contract.rest.control import DesiredReport
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_worker.errors import CormorantError
+from cormorant_worker.fleet.fleet import Fleet
 
 log = structlog.get_logger()
-
-
-class Resizable(Protocol):
-    """The part of a fleet that `GroupSizes` uses."""
-
-    job: CollectorJob
-
-    def resize(self, workers: int | Mapping[str, int | Collection[int]]) -> None: ...
 
 
 class GroupSizes:
     """The latest requested size of each group. Thread-safe."""
 
-    def __init__(self, fleet: Resizable, events: EventRing) -> None:
+    def __init__(self, fleet: Fleet, events: EventRing) -> None:
         self._fleet, self._events = fleet, events
         self._lock = threading.Lock()
         """Guards what follows."""
@@ -55,16 +46,13 @@ class GroupSizes:
         with self._lock:
             if unknown := sorted(set(groups) - set(self._groups)):
                 raise ApiError(
-                    422,
                     ProblemType.INVALID_REQUEST,
                     f"unknown worker group {', '.join(unknown)}; the job has {', '.join(self._groups)}",
                     known=tuple(self._groups),
                 )
             wanted = self._groups | dict(groups)
             if not any(wanted.values()):
-                raise ApiError(
-                    409, ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses"
-                )
+                raise ApiError(ProblemType.LAST_WORKER, "no worker would be left; to pause the job, POST /v1/pauses")
             asked = {name: tuple(sorted(set(found))) for name, found in (empty_slots or {}).items() if found}
             self._empty = {name: found for name, found in self._empty.items() if name not in groups} | asked
             self._exact |= asked.keys()

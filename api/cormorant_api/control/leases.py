@@ -119,7 +119,6 @@ class PauseKeeper:
         """Make a keeper; `start` begins.
 
         Args:
-            book: the leases.
             pause: returns when every worker has stopped.
             resume: lets the workers continue.
             notifier: notified when the state changes.

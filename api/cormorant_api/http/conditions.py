@@ -14,7 +14,6 @@ def check_preconditions(headers: Mapping[str, str], current_etag: str) -> None:
     """Refuse a change whose preconditions fail.
 
     Args:
-        headers: of the request.
         current_etag: with quotes; empty while there is nothing.
 
     Raises:
@@ -35,7 +34,6 @@ def demand_if_match(headers: Mapping[str, str]) -> None:
     """
     if "if-match" not in headers:
         raise ApiError(
-            428,
             ProblemType.PRECONDITION_REQUIRED,
             "a partial publish needs a base version; send If-Match with the ETag of that version, or * for the newest",
         )
@@ -71,7 +69,7 @@ def wanted_range(headers: Mapping[str, str], size: int, etag: str) -> tuple[int,
     if match[1] and match[2] and int(match[2]) < begin:
         return None
     if begin >= end:
-        raise ApiError(416, ProblemType.RANGE_NOT_SATISFIABLE, f"the range {text} is outside the {size:,} bytes")
+        raise ApiError(ProblemType.RANGE_NOT_SATISFIABLE, f"the range {text} is outside the {size:,} bytes")
     return begin, end
 
 
@@ -93,6 +91,4 @@ def _matches(header: str, etag: str, *, is_weak: bool = False) -> bool:
 def _failed(what: str, current_etag: str) -> ApiError:
     now = f"the current ETag is {current_etag}" if current_etag else "there is no version yet"
     members = {"current_etag": current_etag} if current_etag else {}
-    return ApiError(
-        412, ProblemType.PRECONDITION_FAILED, f"{what}: {now}; fetch the current version and retry", **members
-    )
+    return ApiError(ProblemType.PRECONDITION_FAILED, f"{what}: {now}; fetch the current version and retry", **members)

@@ -4,11 +4,11 @@ this machine. Programs send none of these headers, and the head's own page is sa
 DNS rebinding makes a foreign page same-origin for the browser; its requests carry the foreign name as Host.
 """
 
-import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 from cormorant_api.errors import ApiError
+from cormorant_api.settings import is_loopback
 from cormorant_contract.rest.problems import ProblemType
 
 _OURS = frozenset({"same-origin", "none"})
@@ -30,7 +30,6 @@ def refuse_cross_origin(headers: Mapping[str, str], *, what: str) -> None:
     if is_other:
         whose = f"Origin {origin[:200]}" if origin else f"Sec-Fetch-Site {site[:20]}"
         raise ApiError(
-            403,
             ProblemType.FORBIDDEN,
             f"{what} comes from a page of another site ({whose}), and this head runs without tokens; use the head's "
             "own page or a program, or start the head with tokens",
@@ -44,18 +43,10 @@ def refuse_other_hosts(headers: Mapping[str, str], *, listens_on: str, what: str
         ApiError: 403.
     """
     host = urlsplit(f"//{headers.get('host', '')}").hostname or ""
-    if host in ("", "localhost", listens_on) or host.endswith(".localhost") or _is_loopback(host):
+    if host in ("", listens_on) or host.endswith(".localhost") or is_loopback(host):
         return
     raise ApiError(
-        403,
         ProblemType.FORBIDDEN,
         f"{what} has the Host {host[:200]!r}, and a head without tokens only serves localhost; use http://localhost, "
         "or start the head with tokens",
     )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -25,10 +25,7 @@ class Listener:
         """Bind the port.
 
         Args:
-            app: the ASGI application.
-            settings: address and TLS files.
             port: 0: any free port.
-            name: name of the thread.
 
         Raises:
             HeadError: the port is not available.

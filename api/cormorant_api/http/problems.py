@@ -76,22 +76,22 @@ def as_api_error(error: CormorantError) -> ApiError:
     detail = str(error)
     match error:
         case StaleWeights():
-            return ApiError(409, ProblemType.VERSION_CONFLICT, detail)
+            return ApiError(ProblemType.VERSION_CONFLICT, detail)
         case WeightsMismatch():
-            return ApiError(422, ProblemType.TENSOR_MISMATCH, detail)
+            return ApiError(ProblemType.TENSOR_MISMATCH, detail)
         case StateError():
-            return ApiError(422, ProblemType.STATE_MISMATCH, detail)
+            return ApiError(ProblemType.STATE_MISMATCH, detail)
         case ControlTimeout():
-            return ApiError(504, ProblemType.CONTROL_TIMEOUT, detail)
+            return ApiError(ProblemType.CONTROL_TIMEOUT, detail)
         case NoSuchWorker():
-            return ApiError(404, ProblemType.UNKNOWN_WORKER, detail)
+            return ApiError(ProblemType.UNKNOWN_WORKER, detail)
         case LastWorker():
-            return ApiError(409, ProblemType.LAST_WORKER, detail)
+            return ApiError(ProblemType.LAST_WORKER, detail)
         case WorkerFailed():
-            return ApiError(503, ProblemType.FLEET_FAILED, detail, retry_after_s=10)
+            return ApiError(ProblemType.FLEET_FAILED, detail, retry_after_s=10)
         case FleetClosed():
-            return ApiError(503, ProblemType.DRAINING, detail, retry_after_s=10)
-    return ApiError(503, ProblemType.FLEET_FAILED, detail, retry_after_s=5)
+            return ApiError(ProblemType.DRAINING, detail, retry_after_s=10)
+    return ApiError(ProblemType.FLEET_FAILED, detail, retry_after_s=5)
 
 
 def make_problem(error: ApiError, path: str) -> Problem:
@@ -126,7 +126,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         # Starlette names only the methods of the first route with this path; we have one route per method.
         allowed = headers["Allow"] = ", ".join(_methods_at(request))
         detail = f"{request.method} is not allowed at {request.url.path}; use {allowed}"
-    problem = make_problem(ApiError(error.status_code, kind, detail), request.url.path)
+    problem = make_problem(ApiError(kind, detail, status=error.status_code), request.url.path)
     return ProblemResponse(problem, headers)
 
 
@@ -145,11 +145,11 @@ async def _on_invalid_request(request: Request, error: Exception) -> Response:
     # Malformed JSON is a 400, an invalid value a 422.
     if any(entry.get("type") == "json_invalid" for entry in found):
         reason = next(str(e.get("ctx", {}).get("error", "")) for e in found if e.get("type") == "json_invalid")
-        bad = ApiError(400, ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {reason}")
+        bad = ApiError(ProblemType.MALFORMED_REQUEST, f"the body is not valid JSON: {reason}")
         return ProblemResponse(make_problem(bad, request.url.path))
     errors = [_field_error(entry) for entry in found[:_MOST_ERRORS]]
     detail = "; ".join(f"{e['field']}: {e['message']}" for e in errors)
-    bad = ApiError(422, ProblemType.INVALID_REQUEST, detail, errors=errors)
+    bad = ApiError(ProblemType.INVALID_REQUEST, detail, errors=errors)
     return ProblemResponse(make_problem(bad, request.url.path))
 
 
@@ -161,5 +161,5 @@ def _field_error(entry: Mapping[str, Any]) -> dict[str, str]:
 async def _on_anything(request: Request, error: Exception) -> Response:
     # Starlette raises it again afterwards, so that the server logs the traceback.
     log.error("request_failed", method=request.method, path=request.url.path, error=f"{type(error).__name__}: {error}")
-    failed = ApiError(500, ProblemType.INTERNAL, "internal error; see the log of the head")
+    failed = ApiError(ProblemType.INTERNAL, "internal error; see the log of the head")
     return ProblemResponse(make_problem(failed, request.url.path))

@@ -27,7 +27,6 @@ class BoundedProtocol(HttpToolsProtocol):
     _rest_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
-        """Start the timer for the first request."""
         super().connection_made(transport)
         # `send` must not return while the transport still holds a view of a batch's memory (`BufferResponse`). With TLS
         # it holds a copy, and with a limit of 0 even an empty buffer would block forever.
@@ -36,8 +35,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_timer()
-        self._forget_rest()
+        self._forget_timers()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -64,50 +62,34 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
-        """Stop the timer: the head is complete."""
         self._is_in_head, self._head_bytes, self._fields_bytes = False, 0, 0
-        self._forget_timer()
+        self._forget_timers()
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """Stop the timer: the body is complete."""
         self._is_in_message = False
-        self._forget_rest()
+        self._forget_timers()
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
         """Limit the time for the rest of the body after the response."""
         super().on_response_complete()
         if self._is_in_message and not self._is_in_head and self._rest_timer is None:
-            self._rest_timer = self.loop.call_later(_REST_WITHIN_S, self._on_late_rest)
+            self._rest_timer = self.loop.call_later(_REST_WITHIN_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to malformed HTTP with a problem, and close the connection."""
-        error = ApiError(400, ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
+        error = ApiError(ProblemType.MALFORMED_REQUEST, f"{msg.rstrip('.')}; send a well-formed request")
         body = problem_bytes(make_problem(error, ""))
         head = f"HTTP/1.1 400 Bad Request\r\ncontent-type: {PROBLEM_JSON}\r\ncontent-length: {len(body)}\r\n"
         self.transport.write(f"{head}connection: close\r\n\r\n".encode() + body)
         self.transport.close()
 
     def _await_head(self) -> None:
-        self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self._on_late_head)
+        self._head_timer = self.loop.call_later(_HEAD_WITHIN_S, self.transport.close)
 
-    def _on_late_head(self) -> None:
-        self._head_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
-
-    def _on_late_rest(self) -> None:
-        self._rest_timer = None
-        if not self.transport.is_closing():
-            self.transport.close()
-
-    def _forget_rest(self) -> None:
-        if self._rest_timer is not None:
-            self._rest_timer.cancel()
-            self._rest_timer = None
-
-    def _forget_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+    def _forget_timers(self) -> None:
+        for timer in (self._head_timer, self._rest_timer):
+            if timer is not None:
+                timer.cancel()
+        self._head_timer = self._rest_timer = None

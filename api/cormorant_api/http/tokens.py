@@ -91,9 +91,7 @@ class Tokens:
             return Role.OPERATOR
         scheme, _, token = (authorization or "").partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
-            raise ApiError(
-                401, ProblemType.UNAUTHENTICATED, "no token; send the job's token as Authorization: Bearer TOKEN"
-            )
+            raise ApiError(ProblemType.UNAUTHENTICATED, "no token; send the job's token as Authorization: Bearer TOKEN")
         sent = token.strip().encode("latin-1", "replace")
         found = Role.NOBODY
         for role, known in self.by_role.items():
@@ -101,7 +99,7 @@ class Tokens:
             if hmac.compare_digest(sent, known.encode()):
                 found = role
         if found is Role.NOBODY:
-            raise ApiError(401, ProblemType.UNAUTHENTICATED, "invalid token for this job")
+            raise ApiError(ProblemType.UNAUTHENTICATED, "invalid token for this job")
         return found
 
     def demand(self, needed: Role, authorization: str | None, *, what: str) -> Role:
@@ -113,7 +111,6 @@ class Tokens:
         role = self.role_of(authorization)
         if role < needed:
             raise ApiError(
-                403,
                 ProblemType.FORBIDDEN,
                 f"{what} needs the {needed.name.lower()} token; you sent the {role.name.lower()} token",
                 role=needed.name.lower(),

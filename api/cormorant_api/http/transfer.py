@@ -39,7 +39,7 @@ async def send_within(send: Send, scope: Scope, body: bytes | memoryview, *, tim
         async with asyncio.timeout(timeout_s):
             await send({"type": "http.response.body", "body": body, "more_body": True})
     except TimeoutError:
-        scope.get("state", {}).get(ABORT_KEY, _do_nothing)()
+        scope.get("state", {}).get(ABORT_KEY, lambda: None)()
         raise SlowReader(f"the client took longer than {timeout_s:.0f} s to read one chunk") from None
 
 
@@ -119,7 +119,3 @@ class BufferResponse(Response):
         finally:
             if self._on_end is not None:
                 self._on_end(is_whole)
-
-
-def _do_nothing() -> None:
-    return

@@ -72,7 +72,6 @@ class UploadRoom:
             taken = sum(self._sizes)
             if len(self._sizes) >= self._most or (self._sizes and taken + size_bytes > self._most_bytes):
                 raise ApiError(
-                    429,
                     ProblemType.BUSY,
                     f"{len(self._sizes)} uploads with {taken:,} bytes in progress, limit {self._most} uploads with "
                     f"{self._most_bytes:,} bytes; retry",
@@ -96,26 +95,22 @@ def check_headers(request: Request, *, limit_bytes: int) -> Expected:
     media = headers.get("content-type", SAFETENSORS).partition(";")[0].strip().lower()
     if media not in _ACCEPTED:
         raise ApiError(
-            415, ProblemType.UNSUPPORTED_FORMAT, f"Content-Type is {media[:80]}; send {SAFETENSORS}", accepted=_ACCEPTED
+            ProblemType.UNSUPPORTED_FORMAT, f"Content-Type is {media[:80]}; send {SAFETENSORS}", accepted=_ACCEPTED
         )
     if (coding := headers.get("content-encoding", "identity").strip().lower()) != "identity":
         raise ApiError(
-            415,
             ProblemType.UNSUPPORTED_FORMAT,
             f"Content-Encoding is {coding[:80]}; send the body unencoded",
             accepted=("identity",),
         )
     length = headers.get("content-length")
     if length is None or "transfer-encoding" in headers:
-        raise ApiError(
-            411, ProblemType.LENGTH_REQUIRED, "Content-Length is missing; send it, chunked bodies are refused"
-        )
+        raise ApiError(ProblemType.LENGTH_REQUIRED, "Content-Length is missing; send it, chunked bodies are refused")
     if not (length.isascii() and length.isdigit() and len(length) <= 18):
-        raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"Content-Length {length[:40]!r} is not a number of bytes")
+        raise ApiError(ProblemType.MALFORMED_REQUEST, f"Content-Length {length[:40]!r} is not a number of bytes")
     size = int(length)
     if size > limit_bytes:
         raise ApiError(
-            413,
             ProblemType.TOO_LARGE,
             f"the body has {size:,} bytes, the limit is {limit_bytes:,}; check that the weights are for this policy",
             limit_bytes=limit_bytes,
@@ -131,7 +126,6 @@ async def receive(
     """Stream a body into a buffer, which is allocated once the first bytes look like safetensors.
 
     Args:
-        expected: from `check_headers`.
         make_buffer: allocates that many writable bytes; called after the first chunk was checked.
         stall_timeout_s: longest time without data.
 
@@ -155,7 +149,6 @@ async def receive(
     finished = time.monotonic()
     if sha is not None and sha.digest() != expected.sha256:
         raise ApiError(
-            422,
             ProblemType.DIGEST_MISMATCH,
             "the body does not match its Content-Digest, so it was corrupted in transit; send it again",
             expected=base64.b64encode(expected.sha256).decode(),
@@ -180,9 +173,7 @@ def parse_body(body: bytes | memoryview) -> TensorFile:
 
 def malformed(error: MalformedTensorFile) -> ApiError:
     """The 400 response for a malformed file."""
-    return ApiError(
-        400, ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset
-    )
+    return ApiError(ProblemType.MALFORMED_SAFETENSORS, f"the body is not safetensors: {error}", offset=error.offset)
 
 
 async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeout_s: float) -> bytes:
@@ -191,7 +182,6 @@ async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeo
             message = await request.receive()
     except TimeoutError:
         raise ApiError(
-            408,
             ProblemType.UPLOAD_STALLED,
             f"no data for {stall_timeout_s:.0f} s after {at:,} of {expected.size_bytes:,} bytes; upload discarded",
         ) from None
@@ -199,13 +189,12 @@ async def _next_chunk(request: Request, at: int, expected: Expected, stall_timeo
     is_last = message["type"] == "http.disconnect" or not message.get("more_body", False)
     if is_last and at + len(chunk) < expected.size_bytes:
         raise ApiError(
-            400,
             ProblemType.MALFORMED_REQUEST,
             f"the body ended after {at + len(chunk):,} of {expected.size_bytes:,} bytes; upload discarded",
         )
     if at + len(chunk) > expected.size_bytes:
         raise ApiError(
-            400, ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {expected.size_bytes:,}"
+            ProblemType.MALFORMED_REQUEST, f"the body is longer than its Content-Length {expected.size_bytes:,}"
         )
     return chunk
 
@@ -222,7 +211,6 @@ def _check_head(head: bytes, size: int) -> None:
 def unsafe_format() -> ApiError:
     """The 415 response to a pickle."""
     return ApiError(
-        415,
         ProblemType.UNSAFE_FORMAT,
         "the body is a pickle (torch.save, an archive), which the head never loads; "
         "send safetensors: cormorant_client's publish(state_dict), or safetensors.torch.save(state_dict)",
@@ -245,21 +233,17 @@ def _sha256_of(header: str) -> bytes:
         match = _DIGEST.fullmatch(member)
         if match is None:
             raise ApiError(
-                400,
-                ProblemType.MALFORMED_REQUEST,
-                f"Content-Digest {header[:80]!r} is malformed; send sha-256=:BASE64:",
+                ProblemType.MALFORMED_REQUEST, f"Content-Digest {header[:80]!r} is malformed; send sha-256=:BASE64:"
             )
         if match[1] != "sha-256":
             continue
         try:
             digest = base64.b64decode(match[2], validate=True)
         except binascii.Error as error:
-            raise ApiError(400, ProblemType.MALFORMED_REQUEST, f"Content-Digest is not base64: {error}") from error
+            raise ApiError(ProblemType.MALFORMED_REQUEST, f"Content-Digest is not base64: {error}") from error
         if len(digest) != hashlib.sha256().digest_size:
             raise ApiError(
-                400,
-                ProblemType.MALFORMED_REQUEST,
-                f"the sha-256 in Content-Digest has {len(digest)} bytes instead of 32",
+                ProblemType.MALFORMED_REQUEST, f"the sha-256 in Content-Digest has {len(digest)} bytes instead of 32"
             )
         return digest
     return b""

@@ -48,7 +48,7 @@ def make_router() -> APIRouter:
 
     async def asset(request: Request, name: str) -> Response:
         if name not in found:
-            raise ApiError(404, ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
+            raise ApiError(ProblemType.NOT_FOUND, f"the live page has no file {name[:80]!r}; open /")
         return _answer(request, found[name])
 
     router.add_api_route("/", index, methods=["GET", "HEAD"], include_in_schema=False)

@@ -40,14 +40,12 @@ class Previews:
         layout = self._head.running.fleet.layout
         if env >= layout.num_envs:
             known = f"workers have {layout.num_envs} environments each, 0 to {layout.num_envs - 1}"
-            raise ApiError(422, ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
+            raise ApiError(ProblemType.INVALID_REQUEST, f"there is no environment {env}; {known}")
         picture = find_picture(layout.observation)
         if picture is None:
             space = describe(self._head.running.fleet.spaces[0])
             raise ApiError(
-                409,
-                ProblemType.NO_PICTURE,
-                f"observations are not images (uint8 arrays with height and width): {space}",
+                ProblemType.NO_PICTURE, f"observations are not images (uint8 arrays with height and width): {space}"
             )
         with self._lock:
             now = self._clock()
@@ -55,7 +53,7 @@ class Previews:
             if png and now - made_at < _FRESH_S:
                 return png
             if self._asking >= _MOST_ASKING or now < self._next_at:
-                raise ApiError(429, ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
+                raise ApiError(ProblemType.BUSY, "too many preview requests; retry", retry_after_s=1)
             self._asking += 1
             self._next_at = now + _SPACING_S
         try:
@@ -72,9 +70,7 @@ class Previews:
             known = tuple(found.name for found in fleet.stats().workers)
             if worker in known:
                 raise
-            raise ApiError(
-                404, ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known
-            ) from None
+            raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known) from None
         png = png_of(newest_frame(pixels))
         with self._lock:
             self._kept[worker, env] = self._clock(), png

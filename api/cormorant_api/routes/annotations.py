@@ -9,7 +9,7 @@ from starlette.responses import Response
 from cormorant_api.errors import ApiError, StoreError
 from cormorant_api.http.conditions import check_preconditions, is_unchanged
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import BINARY, GuardedRoute, answers, author_of, bounded, head_of, needs
+from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, bounded, guarded, head_of
 from cormorant_api.weights.annotations import AnnotationStore, StoredAnnotation
 from cormorant_contract.rest.annotations import MAX_ANNOTATION_BYTES, AnnotationEntry, AnnotationKey, AnnotationList
 from cormorant_contract.rest.base import VERSION_MAX
@@ -29,7 +29,7 @@ _CONDITIONS: list[dict[str, Any]] = [
 router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
-@router.get("/v1/annotations", operation_id="list_annotations", responses=answers(), openapi_extra=needs(Role.READ))
+@router.get("/v1/annotations", **guarded(Role.READ))
 async def list_annotations(request: Request) -> AnnotationList:
     """The newest value of every key, without its bytes."""
     store = head_of(request).annotations
@@ -38,20 +38,17 @@ async def list_annotations(request: Request) -> AnnotationList:
 
 @router.put(
     "/v1/annotations/{key}",
-    operation_id="put_annotation",
     response_model=AnnotationEntry,
-    responses=answers(
+    **guarded(
+        Role.WRITE,
         ProblemType.UPLOAD_STALLED,
         ProblemType.VERSION_CONFLICT,
         ProblemType.ANNOTATIONS_FULL,
         ProblemType.PRECONDITION_FAILED,
         ProblemType.STORE_FAILED,
+        requestBody={"required": True, "description": "At most 1 MiB.", "content": {_OCTETS: BINARY}},
+        parameters=_CONDITIONS,
     ),
-    openapi_extra={
-        **needs(Role.WRITE),
-        "requestBody": {"required": True, "description": "At most 1 MiB.", "content": {_OCTETS: BINARY}},
-        "parameters": _CONDITIONS,
-    },
 )
 async def put_annotation(
     request: Request,
@@ -83,22 +80,21 @@ async def put_annotation(
     try:
         stored = await head.bulk(put, head.annotations)
     except StoreError as error:
-        raise ApiError(503, ProblemType.STORE_FAILED, str(error), retry_after_s=5) from error
+        raise ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5) from error
     return JSONResponse(stored.entry.model_dump(mode="json"), headers=_headers(stored))
 
 
 @router.get(
     "/v1/annotations/{key}",
-    operation_id="get_annotation",
     response_class=Response,
-    responses=answers(
+    **guarded(
+        Role.READ,
         ProblemType.UNKNOWN_ANNOTATION,
         also={
             200: {"description": "The value.", "content": {_OCTETS: BINARY}},
             304: {"description": "The ETag matches If-None-Match."},
         },
     ),
-    openapi_extra=needs(Role.READ),
 )
 async def get_annotation(
     request: Request,
@@ -117,11 +113,15 @@ async def get_annotation(
 
 @router.delete(
     "/v1/annotations/{key}",
-    operation_id="delete_annotation",
     status_code=204,
     response_class=Response,
-    responses=answers(ProblemType.UNKNOWN_ANNOTATION, ProblemType.PRECONDITION_FAILED, ProblemType.STORE_FAILED),
-    openapi_extra={**needs(Role.WRITE), "parameters": _CONDITIONS[:1]},
+    **guarded(
+        Role.WRITE,
+        ProblemType.UNKNOWN_ANNOTATION,
+        ProblemType.PRECONDITION_FAILED,
+        ProblemType.STORE_FAILED,
+        parameters=_CONDITIONS[:1],
+    ),
 )
 async def delete_annotation(request: Request, key: AnnotationKey) -> Response:
     """Remove every value of a key."""
@@ -132,7 +132,7 @@ async def delete_annotation(request: Request, key: AnnotationKey) -> Response:
             head.annotations.delete, key, check=lambda etag: check_preconditions(request.headers, etag)
         )
     except StoreError as error:
-        raise ApiError(503, ProblemType.STORE_FAILED, str(error), retry_after_s=5) from error
+        raise ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5) from error
     if not is_known:
         raise _unknown(head.annotations, key, None)
     return Response(status_code=204)
@@ -141,7 +141,6 @@ async def delete_annotation(request: Request, key: AnnotationKey) -> Response:
 def _refuse_length(length: str) -> None:
     if length.isascii() and length.isdigit() and int(length[:18]) > MAX_ANNOTATION_BYTES:
         raise ApiError(
-            413,
             ProblemType.TOO_LARGE,
             f"the value has {int(length[:18]):,} bytes, the limit of an annotation is {MAX_ANNOTATION_BYTES:,}; store "
             "the data elsewhere and its location here",
@@ -155,7 +154,7 @@ def _unknown(store: AnnotationStore, key: str, version: int | None) -> ApiError:
         what = f"annotation {key} has no value of version {version} or an older one"
     else:
         what = f"there is no annotation {key}; known are {', '.join(names) or 'none'}"
-    return ApiError(404, ProblemType.UNKNOWN_ANNOTATION, what, known=names)
+    return ApiError(ProblemType.UNKNOWN_ANNOTATION, what, known=names)
 
 
 def _headers(annotation: StoredAnnotation) -> dict[str, str]:

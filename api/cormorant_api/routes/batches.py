@@ -13,7 +13,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse, Hangup
 from cormorant_api.routes.batch_stream import BatchStream
 from cormorant_api.routes.lending import lend_next, oldest_wanted, stream_ended, unknown_batch
-from cormorant_api.routes.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, answers, head_of, needs
+from cormorant_api.routes.routing import BINARY, LONGEST_WAIT_S, GuardedRoute, guarded, head_of
 from cormorant_contract.rest.base import Name
 from cormorant_contract.rest.headers import (
     ACK_WITHIN,
@@ -54,9 +54,9 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
 
 @router.get(
     "/v1/batches/next",
-    operation_id="next_batch",
     response_class=Response,
-    responses=answers(
+    **guarded(
+        Role.READ,
         ProblemType.NO_QUEUE,
         ProblemType.STREAM_ENDED,
         also={
@@ -71,7 +71,6 @@ router = APIRouter(route_class=GuardedRoute, tags=["batches"])
             204: {"description": "No batch within `wait`; ask again."},
         },
     ),
-    openapi_extra=needs(Role.READ),
 )
 async def next_batch(
     request: Request,
@@ -137,9 +136,9 @@ async def next_batch(
 
 @router.get(
     "/v1/batches",
-    operation_id="stream_batches",
     response_class=Response,
-    responses=answers(
+    **guarded(
+        Role.READ,
         ProblemType.NO_QUEUE,
         ProblemType.STREAM_ENDED,
         also={
@@ -149,7 +148,6 @@ async def next_batch(
             }
         },
     ),
-    openapi_extra=needs(Role.READ),
 )
 async def stream_batches(
     request: Request,
@@ -168,11 +166,9 @@ async def stream_batches(
 
 @router.post(
     "/v1/batches/{batch}/ack",
-    operation_id="ack_batch",
     status_code=204,
     response_class=Response,
-    responses=answers(ProblemType.UNKNOWN_BATCH, ProblemType.STORE_FAILED),
-    openapi_extra=needs(Role.READ),
+    **guarded(Role.READ, ProblemType.UNKNOWN_BATCH, ProblemType.STORE_FAILED),
 )
 async def ack_batch(request: Request, batch: str) -> Response:
     """Acknowledge a batch: it is never delivered again. Idempotent. Any consumer may acknowledge any batch."""
@@ -183,7 +179,6 @@ async def ack_batch(request: Request, batch: str) -> Response:
         await asyncio.wait_for(asyncio.shield(asyncio.wrap_future(kept)), _KEPT_WITHIN_S)
     except TimeoutError:
         raise ApiError(
-            503,
             ProblemType.STORE_FAILED,
             f"the acknowledgement of {batch} was not written down within {_KEPT_WITHIN_S:g} s, because the disk of the "
             "head's directory does not answer; repeat it",
@@ -194,11 +189,9 @@ async def ack_batch(request: Request, batch: str) -> Response:
 
 @router.post(
     "/v1/batches/{batch}/release",
-    operation_id="release_batch",
     status_code=204,
     response_class=Response,
-    responses=answers(ProblemType.UNKNOWN_BATCH),
-    openapi_extra=needs(Role.READ),
+    **guarded(Role.READ, ProblemType.UNKNOWN_BATCH),
 )
 async def release_batch(request: Request, batch: str) -> Response:
     """Give a batch back unused: the next consumer gets it immediately."""
@@ -211,7 +204,6 @@ def _with_queue(request: Request) -> Head:
     head = head_of(request)
     if not head.has_queue:
         raise ApiError(
-            409,
             ProblemType.NO_QUEUE,
             "the job has no output.queue, its frames go to the dataset only; add output.queue: {} to the manifest",
         )

@@ -4,25 +4,20 @@ from fastapi import APIRouter, Request
 
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
 from cormorant_contract.rest.control import Desired, DesiredReport, DrainReport, Retirement
 from cormorant_contract.rest.problems import ProblemType
 
 router = APIRouter(route_class=GuardedRoute, tags=["operator"])
 
 
-@router.get("/v1/desired", operation_id="get_desired", responses=answers(), openapi_extra=needs(Role.READ))
+@router.get("/v1/desired", **guarded(Role.READ))
 async def get_desired(request: Request) -> DesiredReport:
     """Desired number of workers per group."""
     return _describe(head_of(request))
 
 
-@router.put(
-    "/v1/desired",
-    operation_id="put_desired",
-    responses=answers(ProblemType.LAST_WORKER),
-    openapi_extra=needs(Role.OPERATOR),
-)
+@router.put("/v1/desired", **guarded(Role.OPERATOR, ProblemType.LAST_WORKER))
 async def put_desired(request: Request, body: Desired) -> DesiredReport:
     """Set group sizes and the current `spec.paused`. `pending` is true while workers are being started or retired."""
     head = head_of(request)
@@ -42,9 +37,7 @@ async def put_desired(request: Request, body: Desired) -> DesiredReport:
     return _describe(head)
 
 
-@router.post(
-    "/v1/drain", operation_id="drain", status_code=202, responses=answers(), openapi_extra=needs(Role.OPERATOR)
-)
+@router.post("/v1/drain", status_code=202, **guarded(Role.OPERATOR))
 async def drain(request: Request) -> DrainReport:
     """Start no new batches. Open batches are finished and can be taken; then the stream ends. Idempotent."""
     head = head_of(request)
@@ -63,10 +56,8 @@ async def drain(request: Request) -> DrainReport:
 
 @router.post(
     "/v1/workers/{worker}:retire",
-    operation_id="retire_worker",
     status_code=202,
-    responses=answers(ProblemType.UNKNOWN_WORKER, ProblemType.LAST_WORKER),
-    openapi_extra=needs(Role.OPERATOR),
+    **guarded(Role.OPERATOR, ProblemType.UNKNOWN_WORKER, ProblemType.LAST_WORKER),
 )
 async def retire_worker(request: Request, worker: str) -> Retirement:
     """Let a worker finish its open batch and exit; its slot stays empty until the group grows."""

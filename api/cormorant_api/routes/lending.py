@@ -47,12 +47,11 @@ async def stream_ended(head: Head) -> ApiError:
     head.refuse_while_closing()
     if await head.quick(lambda: head.is_cut_short):
         return ApiError(
-            503,
             ProblemType.DRAINING,
             "the head is draining and has delivered all its batches; the next head continues",
             retry_after_s=2.0,
         )
-    return ApiError(410, ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
+    return ApiError(ProblemType.STREAM_ENDED, "all batches are delivered and acknowledged")
 
 
 async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
@@ -65,7 +64,6 @@ async def oldest_wanted(head: Head, max_staleness: int | None) -> int | None:
 def unknown_batch(batch_id: str) -> ApiError:
     """The error for a batch id that this head never issued."""
     return ApiError(
-        404,
         ProblemType.UNKNOWN_BATCH,
         f"unknown batch id {batch_id[:80]!r}; ids issued before a restart of the head are unknown",
     )

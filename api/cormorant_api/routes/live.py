@@ -10,7 +10,7 @@ from cormorant_api.http.tokens import Role
 from cormorant_api.live.moments import Moments
 from cormorant_api.live.previews import Previews
 from cormorant_api.live.stream import LiveStream
-from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, answers, head_of, needs, running_of
+from cormorant_api.routes.routing import BINARY, Answers, GuardedRoute, guarded, head_of, running_of
 from cormorant_contract.base import COUNT_MAX
 from cormorant_contract.rest.problems import ProblemType
 
@@ -26,13 +26,7 @@ _STREAM: Answers = {
 _PICTURE: Answers = {200: {"description": "A PNG file, grey or RGB.", "content": {PNG: BINARY}}}
 
 
-@router.get(
-    "/v1/live",
-    operation_id="stream_live",
-    response_class=Response,
-    responses=answers(ProblemType.BUSY, also=_STREAM),
-    openapi_extra=needs(Role.READ),
-)
+@router.get("/v1/live", response_class=Response, **guarded(Role.READ, ProblemType.BUSY, also=_STREAM))
 async def stream_live(request: Request) -> Response:
     """Stream status, workers, updates and events once a second, after the history of the run. Meant for web pages: all
     listeners get the same bytes, and per-batch events are left out (`/v1/events` has them).
@@ -40,16 +34,14 @@ async def stream_live(request: Request) -> Response:
     running_of(request)
     live: Moments = request.app.state.live
     if not live.enter():
-        raise ApiError(429, ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
+        raise ApiError(ProblemType.BUSY, "too many pages watch this job; close some of them", retry_after_s=10)
     return LiveStream(head_of(request), live, role=request.state.role)
 
 
 @router.get(
     "/v1/workers/{worker}/picture",
-    operation_id="get_picture",
     response_class=Response,
-    responses=answers(ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, ProblemType.BUSY, also=_PICTURE),
-    openapi_extra=needs(Role.READ),
+    **guarded(Role.READ, ProblemType.UNKNOWN_WORKER, ProblemType.NO_PICTURE, ProblemType.BUSY, also=_PICTURE),
 )
 async def get_picture(
     request: Request,

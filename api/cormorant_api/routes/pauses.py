@@ -8,22 +8,19 @@ from cormorant_api.control.leases import Lease
 from cormorant_api.errors import ApiError
 from cormorant_api.head import Head
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
 from cormorant_contract.rest.pauses import PauseLease, PauseRequest, Pauses, ResumeRequest
 from cormorant_contract.rest.problems import ProblemType
 
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
 _RESUME_WITHIN_S = 10.0
-_GRANTED = answers(ProblemType.BUSY, also={201: {"model": PauseLease, "description": "A new lease."}})
 
 
 @router.post(
     "/v1/pauses",
-    operation_id="create_pause",
     response_model=PauseLease,
-    responses=_GRANTED,
-    openapi_extra=needs(Role.WRITE),
+    **guarded(Role.WRITE, ProblemType.BUSY, also={201: {"model": PauseLease, "description": "A new lease."}}),
 )
 async def create_pause(request: Request, body: PauseRequest | None = None) -> Response:
     """Take a pause lease: the fleet is paused while any lease is held. The same owner renews its lease (200)."""
@@ -37,20 +34,13 @@ async def create_pause(request: Request, body: PauseRequest | None = None) -> Re
     )
 
 
-@router.get("/v1/pauses", operation_id="list_pauses", responses=answers(), openapi_extra=needs(Role.READ))
+@router.get("/v1/pauses", **guarded(Role.READ))
 async def list_pauses(request: Request) -> Pauses:
     """All pause leases and the state of the fleet."""
     return head_of(request).running.pauses.describe()
 
 
-@router.delete(
-    "/v1/pauses/{lease}",
-    operation_id="end_pause",
-    status_code=204,
-    response_class=Response,
-    responses=answers(),
-    openapi_extra=needs(Role.WRITE),
-)
+@router.delete("/v1/pauses/{lease}", status_code=204, response_class=Response, **guarded(Role.WRITE))
 async def end_pause(request: Request, lease: str) -> Response:
     """End a lease. The fleet resumes when the last lease ends. Idempotent."""
     head = head_of(request)
@@ -62,14 +52,14 @@ async def end_pause(request: Request, lease: str) -> Response:
     return Response(status_code=204)
 
 
-@router.post("/v1/pause", operation_id="pause", responses=answers(ProblemType.BUSY), openapi_extra=needs(Role.WRITE))
+@router.post("/v1/pause", **guarded(Role.WRITE, ProblemType.BUSY))
 async def pause(request: Request, body: PauseRequest | None = None) -> Pauses:
     """Pause the fleet: take a lease, by default for the owner "default"."""
     await _pause(request, body or PauseRequest())
     return head_of(request).running.pauses.describe()
 
 
-@router.post("/v1/resume", operation_id="resume", responses=answers(), openapi_extra=needs(Role.WRITE))
+@router.post("/v1/resume", **guarded(Role.WRITE))
 async def resume(request: Request, body: ResumeRequest | None = None) -> Pauses:
     """End the lease of an owner (default: "default"). Leases of other owners stay."""
     head = head_of(request)
@@ -88,7 +78,7 @@ async def _pause(request: Request, wanted: PauseRequest) -> tuple[Lease, bool]:
     try:
         lease, is_new = head.leases.grant(wanted.owner, reason=wanted.reason, ttl_s=wanted.ttl_seconds)
     except OverflowError as error:
-        raise ApiError(429, ProblemType.BUSY, f"{error}; end some of them", retry_after_s=10) from error
+        raise ApiError(ProblemType.BUSY, f"{error}; end some of them", retry_after_s=10) from error
     running.pauses.nudge()
     log.info(
         "pause_granted" if is_new else "pause_renewed",

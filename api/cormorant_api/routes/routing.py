@@ -33,48 +33,6 @@ MOST_JSON_BYTES = 256 * 1024
 ROLE_KEY = "x-cormorant-role"
 _PROBLEM_SCHEMA = {PROBLEM_JSON: {"schema": {"$ref": "#/components/schemas/Problem"}}}
 
-_STATUS_OF = {
-    ProblemType.MALFORMED_REQUEST: 400,
-    ProblemType.MALFORMED_SAFETENSORS: 400,
-    ProblemType.UNAUTHENTICATED: 401,
-    ProblemType.FORBIDDEN: 403,
-    ProblemType.NOT_FOUND: 404,
-    ProblemType.UNKNOWN_MODEL: 404,
-    ProblemType.UNKNOWN_UPDATE: 404,
-    ProblemType.UNKNOWN_WORKER: 404,
-    ProblemType.UNKNOWN_BATCH: 404,
-    ProblemType.UNKNOWN_ANNOTATION: 404,
-    ProblemType.NO_WEIGHTS: 404,
-    ProblemType.VERSION_EXPIRED: 404,
-    ProblemType.UPLOAD_STALLED: 408,
-    ProblemType.VERSION_CONFLICT: 409,
-    ProblemType.BASE_MISMATCH: 409,
-    ProblemType.ANNOTATIONS_FULL: 409,
-    ProblemType.NOT_PAUSED: 409,
-    ProblemType.LAST_WORKER: 409,
-    ProblemType.NO_QUEUE: 409,
-    ProblemType.NO_PICTURE: 409,
-    ProblemType.STREAM_ENDED: 410,
-    ProblemType.LENGTH_REQUIRED: 411,
-    ProblemType.PRECONDITION_FAILED: 412,
-    ProblemType.TOO_LARGE: 413,
-    ProblemType.UNSUPPORTED_FORMAT: 415,
-    ProblemType.UNSAFE_FORMAT: 415,
-    ProblemType.RANGE_NOT_SATISFIABLE: 416,
-    ProblemType.INVALID_REQUEST: 422,
-    ProblemType.TENSOR_MISMATCH: 422,
-    ProblemType.NOT_FINITE: 422,
-    ProblemType.STATE_MISMATCH: 422,
-    ProblemType.DIGEST_MISMATCH: 422,
-    ProblemType.PRECONDITION_REQUIRED: 428,
-    ProblemType.BUSY: 429,
-    ProblemType.NO_WORKERS: 503,
-    ProblemType.DRAINING: 503,
-    ProblemType.FLEET_FAILED: 503,
-    ProblemType.STORE_FAILED: 503,
-    ProblemType.CONTROL_TIMEOUT: 504,
-    ProblemType.APPLY_TIMEOUT: 504,
-}
 _ALWAYS = (
     ProblemType.MALFORMED_REQUEST,
     ProblemType.UNAUTHENTICATED,
@@ -90,21 +48,23 @@ _ALWAYS = (
 Answers = dict[int | str, dict[str, Any]]
 
 
-def answers(*kinds: ProblemType, also: Answers | None = None) -> Answers:
-    """OpenAPI `responses` of a route: its own problems, those of every route, and further answers."""
-    found: dict[int | str, list[str]] = {}
+def guarded(role: Role, *kinds: ProblemType, also: Answers | None = None, **extra: Any) -> dict[str, Any]:
+    """What a route that needs a role tells OpenAPI and `GuardedRoute`.
+
+    Args:
+        kinds: its own problems, beside those of every route.
+        also: its other answers.
+        extra: further members of the operation.
+    """
+    found: dict[int, list[str]] = {}
     for kind in (*_ALWAYS, *kinds):
-        found.setdefault(_STATUS_OF[kind], []).append(kind.value)
-    documented: Answers = {
+        found.setdefault(kind.status, []).append(kind.value)
+    problems: Answers = {
         status: {"description": "Problem: " + ", ".join(names), "content": _PROBLEM_SCHEMA}
         for status, names in found.items()
     }
-    return documented | (also or {})
-
-
-def needs(role: Role) -> dict[str, Any]:
-    """OpenAPI extra members of a route that needs a role; `GuardedRoute` reads them."""
-    return {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}]}
+    members = {ROLE_KEY: role.name.lower(), "security": [{"bearer": []}], **extra}
+    return {"responses": problems | (also or {}), "openapi_extra": members}
 
 
 class GuardedRoute(APIRoute):
@@ -118,7 +78,7 @@ class GuardedRoute(APIRoute):
             return handle
         needed = Role[name.upper()]
 
-        async def guarded(request: Request) -> Response:
+        async def handle_checked(request: Request) -> Response:
             head: Head = request.app.state.head
             what = f"{request.method} {self.path}"
             if not head.tokens.by_role:
@@ -131,7 +91,7 @@ class GuardedRoute(APIRoute):
             # FastAPI reads this JSON body without a limit of its own.
             return await handle(Request(request.scope, bounded(request.receive)))
 
-        return guarded
+        return handle_checked
 
 
 def bounded(receive: Receive, most_bytes: int = MOST_JSON_BYTES) -> Receive:

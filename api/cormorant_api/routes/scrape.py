@@ -8,11 +8,7 @@ from cormorant_worker.errors import CormorantError
 
 
 def scrape(head: Head, accept: str = "") -> tuple[bytes, str]:
-    """The head's metrics and their content type; while the head closes, the last known values.
-
-    Args:
-        accept: the scraper's header.
-    """
+    """The head's metrics and their content type; while the head closes, the last known values."""
     with suppress(CormorantError):  # the fleet is closing or has failed: the last values stay
         _refresh(head)
     return head.metrics.exposition.text(accept)

@@ -6,19 +6,14 @@ from fastapi import APIRouter, Request
 
 from cormorant_api.errors import ApiError
 from cormorant_api.http.tokens import Role
-from cormorant_api.routes.routing import GuardedRoute, answers, author_of, head_of, log, needs
+from cormorant_api.routes.routing import GuardedRoute, author_of, guarded, head_of, log
 from cormorant_contract.rest.problems import ProblemType
 from cormorant_contract.rest.seed import Reseed, Seeded
 
 router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
 
-@router.post(
-    "/v1/seed",
-    operation_id="seed",
-    responses=answers(ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH),
-    openapi_extra=needs(Role.WRITE),
-)
+@router.post("/v1/seed", **guarded(Role.WRITE, ProblemType.STREAM_ENDED, ProblemType.STATE_MISMATCH))
 async def seed(request: Request, body: Reseed) -> Seeded:
     """Restart every worker's environments and random streams with this seed, at the next batch boundary.
 
@@ -29,7 +24,7 @@ async def seed(request: Request, body: Reseed) -> Seeded:
     head.refuse_changes_while_draining()
     fleet = head.running.fleet
     if await head.quick(lambda: fleet.is_done):
-        raise ApiError(410, ProblemType.STREAM_ENDED, "all frames are collected; no worker is left to seed")
+        raise ApiError(ProblemType.STREAM_ENDED, "all frames are collected; no worker is left to seed")
     # Shielded: a client that disconnects must not leave half of the workers with the old seed.
     workers = await asyncio.shield(head.bulk(fleet.seed, body.seed))
     log.info("fleet_seeded", seed=body.seed, workers=len(workers), who=author_of(request))

@@ -14,7 +14,7 @@ from cormorant_api.head import Head
 from cormorant_api.http.conditions import check_preconditions
 from cormorant_api.http.tokens import Role
 from cormorant_api.http.transfer import BufferResponse
-from cormorant_api.routes.routing import BINARY, GuardedRoute, answers, author_of, head_of, log, needs, take_upload
+from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, guarded, head_of, log, take_upload
 from cormorant_api.status import describe
 from cormorant_api.weights.store import digest_of
 from cormorant_contract.rest.headers import SAFETENSORS
@@ -31,13 +31,12 @@ router = APIRouter(route_class=GuardedRoute, tags=["lifecycle"])
 
 @router.get(
     "/v1/state",
-    operation_id="get_state",
     response_class=Response,
-    responses=answers(
+    **guarded(
+        Role.WRITE,
         ProblemType.STATE_MISMATCH,
         also={200: {"description": "The state, as safetensors.", "content": {SAFETENSORS: BINARY}}},
     ),
-    openapi_extra=needs(Role.WRITE),
 )
 async def get_state(request: Request) -> Response:
     """Save every collector's state, the weights and the frame count at a batch boundary. The head pauses the fleet for
@@ -54,8 +53,8 @@ async def get_state(request: Request) -> Response:
 
 @router.put(
     "/v1/state",
-    operation_id="put_state",
-    responses=answers(
+    **guarded(
+        Role.WRITE,
         ProblemType.MALFORMED_SAFETENSORS,
         ProblemType.UPLOAD_STALLED,
         ProblemType.NOT_PAUSED,
@@ -66,15 +65,12 @@ async def get_state(request: Request) -> Response:
         ProblemType.STATE_MISMATCH,
         ProblemType.DIGEST_MISMATCH,
         ProblemType.BUSY,
-    ),
-    openapi_extra={
-        **needs(Role.WRITE),
-        "requestBody": {"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
-        "parameters": [
+        requestBody={"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
+        parameters=[
             {"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False},
             {"in": "header", "name": "Content-Digest", "schema": {"type": "string"}, "required": False},
         ],
-    },
+    ),
 )
 async def put_state(request: Request) -> Status:
     """Restore a saved state. The fleet must be paused, and stays paused."""
@@ -82,7 +78,7 @@ async def put_state(request: Request) -> Status:
     running = head.running
     head.refuse_changes_while_draining()
     if not (head.leases.wants_pause and running.pauses.is_settled):
-        raise ApiError(409, ProblemType.NOT_PAUSED, "the fleet is running; POST /v1/pauses first, then restore")
+        raise ApiError(ProblemType.NOT_PAUSED, "the fleet is running; POST /v1/pauses first, then restore")
     body: list[bytearray] = []
 
     def make_buffer(size: int) -> memoryview:
@@ -122,7 +118,6 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
         )
         if not is_paused:
             raise ApiError(
-                504,
                 ProblemType.CONTROL_TIMEOUT,
                 f"the fleet did not pause within {time.monotonic() - began:.0f} s; {running.pauses.error or 'retry'}",
             )

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from cormorant_api.errors import ApiError
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.event_stream import EventStream
-from cormorant_api.routes.routing import GuardedRoute, answers, head_of, needs
+from cormorant_api.routes.routing import GuardedRoute, guarded, head_of
 from cormorant_api.routes.scrape import scrape
 from cormorant_api.status import describe, describe_worker
 from cormorant_contract.rest.problems import ProblemType
@@ -23,14 +23,14 @@ _FLEET_SILENT_S = 120.0
 health = APIRouter(route_class=GuardedRoute, tags=["health"])
 
 
-@router.get("/v1/status", operation_id="get_status", responses=answers(), openapi_extra=needs(Role.READ))
+@router.get("/v1/status", **guarded(Role.READ))
 async def get_status(request: Request) -> Status:
     """Status of the whole job."""
     head = head_of(request)
     return describe(head, head.running, await head.stats(workers=False))
 
 
-@router.get("/v1/workers", operation_id="list_workers", responses=answers(), openapi_extra=needs(Role.READ))
+@router.get("/v1/workers", **guarded(Role.READ))
 async def list_workers(request: Request) -> Workers:
     """All workers."""
     head = head_of(request)
@@ -38,12 +38,7 @@ async def list_workers(request: Request) -> Workers:
     return Workers(workers=tuple(describe_worker(head, w, published=stats.version) for w in stats.workers))
 
 
-@router.get(
-    "/v1/workers/{worker}",
-    operation_id="get_worker",
-    responses=answers(ProblemType.UNKNOWN_WORKER),
-    openapi_extra=needs(Role.READ),
-)
+@router.get("/v1/workers/{worker}", **guarded(Role.READ, ProblemType.UNKNOWN_WORKER))
 async def get_worker(request: Request, worker: str) -> Worker:
     """One worker."""
     head = head_of(request)
@@ -52,14 +47,14 @@ async def get_worker(request: Request, worker: str) -> Worker:
         if found.name == worker:
             return describe_worker(head, found, published=stats.version)
     known = tuple(found.name for found in stats.workers)
-    raise ApiError(404, ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
+    raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
 
 
 @router.get(
     "/v1/events",
-    operation_id="stream_events",
     response_class=Response,
-    responses=answers(
+    **guarded(
+        Role.READ,
         ProblemType.BUSY,
         also={
             200: {
@@ -68,7 +63,6 @@ async def get_worker(request: Request, worker: str) -> Worker:
             }
         },
     ),
-    openapi_extra=needs(Role.READ),
 )
 async def stream_events(
     request: Request,
@@ -78,13 +72,12 @@ async def stream_events(
     """Stream events: updates, pauses, workers, accepted batches. Send `Last-Event-ID` to resume."""
     events = head_of(request).events
     if not events.enter():
-        raise ApiError(429, ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
+        raise ApiError(ProblemType.BUSY, "too many event streams are open; close some of them", retry_after_s=5)
     return EventStream(head_of(request), after=last_event_id, limit=limit)
 
 
 @health.get(
     "/livez",
-    operation_id="livez",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, 503: {"description": "The fleet's thread is stuck."}},
 )
@@ -108,7 +101,6 @@ async def healthz(request: Request) -> Response:
 
 @health.get(
     "/startupz",
-    operation_id="startupz",
     response_class=Response,
     responses={200: {"content": {"text/plain": {}}}, 503: {"description": "No worker has started yet."}},
 )
@@ -121,7 +113,6 @@ async def startupz(request: Request) -> Response:
 
 @health.get(
     "/readyz",
-    operation_id="readyz",
     response_model=Readiness,
     responses={503: {"model": Readiness, "description": "Not ready; `?verbose` says why."}},
 )
@@ -135,7 +126,6 @@ async def readyz(request: Request, verbose: str | None = None) -> Response:
 
 @health.get(
     "/metrics",
-    operation_id="get_metrics",
     response_class=Response,
     responses={200: {"description": "Prometheus' text format.", "content": {"text/plain": {}}}},
 )
@@ -147,7 +137,7 @@ async def get_metrics(request: Request) -> Response:
     return Response(body, headers={"Content-Type": media_type})
 
 
-@health.get("/version", operation_id="get_version")
+@health.get("/version")
 async def get_version() -> Build:
     """Version of the head and its API."""
     try:

@@ -16,10 +16,9 @@ from cormorant_api.routes.routing import (
     LONGEST_WAIT_S,
     Answers,
     GuardedRoute,
-    answers,
     author_of,
+    guarded,
     head_of,
-    needs,
     running_of,
     take_upload,
 )
@@ -73,7 +72,7 @@ _PUBLISHED: Answers = {
     200: {"description": "Applied by every worker (`Prefer: wait`), or already published by the same request."},
     202: {"model": Update, "description": "Staged. Poll the URL in `Location`."},
 }
-_PUBLISH_ANSWERS = answers(*_PUBLISH_PROBLEMS, also=_PUBLISHED)
+_PUBLISH = guarded(Role.WRITE, *_PUBLISH_PROBLEMS, also=_PUBLISHED, **_BODY, parameters=_PUBLISH_HEADERS)
 _PATCH_HEADERS = [
     header | {"required": True, "description": "ETag of the version that the tensors are merged into; `*`: the newest."}
     if header["name"] == "If-Match"
@@ -81,10 +80,17 @@ _PATCH_HEADERS = [
     for header in _PUBLISH_HEADERS
     if header["name"] != "If-None-Match"
 ]
-_PATCH_ANSWERS = answers(
-    *_PUBLISH_PROBLEMS, ProblemType.BASE_MISMATCH, ProblemType.PRECONDITION_REQUIRED, also=_PUBLISHED
+_PATCH = guarded(
+    Role.WRITE,
+    *_PUBLISH_PROBLEMS,
+    ProblemType.BASE_MISMATCH,
+    ProblemType.PRECONDITION_REQUIRED,
+    also=_PUBLISHED,
+    **_BODY,
+    parameters=_PATCH_HEADERS,
 )
-_FILE_ANSWERS = answers(
+_FILE = guarded(
+    Role.READ,
     ProblemType.UNKNOWN_MODEL,
     ProblemType.NO_WEIGHTS,
     ProblemType.VERSION_EXPIRED,
@@ -106,7 +112,7 @@ AllowNonfinite = Annotated[bool, Query(description="Accept NaN and infinite valu
 router = APIRouter(route_class=GuardedRoute, tags=["weights"])
 
 
-@router.get("/v1/models", operation_id="list_models", responses=answers(), openapi_extra=needs(Role.READ))
+@router.get("/v1/models", **guarded(Role.READ))
 async def list_models(request: Request) -> Models:
     """The policy's models and the newest version of each."""
     head = head_of(request)
@@ -115,12 +121,7 @@ async def list_models(request: Request) -> Models:
     return Models(models=tuple(_summary(head, name, len(tensors)) for name, tensors in specs.items()), version=version)
 
 
-@router.get(
-    "/v1/models/{model}",
-    operation_id="get_model",
-    responses=answers(ProblemType.UNKNOWN_MODEL),
-    openapi_extra=needs(Role.READ),
-)
+@router.get("/v1/models/{model}", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
 async def get_model(request: Request, model: str) -> Model:
     """One model: its tensor specs and the versions that workers act with."""
     head = head_of(request)
@@ -134,13 +135,7 @@ async def get_model(request: Request, model: str) -> Model:
     return Model(**summary.model_dump(), tensors=shapes_of(specs), workers_by_version=by_version)
 
 
-@router.put(
-    "/v1/models/{model}/weights",
-    operation_id="publish_weights",
-    response_model=Update,
-    responses=_PUBLISH_ANSWERS,
-    openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PUBLISH_HEADERS},
-)
+@router.put("/v1/models/{model}/weights", response_model=Update, **_PUBLISH)
 async def publish_weights(
     request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
@@ -148,13 +143,7 @@ async def publish_weights(
     return await _publish(request, _known(head_of(request), model), version, allows_nonfinite=allow_nonfinite)
 
 
-@router.patch(
-    "/v1/models/{model}/weights",
-    operation_id="patch_weights",
-    response_model=Update,
-    responses=_PATCH_ANSWERS,
-    openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PATCH_HEADERS},
-)
+@router.patch("/v1/models/{model}/weights", response_model=Update, **_PATCH)
 async def patch_weights(
     request: Request, model: str, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
@@ -166,13 +155,7 @@ async def patch_weights(
     return await _publish(request, known, version, is_partial=True, allows_nonfinite=allow_nonfinite)
 
 
-@router.put(
-    "/v1/weights",
-    operation_id="publish_all_weights",
-    response_model=Update,
-    responses=_PUBLISH_ANSWERS,
-    openapi_extra={**needs(Role.WRITE), **_BODY, "parameters": _PUBLISH_HEADERS},
-)
+@router.put("/v1/weights", response_model=Update, **_PUBLISH)
 async def publish_all_weights(
     request: Request, version: VersionQuery = None, allow_nonfinite: AllowNonfinite = False
 ) -> Response:
@@ -180,13 +163,7 @@ async def publish_all_weights(
     return await _publish(request, ALL_MODELS, version, allows_nonfinite=allow_nonfinite)
 
 
-@router.get(
-    "/v1/models/{model}/weights",
-    operation_id="get_weights",
-    response_class=Response,
-    responses=_FILE_ANSWERS,
-    openapi_extra=needs(Role.READ),
-)
+@router.get("/v1/models/{model}/weights", response_class=Response, **_FILE)
 async def get_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
     """Download published weights."""
     return _file(request, model, version)
@@ -194,9 +171,9 @@ async def get_weights(request: Request, model: str, version: VersionQuery = None
 
 @router.head(
     "/v1/models/{model}/weights",
-    operation_id="head_weights",
     response_class=Response,
-    responses=answers(
+    **guarded(
+        Role.READ,
         ProblemType.UNKNOWN_MODEL,
         ProblemType.NO_WEIGHTS,
         ProblemType.RANGE_NOT_SATISFIABLE,
@@ -206,19 +183,13 @@ async def get_weights(request: Request, model: str, version: VersionQuery = None
             304: {"description": "The ETag matches If-None-Match."},
         },
     ),
-    openapi_extra=needs(Role.READ),
 )
 async def head_weights(request: Request, model: str, version: VersionQuery = None) -> Response:
     """Size and ETag of published weights."""
     return _file(request, model, version)
 
 
-@router.get(
-    "/v1/models/{model}/versions",
-    operation_id="list_versions",
-    responses=answers(ProblemType.UNKNOWN_MODEL),
-    openapi_extra=needs(Role.READ),
-)
+@router.get("/v1/models/{model}/versions", **guarded(Role.READ, ProblemType.UNKNOWN_MODEL))
 async def list_versions(request: Request, model: str) -> Versions:
     """Retained versions, newest first."""
     head = head_of(request)
@@ -239,10 +210,10 @@ async def list_versions(request: Request, model: str) -> Versions:
 
 @router.post(
     "/v1/models/{model}:rollback",
-    operation_id="rollback_weights",
     status_code=202,
     response_model=Update,
-    responses=answers(
+    **guarded(
+        Role.WRITE,
         ProblemType.UNKNOWN_MODEL,
         ProblemType.NO_WEIGHTS,
         ProblemType.VERSION_EXPIRED,
@@ -251,7 +222,6 @@ async def list_versions(request: Request, model: str) -> Versions:
         ProblemType.TENSOR_MISMATCH,
         ProblemType.STORE_FAILED,
     ),
-    openapi_extra=needs(Role.WRITE),
 )
 async def rollback_weights(request: Request, model: str, body: Rollback) -> Response:
     """Publish a retained version again under a new version number."""
@@ -262,12 +232,7 @@ async def rollback_weights(request: Request, model: str, body: Rollback) -> Resp
     return _accepted(update, 202)
 
 
-@router.get(
-    "/v1/updates/{update}",
-    operation_id="get_update",
-    responses=answers(ProblemType.UNKNOWN_UPDATE),
-    openapi_extra=needs(Role.READ),
-)
+@router.get("/v1/updates/{update}", **guarded(Role.READ, ProblemType.UNKNOWN_UPDATE))
 async def get_update(
     request: Request, update: str, wait: Annotated[float, Query(ge=0, le=LONGEST_WAIT_S)] = 0.0
 ) -> Update:
@@ -276,9 +241,7 @@ async def get_update(
     version = version_of(update)
     found = None if version is None else head.running.publisher.update(version)
     if found is None:
-        raise ApiError(
-            404, ProblemType.UNKNOWN_UPDATE, f"unknown update id {update[:40]!r}; ids look like {update_id(7)}"
-        )
+        raise ApiError(ProblemType.UNKNOWN_UPDATE, f"unknown update id {update[:40]!r}; ids look like {update_id(7)}")
     return await _after_wait(head, found, wait)
 
 
@@ -290,7 +253,7 @@ async def _publish(
     head.refuse_while_closing()
     specs = running.fleet.specs
     if not specs:
-        raise ApiError(404, ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
+        raise ApiError(ProblemType.UNKNOWN_MODEL, "the policy has no weights to publish", known=())
     blob: list[WeightsBlob] = []
 
     def make_buffer(size: int) -> memoryview:
@@ -319,7 +282,7 @@ async def _publish(
     wait_s = preferred_wait_s(request.headers, LONGEST_WAIT_S)
     update = await _after_wait(head, update, wait_s)
     if wait_s and update.state == "failed":
-        raise ApiError(504, ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
+        raise ApiError(ProblemType.APPLY_TIMEOUT, update.error, update_id=update.update_id)
     return _accepted(update, 200 if not is_new or (wait_s and update.state == "applied") else 202, waited=wait_s > 0)
 
 
@@ -363,7 +326,7 @@ def _known(head: Head, model: str) -> str:
     if model not in specs:
         names = tuple(sorted(specs))
         have = f"its models are {', '.join(names)}" if names else "it has no models (it is random or a plain callable)"
-        raise ApiError(404, ProblemType.UNKNOWN_MODEL, f"the policy has no model {model[:80]!r}; {have}", known=names)
+        raise ApiError(ProblemType.UNKNOWN_MODEL, f"the policy has no model {model[:80]!r}; {have}", known=names)
     return model
 
 

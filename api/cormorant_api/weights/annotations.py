@@ -140,7 +140,6 @@ class AnnotationStore:
     def _refuse_excess(self, key: str, version: int, size: int, kept: list[int]) -> None:
         if version not in kept:
             raise ApiError(
-                409,
                 ProblemType.VERSION_CONFLICT,
                 f"version {version} of annotation {key} is older than the {self.keeps} versions that are retained, "
                 f"{kept[-1]} to {kept[0]}; name the version of the weights that the value belongs to",
@@ -148,7 +147,6 @@ class AnnotationStore:
             )
         if key not in self._found and len(self._found) >= MAX_ANNOTATION_KEYS:
             raise ApiError(
-                409,
                 ProblemType.ANNOTATIONS_FULL,
                 f"{len(self._found)} annotations are stored, the limit is {MAX_ANNOTATION_KEYS}; delete one, or join "
                 "several values under one key",
@@ -161,7 +159,6 @@ class AnnotationStore:
         )
         if others + size > MAX_ANNOTATIONS_BYTES:
             raise ApiError(
-                409,
                 ProblemType.ANNOTATIONS_FULL,
                 f"{size:,} bytes beside the {others:,} that are stored exceed the limit of {MAX_ANNOTATIONS_BYTES:,} "
                 "bytes for all annotations; delete one, or store its location instead of the data",

@@ -27,7 +27,6 @@ def merge(base: StoredModel, patch: WeightsBlob) -> WeightsBlob:
         if old is None or (old.dtype, old.shape) != (new.dtype, new.shape):
             found = "lacks" if old is None else f"has {old.dtype} {list(old.shape)} for"
             raise ApiError(
-                409,
                 ProblemType.BASE_MISMATCH,
                 f"version {base.version} {found} {base.name}/{name[:80]}, but the patch has it as {new.dtype} "
                 f"{list(new.shape)}: the version belongs to another policy; publish all tensors",

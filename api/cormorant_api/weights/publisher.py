@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Protocol
 
 import structlog
 
@@ -37,11 +36,10 @@ from cormorant_contract.tensor_file import (
     parse_header,
 )
 from cormorant_worker.errors import CormorantError, MalformedWeights
-from cormorant_worker.fleet.stats import Receipt
-from cormorant_worker.normalize.book import StatisticsBook
+from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.weights.blob import WeightsBlob
 from cormorant_worker.weights.cached import CachedPublish, read_cached
-from cormorant_worker.weights.staged import PolicyVersion, WeightSpecs
+from cormorant_worker.weights.staged import WeightSpecs
 
 log = structlog.get_logger()
 
@@ -49,35 +47,6 @@ HIGHEST_CHOSEN = 2**52
 """Highest version that a client may choose; leaves room for automatic numbers above it."""
 ALL_MODELS = ""
 """Stands for several models in one publish."""
-
-
-class Publishes(Protocol):
-    """The part of a fleet that the publisher uses."""
-
-    @property
-    def specs(self) -> WeightSpecs: ...
-
-    def publish(self, weights: WeightsBlob, *, version: int | None = None) -> Receipt: ...
-
-    def receipt(self, version: int) -> Receipt: ...
-
-    @property
-    def version(self) -> PolicyVersion: ...
-
-    @property
-    def statistics(self) -> StatisticsBook | None: ...
-
-
-class Offers(Protocol):
-    """Weights that workers cached under an earlier head."""
-
-    def cached_versions(self) -> Mapping[str, PolicyVersion]:
-        """The newest version that each worker has."""
-        ...
-
-    def fetch_cached(self, worker: str) -> bytes:
-        """A worker's cached weights; can be fetched once."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +77,7 @@ class Publisher:
     """Assigns all version numbers. Methods block; call them in worker threads."""
 
     def __init__(
-        self, fleet: Publishes, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: Traces
+        self, fleet: Fleet, store: WeightStore, tracker: UpdateTracker, events: EventRing, traces: Traces
     ) -> None:
         self.store, self.tracker = store, tracker
         self._fleet, self._events, self._traces = fleet, events, traces
@@ -162,7 +131,6 @@ class Publisher:
         acting = self._fleet.version
         if acting > self.store.newest:
             raise ApiError(
-                409,
                 ProblemType.BASE_MISMATCH,
                 f"workers act with version {acting} from a restored state, which the head does not retain; publish all "
                 "tensors",
@@ -193,7 +161,7 @@ class Publisher:
         log.info("weights_rolled_back", model=model, version=version, as_version=update.version, who=author)
         return update
 
-    def inherit(self, offers: Offers) -> bool:
+    def inherit(self, offers: Fleet) -> bool:
         """Publish the newest weights that workers cached under an earlier head, with their version, if they are newer
         than this head's. Returns whether there were any.
         """
@@ -277,13 +245,10 @@ class Publisher:
         history = self.store.history(model)
         if version is None or not history:
             raise ApiError(
-                404,
-                ProblemType.NO_WEIGHTS,
-                f"nothing has been published for {model} yet; it still uses its initial weights",
+                ProblemType.NO_WEIGHTS, f"nothing has been published for {model} yet; it still uses its initial weights"
             )
         oldest = history[-1].version
         raise ApiError(
-            404,
             ProblemType.VERSION_EXPIRED,
             f"version {version} of {model} is not retained; retained are {', '.join(str(m.version) for m in history)}",
             oldest_retained=oldest,
@@ -340,7 +305,6 @@ class Publisher:
                 else f"is above the limit {most}; publish a lower version or omit it"
             )
             raise ApiError(
-                409,
                 ProblemType.VERSION_CONFLICT,
                 f"version {number} {remedy}",
                 current_version=current,
@@ -355,7 +319,7 @@ class Publisher:
             stored = self.store.put(self._stored(upload, number, wanted.model, wanted.author))
         except StoreError as error:
             log.exception("weights_not_kept", version=number)
-            raise ApiError(503, ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
+            raise ApiError(ProblemType.STORE_FAILED, f"{error}; nothing was published", retry_after_s=5) from error
         self._traces.staged(
             number, wanted.headers, received=upload.received, receive_ms=upload.receive_ms, verify_ms=verify_ms
         )

@@ -54,7 +54,6 @@ def check_finite(blob: WeightsBlob) -> None:
     if bad:
         others = f" and {len(bad) - 1} others" if len(bad) > 1 else ""
         raise ApiError(
-            422,
             ProblemType.NOT_FINITE,
             f"{bad[0][:200]}{others}: NaN or infinite values; nothing was published. Check the learner's last update, "
             "or publish with allow_nonfinite=true to accept them",
@@ -76,7 +75,6 @@ def check_specs(
 
     Args:
         found: entries by model and name.
-        specs: the policy's.
         only: the only model allowed; empty: any model of the policy.
         is_partial: tensors may be missing.
 
@@ -104,12 +102,11 @@ def check_specs(
         if any(found.get(model) or not needed for model, needed in wanted.items()):
             return
         raise ApiError(
-            422, ProblemType.TENSOR_MISMATCH, f"the body contains no tensors; publish one of {', '.join(sorted(specs))}"
+            ProblemType.TENSOR_MISMATCH, f"the body contains no tensors; publish one of {', '.join(sorted(specs))}"
         )
     first = next(name for names in lists.values() for name in names)
     counts = ", ".join(f"{len(names)} {what}" for what, names in lists.items() if names)
     raise ApiError(
-        422,
         ProblemType.TENSOR_MISMATCH,
         f"the tensors do not match the policy ({counts}; first: {first[:200]}); nothing was published",
         **{

@@ -109,10 +109,9 @@ class UpdateTracker:
         Args:
             apply_within_s: unpaused seconds after which a worker is late.
             notifier: notified at every change.
-            clock: monotonic seconds.
             on_result: called when an update is applied, late, failed or superseded; without receipts.
         """
-        self._on_result = on_result or _ignore
+        self._on_result = on_result or (lambda _: None)
         self.apply_within_s = apply_within_s
         self.notifier = notifier
         self.clock = clock
@@ -315,10 +314,6 @@ class UpdateTracker:
                 f"no worker acknowledged version {record.published.version} within {self.apply_within_s:.0f} s; "
                 "see GET /v1/workers"
             )
-
-
-def _ignore(_: Update) -> None:
-    return
 
 
 def _refuse(record: _Record, worker: str, reason: str) -> None:

@@ -1,7 +1,7 @@
 """Errors of the REST API: `application/problem+json` (RFC 9457) with stable types."""
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from pydantic import ConfigDict
 
@@ -11,51 +11,59 @@ TYPE_PREFIX = "https://cormorant.dev/problems/"
 
 
 class ProblemType(StrEnum):
-    """Last part of the `type` URI. Clients tell errors apart by it, never by the text."""
+    """Last part of the `type` URI, and the HTTP status. Clients tell errors apart by it, never by the text."""
 
-    MALFORMED_REQUEST = "malformed-request"
-    MALFORMED_SAFETENSORS = "malformed-safetensors"
-    UNAUTHENTICATED = "unauthenticated"
-    FORBIDDEN = "forbidden"
-    NOT_FOUND = "not-found"
-    UNKNOWN_MODEL = "unknown-model"
-    UNKNOWN_UPDATE = "unknown-update"
-    UNKNOWN_WORKER = "unknown-worker"
-    UNKNOWN_BATCH = "unknown-batch"
-    UNKNOWN_ANNOTATION = "unknown-annotation"
-    NO_WEIGHTS = "no-weights"
-    VERSION_EXPIRED = "version-expired"
-    METHOD_NOT_ALLOWED = "method-not-allowed"
-    NOT_ACCEPTABLE = "not-acceptable"
-    UPLOAD_STALLED = "upload-stalled"
-    VERSION_CONFLICT = "version-conflict"
-    BASE_MISMATCH = "base-mismatch"
-    ANNOTATIONS_FULL = "annotations-full"
-    NOT_PAUSED = "not-paused"
-    NO_QUEUE = "no-queue"
-    NO_PICTURE = "no-picture"
-    STREAM_ENDED = "stream-ended"
-    LENGTH_REQUIRED = "length-required"
-    TOO_LARGE = "too-large"
-    PRECONDITION_FAILED = "precondition-failed"
-    PRECONDITION_REQUIRED = "precondition-required"
-    RANGE_NOT_SATISFIABLE = "range-not-satisfiable"
-    UNSAFE_FORMAT = "unsafe-format"
-    UNSUPPORTED_FORMAT = "unsupported-format"
-    INVALID_REQUEST = "invalid-request"
-    TENSOR_MISMATCH = "tensor-mismatch"
-    NOT_FINITE = "not-finite"
-    STATE_MISMATCH = "state-mismatch"
-    DIGEST_MISMATCH = "digest-mismatch"
-    BUSY = "busy"
-    DRAINING = "draining"
-    NO_WORKERS = "no-workers"
-    LAST_WORKER = "last-worker"
-    FLEET_FAILED = "fleet-failed"
-    STORE_FAILED = "store-failed"
-    CONTROL_TIMEOUT = "control-timeout"
-    APPLY_TIMEOUT = "apply-timeout"
-    INTERNAL = "internal"
+    _value_: str
+    status: int
+
+    MALFORMED_REQUEST = "malformed-request", 400
+    MALFORMED_SAFETENSORS = "malformed-safetensors", 400
+    UNAUTHENTICATED = "unauthenticated", 401
+    FORBIDDEN = "forbidden", 403
+    NOT_FOUND = "not-found", 404
+    UNKNOWN_MODEL = "unknown-model", 404
+    UNKNOWN_UPDATE = "unknown-update", 404
+    UNKNOWN_WORKER = "unknown-worker", 404
+    UNKNOWN_BATCH = "unknown-batch", 404
+    UNKNOWN_ANNOTATION = "unknown-annotation", 404
+    NO_WEIGHTS = "no-weights", 404
+    VERSION_EXPIRED = "version-expired", 404
+    METHOD_NOT_ALLOWED = "method-not-allowed", 405
+    NOT_ACCEPTABLE = "not-acceptable", 406
+    UPLOAD_STALLED = "upload-stalled", 408
+    VERSION_CONFLICT = "version-conflict", 409
+    BASE_MISMATCH = "base-mismatch", 409
+    ANNOTATIONS_FULL = "annotations-full", 409
+    NOT_PAUSED = "not-paused", 409
+    NO_QUEUE = "no-queue", 409
+    NO_PICTURE = "no-picture", 409
+    STREAM_ENDED = "stream-ended", 410
+    LENGTH_REQUIRED = "length-required", 411
+    TOO_LARGE = "too-large", 413
+    PRECONDITION_FAILED = "precondition-failed", 412
+    PRECONDITION_REQUIRED = "precondition-required", 428
+    RANGE_NOT_SATISFIABLE = "range-not-satisfiable", 416
+    UNSAFE_FORMAT = "unsafe-format", 415
+    UNSUPPORTED_FORMAT = "unsupported-format", 415
+    INVALID_REQUEST = "invalid-request", 422
+    TENSOR_MISMATCH = "tensor-mismatch", 422
+    NOT_FINITE = "not-finite", 422
+    STATE_MISMATCH = "state-mismatch", 422
+    DIGEST_MISMATCH = "digest-mismatch", 422
+    BUSY = "busy", 429
+    DRAINING = "draining", 503
+    NO_WORKERS = "no-workers", 503
+    LAST_WORKER = "last-worker", 409
+    FLEET_FAILED = "fleet-failed", 503
+    STORE_FAILED = "store-failed", 503
+    CONTROL_TIMEOUT = "control-timeout", 504
+    APPLY_TIMEOUT = "apply-timeout", 504
+    INTERNAL = "internal", 500
+
+    def __new__(cls, value: str, status: int) -> Self:
+        member = str.__new__(cls, value)
+        member._value_, member.status = value, status
+        return member
 
     @property
     def uri(self) -> str:

@@ -13,7 +13,7 @@ from cormorant_contract.rest.problems import ProblemType
 def put(store: AnnotationStore, version: int, value: bytes, key: str = "learner", expected: str | None = None) -> str:
     def check(etag: str) -> None:
         if expected is not None and etag != expected:
-            raise ApiError(412, ProblemType.PRECONDITION_FAILED, etag)
+            raise ApiError(ProblemType.PRECONDITION_FAILED, etag)
 
     return store.put(key, version, value, author="write@host", check=check).entry.etag
 

@@ -236,7 +236,7 @@ def test_the_heads_command_is_one_that_the_head_understands() -> None:
 
     command = entrypoints.head_command(epoch=3, floor_frames=77, drain_s=30)
     given = _parser().parse_args(command[command.index("cormorant_api") + 1 :])
-    assert (given.epoch, given.floor_frames, given.drain_seconds, given.fleet) == (3, 77, 30.0, "ray")
+    assert (given.epoch, given.floor_frames, given.drain_s, given.fleet) == (3, 77, 30.0, "ray")
     assert given.ray_slot_resources
 
 
