@@ -77,7 +77,6 @@ class Cache:
         """Forget objects that a complete list did not show: an interrupted watch does not report deletions.
 
         Args:
-            kind: the listed kind.
             uids: the uids in the list.
             version: resourceVersion of the list; newer objects are kept.
             namespace: the listed namespace; empty: all.
@@ -99,8 +98,7 @@ class Cache:
         return {owner for uid in members if (owner := self._remove(uid, is_job=False, version=limit))}
 
     def job(self, uid: str) -> Job | Unreadable | None:
-        record = self._records.get(uid)
-        return record.job if record is not None else None
+        return self._record(uid).job
 
     def jobs(self, namespace: str = "") -> list[str]:
         return [
@@ -110,30 +108,24 @@ class Cache:
         ]
 
     def pods(self, uid: str) -> tuple[Pod, ...]:
-        record = self._records.get(uid)
-        return tuple(record.pod_index.pods.values()) if record is not None else ()
+        return tuple(self._record(uid).pod_index.pods.values())
 
     def pod_index(self, uid: str) -> PodIndex:
         """The job's pods, indexed. Changes with the next event."""
-        record = self._records.get(uid)
-        return record.pod_index if record is not None else PodIndex()
+        return self._record(uid).pod_index
 
     def attempts(self, uid: str) -> Mapping[tuple[str, int], int]:
         """Highest attempt ever seen of each slot, by (group, index). Changes with the next event."""
-        record = self._records.get(uid)
-        return record.attempts if record is not None else {}
+        return self._record(uid).attempts
 
     def epoch(self, uid: str) -> int:
         """Highest epoch of a head ever seen; 0: none."""
-        record = self._records.get(uid)
-        return record.epoch if record is not None else 0
+        return self._record(uid).epoch
 
     def is_past(self, manifest: Mapping[str, Any]) -> bool:
         """Whether this pod, or a later one in its place, was created before, by any operator."""
         role, place, number = pod_identity(manifest)
-        record = self._records.get(controller_uid(manifest))
-        if record is None:
-            return False
+        record = self._record(controller_uid(manifest))
         return number <= (record.epoch if role == "head" else record.attempts.get(place, -1))
 
     def note_created(self, raw: Mapping[str, Any]) -> None:
@@ -149,20 +141,20 @@ class Cache:
 
     def children(self, uid: str) -> dict[tuple[str, str], str]:
         """Digests of a job's children other than pods, by (kind, name); of a Workload, of what it asks for."""
-        record = self._records.get(uid)
-        if record is None:
-            return {}
+        record = self._record(uid)
         known = {(s.kind, s.name): s.fact for s in record.members.values() if isinstance(s.fact, str)}
         if record.workload is not None:
             known["Workload", record.workload.name] = record.workload.request
         return known
 
     def workload(self, uid: str) -> Workload | None:
-        record = self._records.get(uid)
-        return record.workload if record is not None else None
+        return self._record(uid).workload
 
     def forget(self, uid: str) -> None:
         self._remove(uid, is_job=False, version=math.inf)
+
+    def _record(self, uid: str) -> _JobRecord:
+        return self._records.get(uid) or _JobRecord("")
 
     def _see_job(self, raw: Mapping[str, Any], uid: str, version: int) -> str:
         record = self._records.setdefault(uid, _JobRecord(raw["metadata"]["namespace"]))

@@ -9,7 +9,6 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Protocol
 from zlib import crc32
 
 import structlog
@@ -38,14 +37,15 @@ from cormorant_operator.errors import (
     Refused,
     TokenRefused,
 )
-from cormorant_operator.executor import Executor, HeadCommands
+from cormorant_operator.executor import Executor
+from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job, Unreadable
 from cormorant_operator.job_state import Census, JobState
 from cormorant_operator.kube.client import KubeClient, ListedKind
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 from cormorant_operator.logs import about
 from cormorant_operator.metrics import Handler, Metrics
-from cormorant_operator.observed import HeadAnswer, Observed, Pod, PodIndex
+from cormorant_operator.observed import Observed, Pod, PodIndex
 from cormorant_operator.work_queue import WorkQueue
 
 log = structlog.get_logger()
@@ -53,10 +53,6 @@ RECONCILERS, POLLERS, WRITERS = 16, 32, 16
 _STILL_POLLS, _STILL_FACTOR = 4, 2
 """After this many equal answers the polling interval is stretched by this factor; any reconcile resets it."""
 _LISTED: tuple[ListedKind, ...] = ("CollectorJob", "Pod", "Service", "ConfigMap")
-
-
-class HeadApi(HeadCommands, Protocol):
-    async def ask(self, job: Job, head: Pod) -> HeadAnswer: ...
 
 
 def now_utc() -> datetime:
@@ -69,7 +65,7 @@ class Controller:
     def __init__(
         self,
         cluster: KubeClient,
-        heads: HeadApi,
+        heads: HeadClient,
         *,
         key: bytes,
         defaults: OperatorDefaults,

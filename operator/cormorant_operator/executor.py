@@ -3,9 +3,9 @@
 Stopping between any two actions is harmless, because the next plan starts from what exists then.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
@@ -31,10 +31,12 @@ from cormorant_operator.decide.plan import (
     owner_of,
 )
 from cormorant_operator.errors import ApiError, Conflict, HeadSilent, NameTaken, NotFound, Refused, ServerFault
+from cormorant_operator.head_client import HeadClient
 from cormorant_operator.job import Identity, Job
 from cormorant_operator.job_state import JobState
+from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.names import Manifest
-from cormorant_operator.observed import NodeFact, Pod, RefusalKind, Verdict
+from cormorant_operator.observed import NodeFact, RefusalKind, Verdict
 from cormorant_operator.pod_facts import controller_uid, read_node, write_time
 from cormorant_operator.render.children import secret, tokens_owner
 from cormorant_operator.render.tokens import derive
@@ -52,37 +54,9 @@ _LEAVING_LOOKS = 10
 """Attempts, one second apart, before a Secret of unknown owner counts as another owner's."""
 
 
-class Api(Protocol):
-    """The part of `kube.client.KubeClient` that the executor uses."""
-
-    async def get(self, kind: str, *, namespace: str, name: str) -> Raw: ...
-
-    async def create(self, manifest: Mapping[str, Any], *, is_dry_run: bool = False) -> Raw: ...
-
-    async def apply(self, manifest: Mapping[str, Any]) -> Raw: ...
-
-    async def apply_status(self, manifest: Mapping[str, Any]) -> Raw: ...
-
-    async def patch(
-        self, kind: str, *, namespace: str, name: str, body: Mapping[str, Any], subresource: str = ""
-    ) -> Raw: ...
-
-    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw: ...
-
-
-class HeadCommands(Protocol):
-    """The part of `head_client.HeadClient` that the executor uses."""
-
-    async def set_desired(
-        self, job: Job, head: Pod, *, sizes: dict[str, int], empty_slots: dict[str, tuple[int, ...]], paused: bool
-    ) -> None: ...
-
-    async def drain(self, job: Job, head: Pod) -> None: ...
-
-
 class Executor:
     def __init__(
-        self, api: Api, heads: HeadCommands, cache: Cache, *, key: bytes, clock: Callable[[], datetime]
+        self, api: KubeClient, heads: HeadClient, cache: Cache, *, key: bytes, clock: Callable[[], datetime]
     ) -> None:
         """`cache` learns of every write at once. Job tokens are derived from `key`. `clock` returns aware times."""
         self._api, self._heads, self._cache = api, heads, cache

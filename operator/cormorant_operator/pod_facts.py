@@ -3,18 +3,11 @@
 import json
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, get_args
 
 from cormorant_operator import names
 from cormorant_operator.observed import NodeFact, Obstacle, Pod, PodPhase, Role
 
-_PHASES: Mapping[str, PodPhase] = {
-    "Pending": "Pending",
-    "Running": "Running",
-    "Succeeded": "Succeeded",
-    "Failed": "Failed",
-    "Unknown": "Unknown",
-}
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CONFIG_REASONS = ("CreateContainerConfigError", "CreateContainerError")
 _REJECTIONS = ("UnexpectedAdmissionError", "NodeAffinity", "TopologyAffinityError", "NodeShutdown", "Terminated")
@@ -35,17 +28,19 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
     words_left = ended.get("message") or status.get("message") or ""
     disruption = conditions.get("DisruptionTarget", {})
     obstacle, words = _obstacle(status, conditions)
+    containers = (raw.get("spec") or {}).get("containers") or ()
+    container: Mapping[str, Any] = next((item for item in containers if item.get("name") == role), {})
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
         role=role,
-        created=_time(metadata["creationTimestamp"]),
+        created=datetime.fromisoformat(metadata["creationTimestamp"]),
         group=labels.get(names.GROUP, ""),
         index=_count(labels.get(names.INDEX)),
         attempt=_count(labels.get(names.ATTEMPT)),
         epoch=_count(labels.get(names.EPOCH)),
         template=labels.get(names.TEMPLATE, ""),
-        image=_image(role, raw),
+        image=str(container.get("image") or ""),
         base_image=annotations.get(names.BASE_IMAGE, ""),
         cuda_image=annotations.get(names.CUDA_IMAGE, ""),
         failures=_count(annotations.get(names.FAILURES)),
@@ -58,7 +53,8 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         scheduled_since=_since(conditions.get("PodScheduled", {})),
         ready_since=_since(conditions.get("Ready", {})),
         unready_since=_since(conditions.get("Ready", {}), "False"),
-        deletion_deadline=_deletion_deadline(metadata),
+        # Kubernetes sets deletionTimestamp to the end of the grace period.
+        deletion_deadline=_moment(metadata.get("deletionTimestamp")),
         is_disrupted=disruption.get("status") == "True" or _never_ran(role, status),
         is_rejected=_never_ran(role, status),
         obstacle=obstacle,
@@ -74,7 +70,8 @@ def read_pod(raw: Mapping[str, Any]) -> Pod | None:
         draining_since=_moment(annotations.get(names.DRAINING)),
         stalled_since=_moment(annotations.get(names.STALLED)),
         ip=status.get("podIP") or "",
-        is_tls=role == "head" and _speaks_tls(raw),
+        # By what it was started with: the manifest may say otherwise by now.
+        is_tls=role == "head" and names.TLS_OPTION in (container.get("command") or ()),
     )
 
 
@@ -96,22 +93,12 @@ def _role(text: str | None) -> Role | None:
     return text if text in ("head", "worker", "canary") else None  # type: ignore[return-value]  # it is one of them
 
 
-def _image(role: Role, raw: Mapping[str, Any]) -> str:
-    containers = (raw.get("spec") or {}).get("containers") or ()
-    return next((str(item.get("image") or "") for item in containers if item.get("name") == role), "")
-
-
-def _speaks_tls(raw: Mapping[str, Any]) -> bool:
-    """By what it was started with: the manifest may say otherwise by now."""
-    containers = (raw.get("spec") or {}).get("containers") or ()
-    return any(names.TLS_OPTION in (item.get("command") or ()) for item in containers if item.get("name") == names.HEAD)
-
-
 def _phase(raw: Mapping[str, Any], ended: Mapping[str, Any]) -> PodPhase:
     if ended:
         # The pod's phase waits for every container, and a sidecar of a mesh never ends by itself.
         return "Failed" if ended.get("exitCode") else "Succeeded"
-    return _PHASES.get((raw.get("status") or {}).get("phase") or "Pending", "Unknown")
+    phase = (raw.get("status") or {}).get("phase") or "Pending"
+    return phase if phase in get_args(PodPhase) else "Unknown"  # type: ignore[return-value]  # it is one of them
 
 
 def read_node(raw: Mapping[str, Any], *, at: datetime) -> NodeFact:
@@ -136,16 +123,18 @@ def _obstacle(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> tuple
     return Obstacle.NONE, ""
 
 
+def _states(status: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    return {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
+
+
 def _ended(role: str, status: Mapping[str, Any]) -> Mapping[str, Any]:
     """How our own container ended; a template may add others."""
-    states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
-    return states.get(role, {}).get("terminated") or {}
+    return _states(status).get(role, {}).get("terminated") or {}
 
 
 def _has_sidecar(role: str, status: Mapping[str, Any]) -> bool:
     """Whether another container is still running. The kubelet itself ends native sidecars (init containers)."""
-    states = {item["name"]: (item.get("state") or {}) for item in status.get("containerStatuses") or ()}
-    return any("running" in state for name, state in states.items() if name != role)
+    return any("running" in state for name, state in _states(status).items() if name != role)
 
 
 def _never_ran(role: str, status: Mapping[str, Any]) -> bool:
@@ -172,17 +161,8 @@ def _since(condition: Mapping[str, Any], status: str = "True") -> datetime | Non
     return _moment(condition.get("lastTransitionTime")) if condition.get("status") == status else None
 
 
-def _deletion_deadline(metadata: Mapping[str, Any]) -> datetime | None:
-    # Kubernetes sets deletionTimestamp to the end of the grace period.
-    return _moment(metadata.get("deletionTimestamp"))
-
-
 def _count(text: str | None) -> int:
     return int(text) if text is not None and text.isdecimal() else 0
-
-
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text)
 
 
 def _moment(text: str | None) -> datetime | None:

@@ -28,10 +28,7 @@ def autoscaled(scale: Autoscale, size: int, wait_shares: Sequence[WaitShares], *
     """The size of a group that has `size` workers now.
 
     Args:
-        scale: bounds.
-        size: the group's size.
         wait_shares: of several periods that end now; those of another size say nothing.
-        group: its name.
     """
     wanted = size
     for shares in wait_shares:

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from cormorant_contract.status import FramesStatus, WeightsStatus
+from cormorant_contract.status import ConditionType, FramesStatus, WeightsStatus
 from cormorant_operator.decide.obstacles import is_waiting_for_room
 from cormorant_operator.decide.view import View
 from cormorant_operator.job import find, is_true, since
@@ -113,20 +113,10 @@ def _unpaused_at(view: View) -> datetime | None:
     return since(view.job.status, "Paused", "False")
 
 
-def _served_at(view: View) -> datetime | None:
-    """When the last wait for a learner in the status ended; now, if it has just ended."""
-    before = find(view.job.status, "Progressing")
-    if before is not None and before.reason == "WaitingForConsumer":
-        return view.now
-    return since(view.job.status, "Progressing", "False")
-
-
-def _placed_at(view: View) -> datetime | None:
-    """When the last wait for a lost node's volume in the status ended; now, if it has just ended."""
-    before = find(view.job.status, "Scheduled")
-    if before is not None and before.reason == "VolumeOnLostNode":
-        return view.now
-    return since(view.job.status, "Scheduled", "True")
+def _waited_until(view: View, kind: ConditionType, reason: str, otherwise: str) -> datetime | None:
+    """When the last wait in the status ended, which is a condition's reason; now, if it has just ended."""
+    before = find(view.job.status, kind)
+    return view.now if before is not None and before.reason == reason else since(view.job.status, kind, otherwise)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,7 +151,7 @@ def stall_deadline(view: View) -> Deadline | None:
         status.start_time,
         frames_status(view).last_progress_time,
         _unpaused_at(view),
-        _served_at(view),
+        _waited_until(view, "Progressing", "WaitingForConsumer", "False"),
     )
     return _deadline(starts, limit_s=limit, known_until=until)
 
@@ -181,7 +171,8 @@ def startup_deadline(view: View) -> Deadline | None:
     if not view.has_enough:
         needed = (pod for pod in view.examined if pod.role != "canary")
         starting = [pod.starting_since for pod in needed if pod.is_live and not pod.is_ready]
-        began = [since(status, "Ready", "False") or view.now, _placed_at(view), *starting]
+        placed_at = _waited_until(view, "Scheduled", "VolumeOnLostNode", "True")
+        began = [since(status, "Ready", "False") or view.now, placed_at, *starting]
     elif has_collected(view) or view.answering_since is None or view.answered_at is None:
         return None
     else:

@@ -40,15 +40,6 @@ _PLURALS = {
     "Lease": "apis/coordination.k8s.io/v1/namespaces/{namespace}/leases",
     "CollectorJob": "apis/cormorant.dev/v1alpha1/namespaces/{namespace}/collectorjobs",
 }
-_ALL = {
-    "Pod": "api/v1/pods",
-    "Service": "api/v1/services",
-    "ConfigMap": "api/v1/configmaps",
-    "NetworkPolicy": "apis/networking.k8s.io/v1/networkpolicies",
-    "PodDisruptionBudget": "apis/policy/v1/poddisruptionbudgets",
-    "CollectorJob": "apis/cormorant.dev/v1alpha1/collectorjobs",
-    "Workload": "apis/kueue.x-k8s.io/v1beta2/workloads",
-}
 ListedKind = Literal["Pod", "Service", "ConfigMap", "NetworkPolicy", "PodDisruptionBudget", "CollectorJob", "Workload"]
 Raw = dict[str, Any]
 """A JSON object from the API server."""
@@ -111,14 +102,7 @@ class KubeClient:
         """Replace an object; `metadata.resourceVersion` is a precondition."""
         return await self._ask("PUT", _path_of(manifest), manifest)
 
-    async def delete(
-        self,
-        kind: str,
-        *,
-        namespace: str,
-        name: str,
-        preconditions: Mapping[str, str],
-    ) -> Raw:
+    async def delete(self, kind: str, *, namespace: str, name: str, preconditions: Mapping[str, str]) -> Raw:
         """Delete an object; its dependents are deleted in the background.
 
         Args:
@@ -136,10 +120,9 @@ class KubeClient:
         self, kind: ListedKind, *, namespace: str = "", selector: str = ""
     ) -> AsyncIterator[tuple[list[Raw], str]]:
         """Yield the objects of a kind page by page, each with the resourceVersion of the list."""
-        path = _path(kind, namespace) if namespace else _ALL[kind]
         query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
         while True:
-            page = await self._ask("GET", path, query=query)
+            page = await self._ask("GET", _path(kind, namespace), query=query)
             # Items of a list lack their kind.
             yield [{**item, "kind": kind} for item in page["items"]], page["metadata"]["resourceVersion"]
             token = page["metadata"].get("continue")
@@ -212,7 +195,8 @@ class KubeClient:
 
 
 def _path(kind: str, namespace: str) -> str:
-    return _PLURALS[kind].format(namespace=namespace)
+    path = _PLURALS[kind]
+    return path.format(namespace=namespace) if namespace else path.replace("namespaces/{namespace}/", "")
 
 
 def _path_of(manifest: Mapping[str, Any]) -> str:

@@ -9,24 +9,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Any
 
 import structlog
 
 from cormorant_operator.errors import ApiError, Conflict, LeaseLost, NotFound, Unreachable
+from cormorant_operator.kube.client import KubeClient
 from cormorant_operator.kube.rate_limit import Purpose, purpose
 
 log = structlog.get_logger()
-
-
-class Leases(Protocol):
-    """The part of `kube.client.KubeClient` that is used here."""
-
-    async def get(self, kind: str, *, namespace: str, name: str) -> dict[str, Any]: ...
-
-    async def create(self, manifest: dict[str, Any]) -> dict[str, Any]: ...
-
-    async def replace(self, manifest: dict[str, Any]) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,7 +31,7 @@ class Terms:
 
 class Leader:
     def __init__(
-        self, leases: Leases, *, namespace: str, name: str, identity: str, terms: Terms, clock: Callable[[], float]
+        self, leases: KubeClient, *, namespace: str, name: str, identity: str, terms: Terms, clock: Callable[[], float]
     ) -> None:
         """`identity` must be unique among candidates. `clock` returns monotonic seconds."""
         self._leases, self._namespace, self._name = leases, namespace, name

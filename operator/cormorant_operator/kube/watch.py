@@ -110,7 +110,6 @@ class Watch:
         """Create a watch. Both callbacks run in its thread.
 
         Args:
-            kinds: what is watched.
             namespace: the watched namespace; empty: all. Each has its own watch, because a refused one ends it.
             selector: label selector of jobs; empty: all.
             on_gap: called when events may have been missed: kopf was restarted, or relisted because a stream's version

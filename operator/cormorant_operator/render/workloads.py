@@ -31,8 +31,6 @@ def workload(job: Job, *, requests: Iterable[PodSetRequest], digest: str, priori
     """The Workload of a job with a queue.
 
     Args:
-        requests: of the head and of each group.
-        digest: of what is asked for.
         priority: value of the queue's priority class; None: it has none.
     """
     queue = job.queue
