@@ -23,6 +23,7 @@ from cormorant_cli.errors import (
     NotAllowed,
     ObjectConflict,
     ObjectMissing,
+    installed,
 )
 from cormorant_contract.sentences import did_you_mean
 
@@ -249,18 +250,8 @@ class Cluster:
 
     # -- one request -------------------------------------------------------------------------------------------
 
-    def _ask(
-        self,
-        method: str,
-        path: str,
-        *,
-        query: Mapping[str, str] | None = None,
-        body: object = None,
-        content_type: str = "application/json",
-        accept: str = "application/json",
-    ) -> Raw:
-        reply = self._send(method, path, query=query, body=body, content_type=content_type, accept=accept)
-        return _read_json(reply.data)
+    def _ask(self, method: str, path: str, **request: Any) -> Raw:
+        return _read_json(self._send(method, path, **request).data)
 
     def _send(
         self,
@@ -274,6 +265,8 @@ class Cluster:
         is_endless: bool = False,
         is_read: bool = True,
     ) -> Any:
+        from urllib3 import Timeout
+
         headers = {"Accept": accept, **({"Content-Type": content_type} if body is not None else {})}
         given = {key: value for key, value in (query or {}).items() if value}
         request = self._api.param_serialize(
@@ -284,15 +277,14 @@ class Cluster:
         )
         # The generated serializer would read our plain JSON as models; it has done its part with the headers.
         _, url, sent_headers, _, _ = request
-        data = json.dumps(body) if body is not None else None
         # Its default for a patch is a merge that custom resources do not know.
         with self._translated(method, path):
             reply = self._api.rest_client.pool_manager.request(
                 method,
                 url,
                 headers=sent_headers,
-                body=data,
-                timeout=_timeout(is_endless=is_endless),
+                body=json.dumps(body) if body is not None else None,
+                timeout=Timeout(connect=CONNECT_S, read=None if is_endless else ANSWER_S),
                 preload_content=False,
                 retries=False,
             )
@@ -359,18 +351,12 @@ class Cluster:
             )
         if not kind or not name:
             return words
-        if namespace and not self._exists_namespace(namespace):
-            near = near_names(namespace, self._names("Namespace", ""))
-            return f'namespace "{namespace}" not found{near}'
+        if namespace and (known := self._names("Namespace", "")) and namespace not in known:
+            return f'namespace "{namespace}" not found{near_names(namespace, known)}'
         if kind == "Namespace":
             return f'namespace "{name}" not found{near_names(name, self._names(kind, ""))}'
         inside = f" in namespace {namespace}" if namespace else ""
-        hint = near_names(name, self._names(kind, namespace))
-        return f'{kind} "{name}" not found{inside}{hint}'
-
-    def _exists_namespace(self, namespace: str) -> bool:
-        names = self._names("Namespace", "")
-        return not names or namespace in names
+        return f'{kind} "{name}" not found{inside}{near_names(name, self._names(kind, namespace))}'
 
     def _names(self, kind: str, namespace: str) -> list[str]:
         """Names of a kind, for hints: none when the user may not list them."""
@@ -407,13 +393,10 @@ def connected(context: str = "") -> Iterator[Cluster]:
 
 def connect(context: str = "") -> Cluster:
     """As `connected`; the caller closes it."""
-    try:
+    with installed("cli"):
         from kubernetes import config
         from kubernetes.client import ApiClient, Configuration
-    except ModuleNotFoundError as error:
-        raise CommandFailed(
-            f"this command needs {error.name}, which is not installed: pip install 'cormorant[cli]'"
-        ) from error
+
     configuration = Configuration()
     # The library would ask the environment once, when it is imported.
     files = os.environ.get("KUBECONFIG") or "~/.kube/config"
@@ -464,12 +447,6 @@ def _in_cluster(context: str, error: Exception) -> Cluster:
     return Cluster(ApiClient(configuration), namespace=namespace.read_text().strip(), context="of this pod")
 
 
-def _timeout(*, is_endless: bool) -> Any:
-    from urllib3 import Timeout
-
-    return Timeout(connect=CONNECT_S, read=None if is_endless else ANSWER_S)
-
-
 def _away(server: str, context: str, error: Exception) -> str:
     host = urlsplit(server).netloc or server
     reason = " ".join(str(getattr(error, "reason", "") or error).split())
@@ -485,9 +462,8 @@ def _conflict(words: str, answer: Raw) -> str:
     owned = [f"{cause.get('field', '')} ({cause.get('message', '')})" for cause in causes]
     if owned:
         return (
-            f"other field managers own fields that the manifest sets: {', '.join(owned)}; remove them from "
-            "the manifest, or take them over "
-            "with --force-conflicts"
+            f"other field managers own fields that the manifest sets: {', '.join(owned)}; remove them from the "
+            "manifest, or take them over with --force-conflicts"
         )
     return f"the object was changed at the same time: {words}; try again"
 

@@ -48,8 +48,6 @@ class CodeMap:
         """The ConfigMap.
 
         Args:
-            job: name of the job.
-            namespace: of the job.
             owner: the job as the server has it: the ConfigMap goes when it goes. None: it does not exist yet.
         """
         text = {name: data.decode() for name, data in self.files.items() if _is_text(data)}

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, size_of
 
 app = typer.Typer(
@@ -121,10 +121,8 @@ def export(
 @contextmanager
 def _sentences() -> Iterator[None]:
     """Turn the worker's errors, and a missing worker, into sentences."""
-    try:
+    with installed("worker"):
         from cormorant_worker.errors import CormorantError
-    except ImportError as error:
-        raise CommandFailed(f"this command needs the worker ({error}); install cormorant[worker]") from error
     try:
         yield
     except (CormorantError, ImportError) as error:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Annotated
 
 import typer
@@ -59,7 +59,11 @@ def events_of(cluster: Cluster, job: Raw, pods: Sequence[JobPod]) -> list[Raw]:
     """Events of a job and of its pods that are there, oldest first."""
     namespace = job["metadata"]["namespace"]
     own = {job["metadata"]["uid"], *(pod.raw["metadata"]["uid"] for pod in pods)}
-    found = [event for kind in ("CollectorJob", "Pod") for event in _events(cluster, namespace, kind)]
+    found = [
+        event
+        for kind in ("CollectorJob", "Pod")
+        for event in cluster.objects("Event", namespace=namespace, fields=f"involvedObject.kind={kind}")
+    ]
     return sorted((event for event in found if event["involvedObject"].get("uid") in own), key=event_time)
 
 
@@ -68,10 +72,6 @@ def event_time(event: Raw) -> datetime:
     series = event.get("series") or {}
     text = series.get("lastObservedTime") or event.get("lastTimestamp") or event.get("eventTime")
     return read_time(text or event["metadata"]["creationTimestamp"])
-
-
-def _events(cluster: Cluster, namespace: str, kind: str) -> list[Raw]:
-    return cluster.objects("Event", namespace=namespace, fields=f"involvedObject.kind={kind}")
 
 
 def lines_of(picture: Picture) -> Iterator[str]:
@@ -119,14 +119,11 @@ def _frames(frames: Raw, now: datetime) -> str:
     whole = f"{collected:,} of {target:,} ({100 * collected / target:.0f}%)" if target else f"{collected:,}"
     last = frames.get("lastProgressTime")
     when = f", the last {age(read_time(last), now)} ago" if last else ""
-    left = f", {age(now, _at(now, (target - collected) / rate))} left" if target and rate and collected < target else ""
+    left = ""
+    if target and rate and collected < target:
+        end = now + timedelta(seconds=min((target - collected) / rate, 3.15e8))
+        left = f", {age(now, end)} left"
     return f"{whole}, {rate:,.0f}/s{when}{left}"
-
-
-def _at(now: datetime, seconds: float) -> datetime:
-    from datetime import timedelta
-
-    return now + timedelta(seconds=min(seconds, 3.15e8))
 
 
 def _weights(weights: Raw, now: datetime) -> str:

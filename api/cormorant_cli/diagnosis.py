@@ -6,7 +6,7 @@ A fact that could not be read is None and says nothing here: why it could not is
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal
+from typing import Literal
 
 from cormorant_cli.cluster import Raw
 from cormorant_cli.jobs import (
@@ -83,7 +83,6 @@ def examine_cluster(facts: ClusterFacts, job: JobFacts | None = None) -> Iterato
     """What holds of a cluster.
 
     Args:
-        facts: as read.
         job: its status shows whether an operator runs outside of the cluster.
     """
     yield _ok(f"the API server {facts.server} answers (Kubernetes {facts.version})")
@@ -111,9 +110,9 @@ def _of_crd(facts: ClusterFacts) -> Iterator[Finding]:
             "helm install cormorant charts/cormorant"
         )
         return
-    established = _condition(facts.crd, "Established")
+    established = condition(facts.crd, "Established")
     if established.get("status") != "True":
-        names = _condition(facts.crd, "NamesAccepted")
+        names = condition(facts.crd, "NamesAccepted")
         reason = names.get("message") or established.get("message") or "not established yet"
         yield _problem(f"the CustomResourceDefinition of CollectorJob is not served: {reason}")
         return
@@ -169,7 +168,7 @@ def _of_deployment(facts: ClusterFacts, deployment: Raw) -> Iterator[Finding]:
         namespace = deployment["metadata"]["namespace"]
         pods = [pod for pod in facts.operator_pods or () if pod.raw["metadata"]["namespace"] == namespace]
         reasons = [f"{pod.name}: {_pod_trouble(pod)}" for pod in pods if _pod_trouble(pod)]
-        failed = _condition(deployment, "ReplicaFailure").get("message", "")
+        failed = condition(deployment, "ReplicaFailure").get("message", "")
         why_not = "; ".join(reasons) or failed or "no replica is ready"
         log = f"kubectl logs -n {namespace} deployment/{deployment['metadata']['name']}"
         yield _problem(f"the operator {name} is not running: {why_not}; see {log}")
@@ -178,7 +177,7 @@ def _of_deployment(facts: ClusterFacts, deployment: Raw) -> Iterator[Finding]:
 def _of_nodes(facts: ClusterFacts, job: JobFacts | None) -> Iterator[Finding]:
     if facts.nodes is None:
         return
-    ready = [node for node in facts.nodes if _condition(node, "Ready").get("status") == "True"]
+    ready = [node for node in facts.nodes if condition(node, "Ready").get("status") == "True"]
     able = [node for node in ready if not (node.get("spec") or {}).get("unschedulable")]
     if not facts.nodes:
         yield _problem("the cluster has no nodes, so no pod can run")
@@ -248,7 +247,7 @@ def _of_standstill(facts: JobFacts) -> Iterator[Finding]:
     queue = (job["metadata"].get("labels") or {}).get(QUEUE, "")
     if spec.get("suspend") and facts.workloads:
         # The operator deletes its own Workload of a suspended job: this one belongs to another controller.
-        waits = [why(_condition(load, "QuotaReserved")) for load in facts.workloads]
+        waits = [why(condition(load, "QuotaReserved")) for load in facts.workloads]
         words = next((text for text in waits if text), "Kueue has not answered yet")
         yield _problem(
             f"suspended by Kueue until {f'queue {queue}' if queue else 'the queue of its Workload'} has room: {words}"
@@ -461,11 +460,6 @@ def _watched(deployment: Raw) -> set[str]:
     containers = deployment["spec"]["template"]["spec"]["containers"]
     arguments = [str(word) for container in containers for word in container.get("args") or ()]
     return {word.partition("=")[2] for word in arguments if word.startswith("--namespace=")}
-
-
-def _condition(raw: Raw, kind: str) -> dict[str, Any]:
-    conditions = (raw.get("status") or {}).get("conditions") or ()
-    return next((dict(found) for found in conditions if found.get("type") == kind), {})
 
 
 def _names_of(objects: Sequence[Raw]) -> str:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.errors import BadInput, installed
 from cormorant_contract.sentences import near
 
 Engine = Literal["envpool", "gymnasium"]
@@ -58,14 +58,10 @@ def _hint(pattern: str, ids: Sequence[str]) -> str:
 
 
 def _known() -> list[Entry]:
-    try:
+    with installed("worker"):
         import gymnasium
 
         from cormorant_worker.envs.envpool import task_ids
-    except ModuleNotFoundError as error:
-        raise CommandFailed(
-            f"cormorant envs needs {error.name}, which is not installed: pip install 'cormorant[worker]'"
-        ) from error
     return [
         *(Entry(engine="envpool", id=name) for name in task_ids()),
         *(Entry(engine="gymnasium", id=name) for name in sorted(gymnasium.registry)),

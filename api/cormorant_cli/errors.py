@@ -14,6 +14,9 @@ CliError             exit code 1; every one is a sentence for the user
 cormorant_contract.ManifestError ends a command with exit code 2 as well, KeyboardInterrupt with 130.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class CliError(Exception):
     """Ends the command with its message on stderr and `exit_code`."""
@@ -57,3 +60,14 @@ class BadInput(CliError):
     """An option or a file of the user cannot be used."""
 
     exit_code = 2
+
+
+@contextmanager
+def installed(extra: str) -> Iterator[None]:
+    """Inside, an import that fails becomes a sentence that says what to install."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise CommandFailed(
+            f"this command needs {error.name}, which is not installed: pip install 'cormorant[{extra}]'"
+        ) from error

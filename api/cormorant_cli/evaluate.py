@@ -30,8 +30,6 @@ from cormorant_cli.run import (
 from cormorant_manifest.reader import STDIN
 
 if TYPE_CHECKING:
-    from cormorant_contract.job import CollectorJob
-    from cormorant_worker.evaluation.results import ResultTable
     from cormorant_worker.fleet.stats import FleetStats
 
 INTERRUPTED = 130
@@ -118,11 +116,22 @@ def evaluate(
     rows: list[tuple[str, Mapping[str, Any]]] = []
     try:
         with translated_errors(), _quiet():
+            from cormorant_worker.run_evaluation import evaluate as play
+
             for uri, folder in folders.items():
-                table = _evaluate(
-                    job, uri, folder, site, episodes=episodes, seed=seed, deterministic=deterministic, video=video,
-                    workers=workers, device="" if device is Device.AUTO else device.value,
-                )  # fmt: skip
+                table = play(
+                    job,
+                    uri or None,
+                    episodes=episodes,
+                    seed=seed,
+                    deterministic=deterministic,
+                    workers=workers,
+                    directory=folder or "",
+                    device="" if device is Device.AUTO else device.value,
+                    engine=site.engine(),
+                    look=_teller(Path(uri).name),
+                    videos=video,
+                )
                 for name, each in (table.checkpoints or {uri: table}).items():
                     if as_json:
                         typer.echo(json.dumps({"weights": name, **each.document()}, sort_keys=True))
@@ -134,36 +143,6 @@ def evaluate(
     finally:
         if rows and not as_json:
             typer.echo(show_table(rows))
-
-
-def _evaluate(
-    job: "CollectorJob",
-    weights: str,
-    folder: Path | None,
-    site: Site,
-    *,
-    episodes: int,
-    seed: int | None,
-    deterministic: bool | None,
-    video: int,
-    workers: int,
-    device: str,
-) -> "ResultTable":
-    from cormorant_worker.run_evaluation import evaluate as play
-
-    return play(
-        job,
-        weights or None,
-        episodes=episodes,
-        seed=seed,
-        deterministic=deterministic,
-        workers=workers,
-        directory=folder or "",
-        device=device,
-        engine=site.engine(),
-        look=_teller(Path(weights).name),
-        videos=video,
-    )
 
 
 def show_running(connection: Connection, *, wait_s: float, as_json: bool) -> None:

@@ -85,9 +85,9 @@ def why_waiting(pod: JobPod) -> str:
     return ""
 
 
-def condition(job: Raw, kind: str) -> Raw:
-    """One of a job's conditions; empty when the operator has not written it."""
-    conditions = (job.get("status") or {}).get("conditions") or ()
+def condition(raw: Raw, kind: str) -> Raw:
+    """One of an object's conditions; empty when nothing has written it."""
+    conditions = (raw.get("status") or {}).get("conditions") or ()
     return next((dict(found) for found in conditions if found.get("type") == kind), {})
 
 

@@ -4,15 +4,11 @@ import json
 
 import typer
 
-from cormorant_cli.errors import CommandFailed
+from cormorant_cli.errors import installed
 
 
 def openapi() -> None:
     """Print the OpenAPI document of the head's REST API as JSON."""
-    try:
+    with installed("api"):
         from cormorant_api.app import make_app
-    except ModuleNotFoundError as error:
-        raise CommandFailed(
-            f"cormorant openapi needs {error.name}, which is not installed: pip install 'cormorant[api]'"
-        ) from error
     typer.echo(json.dumps(make_app().openapi(), indent=2))

@@ -102,8 +102,8 @@ def _set_paused(connection: Connection, *, is_paused: bool, wait_s: float) -> No
             f"{wait_s:g} s; is the operator running (`cormorant doctor{cluster.options_of(job)}`)?"
         )
     raise CommandFailed(
-        f"{identity(job)}: spec.paused is set, but the fleet is still {left.state} after {wait_s:g} "
-        f"s{_after(left.error)}"
+        f"{identity(job)}: spec.paused is set, but the fleet is still {left.state} after {wait_s:g} s"
+        + (f": {left.error}" if left.error else "")
     )
 
 
@@ -128,7 +128,3 @@ def _holders(left: "Pauses", connection: Connection) -> str:
         return ""
     ends = "".join(f"; `{resume} --owner {lease.owner}` ends one" for lease in left.leases[:1])
     return f"still {left.state}: {', '.join(owners)}{ends}"
-
-
-def _after(text: str) -> str:
-    return f": {text}" if text else ""

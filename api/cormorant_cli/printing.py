@@ -27,7 +27,6 @@ def show_objects(found: Sequence[Raw], output: Output, *, is_list: bool) -> str:
     """Objects in JSON, YAML or by name.
 
     Args:
-        found: the objects.
         output: JSON, YAML or NAME.
         is_list: wrap them in a List, also when it is one.
     """

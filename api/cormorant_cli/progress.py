@@ -55,23 +55,27 @@ class WorkerView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
+class Counts:
     frames: int
     """Frames that count: accepted by the output, those of earlier runs of the dataset among them."""
     total_frames: int | None
     fps: float
-    """Frames stepped per second over the last ten seconds."""
+    """Frames stepped per second: over the last ten seconds, at the end over the whole run."""
     episodes: int
     mean_return: float | None
     """Over the last episodes, 100 at most; None before the first has ended."""
     mean_length: float | None
     version: int
     restarts: int
-    queued_batches: int
     dropped: Mapping[str, int]
-    workers: tuple[WorkerView, ...]
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     """Means of the manifest's episodeMetrics over the same episodes, by name; None: no number among them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot(Counts):
+    queued_batches: int
+    workers: tuple[WorkerView, ...]
     waits_for: str = ""
     """Why nothing is collected at the moment, in a sentence; empty while frames come."""
 
@@ -87,26 +91,15 @@ class Serving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Counts):
     reason: Literal["done", "already_complete", "interrupted"]
-    frames: int
-    """All frames that count, as in Snapshot."""
     new_frames: int
     """Those of this run."""
-    total_frames: int | None
     seconds: float
     """From the first ticket to the end of the last worker."""
-    fps: float
-    episodes: int
-    mean_return: float | None
-    mean_length: float | None
-    version: int
-    restarts: int
-    dropped: Mapping[str, int]
     dataset: str
     dataset_bytes: int | None
     """Size of the dataset's shards; None without a dataset."""
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
     was_served: bool = False
     """Batches went to consumers over HTTP."""
 
@@ -173,7 +166,6 @@ class JsonDisplay:
     interval_s = 1.0
 
     def begin(self, plan: Plan) -> None:
-        """`{"event": "started", ...}`."""
         _echo_json("started", asdict(plan))
 
     def serving(self, serving: Serving) -> None:
@@ -181,14 +173,12 @@ class JsonDisplay:
         _echo_json("serving", {"url": serving.url, "token_file": serving.token_file})
 
     def progress(self, snapshot: Snapshot) -> None:
-        """`{"event": "progress", ...}`."""
         _echo_json("progress", asdict(snapshot))
 
     def log(self, event: Event) -> None:
         _to_stderr(json.dumps(dict(event), default=str))
 
     def end(self, summary: Summary) -> None:
-        """`{"event": "finished", ...}`."""
         _echo_json("finished", asdict(summary))
 
     def fail(self, message: str, exit_code: int) -> None:

@@ -270,12 +270,11 @@ def read_job(manifest: str, name: str, frames: int = 0) -> CollectorJob:
     if manifest != STDIN and folder not in sys.path:
         # What `code` does in pods: entrypoints find the modules beside the manifest. Workers inherit the path.
         sys.path.insert(0, folder)
-    return _with_total_frames(found[0], frames) if frames else found[0]
-
-
-def _with_total_frames(job: CollectorJob, frames: int) -> CollectorJob:
-    collection = job.spec.collection.model_copy(update={"total_frames": frames})
-    return job.model_copy(update={"spec": job.spec.model_copy(update={"collection": collection})})
+    if not frames:
+        return found[0]
+    spec = found[0].spec
+    collection = spec.collection.model_copy(update={"total_frames": frames})
+    return found[0].model_copy(update={"spec": spec.model_copy(update={"collection": collection})})
 
 
 class _Session:
@@ -417,17 +416,8 @@ class _Session:
 
     def _snapshot(self, stats: "FleetStats", now: float, waits_for: str) -> Snapshot:
         return Snapshot(
-            frames=stats.frames,
-            total_frames=stats.total_frames,
-            fps=self._rate.observe(now, stats.stepped_frames),
-            episodes=stats.episodes,
-            mean_return=_mean(stats.recent_returns),
-            mean_length=_mean(stats.recent_lengths),
-            metrics=stats.metric_means,
-            version=stats.version,
-            restarts=stats.restarts,
+            **_counts(stats, self._rate.observe(now, stats.stepped_frames)),
             queued_batches=stats.queued_batches,
-            dropped=stats.dropped,
             waits_for=waits_for,
             workers=tuple(
                 WorkerView(
@@ -444,19 +434,10 @@ class _Session:
 
     def _summary(self, reason: Reason, new_frames: int, fps: float, seconds: float, stats: "FleetStats") -> Summary:
         return Summary(
+            **_counts(stats, fps),
             reason=reason,
-            frames=stats.frames,
             new_frames=new_frames,
-            total_frames=stats.total_frames,
             seconds=seconds,
-            fps=fps,
-            episodes=stats.episodes,
-            mean_return=_mean(stats.recent_returns),
-            mean_length=_mean(stats.recent_lengths),
-            metrics=stats.metric_means,
-            version=stats.version,
-            restarts=stats.restarts,
-            dropped=stats.dropped,
             dataset=self._dataset,
             dataset_bytes=_dataset_bytes(self._dataset) if self._dataset else None,
             was_served=self._serving is not None,
@@ -520,6 +501,19 @@ def _dataset_bytes(uri: str) -> int:
 
 def _is_complete(stats: "FleetStats") -> bool:
     return stats.total_frames is not None and stats.frames >= stats.total_frames
+
+
+def _counts(stats: "FleetStats", fps: float) -> dict[str, Any]:
+    return {
+        "fps": fps,
+        "mean_return": _mean(stats.recent_returns),
+        "mean_length": _mean(stats.recent_lengths),
+        "metrics": stats.metric_means,
+        **{
+            name: getattr(stats, name)
+            for name in ("frames", "total_frames", "episodes", "version", "restarts", "dropped")
+        },
+    }
 
 
 def _mean(values: Sequence[float]) -> float | None:

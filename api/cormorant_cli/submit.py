@@ -89,8 +89,6 @@ def document_of(job: CollectorJob, files: CodeMap | None, *, namespace: str) -> 
     """A job as it is sent: what the user wrote and no default, so that the sender owns nothing else.
 
     Args:
-        job: as read.
-        files: the code that goes with it.
         namespace: where the manifest names none; empty leaves it out.
     """
     written = _written(job)

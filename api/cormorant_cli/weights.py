@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from cormorant_cli.connection import AsJson, Connection, with_connection
-from cormorant_cli.errors import BadInput, CommandFailed
+from cormorant_cli.errors import BadInput, CommandFailed, installed
 from cormorant_cli.printing import counted, size_of
 from cormorant_cli.run import JobName
 
@@ -36,12 +36,10 @@ def init(
     name: JobName = "",
 ) -> None:
     """Build the policy of a manifest and write its initial weights, the ones its workers start with."""
-    try:
+    with installed("worker"):
         from cormorant_worker.errors import CormorantError
         from cormorant_worker.launch import make_collector
         from cormorant_worker.weights.file import to_bytes
-    except ImportError as error:
-        raise CommandFailed(f"this command needs the worker ({error}); pip install 'cormorant[worker]'") from error
     try:
         with make_collector(manifest, name=name) as collector:
             current = collector.weights.current()
