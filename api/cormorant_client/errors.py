@@ -113,7 +113,6 @@ def error_for(status: int, body: bytes, *, where: str) -> HeadError:
     """Turn an answer into an error.
 
     Args:
-        status: the HTTP status.
         body: problem+json; other bodies are from a proxy and are quoted.
         where: method and URL, for the message.
     """

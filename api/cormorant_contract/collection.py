@@ -22,7 +22,6 @@ class MultiStep(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[MultiStep], ...]":
-        """A bound that excludes itself."""
         return (
             Rule(
                 cel="self.gamma > 0.0",
@@ -103,7 +102,6 @@ class Collection(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Collection], ...]":
-        """What must hold between its fields."""
         return (
             # A bound that excludes itself would be spelled differently by JSON Schema and by Kubernetes.
             Rule(

@@ -37,7 +37,6 @@ class EnvPoolEnv(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[EnvPoolEnv], ...]":
-        """The pool can be received in equal parts."""
         return (
             Rule(
                 cel="self.batchSize == 0 || (self.batchSize <= self.numEnvs && self.numEnvs % self.batchSize == 0)",
@@ -99,7 +98,6 @@ class GymnasiumEnv(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[GymnasiumEnv], ...]":
-        """Either registered or made by a factory."""
         return (
             Rule(
                 cel="has(self.id) != has(self.entrypoint)",
@@ -159,7 +157,6 @@ class Env(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Env], ...]":
-        """One kind of environment, keys that are stored once, and variants that can be built."""
         return (
             Rule(
                 cel="has(self.envpool) != has(self.gymnasium)",

@@ -125,7 +125,6 @@ class EvaluatedEpisodes(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[EvaluatedEpisodes], ...]":
-        """One list of episodes, and none of them twice."""
         return (
             Rule(
                 cel="[has(self.count), has(self.seeds), has(self.resetOptions)].filter(x, x).size() == 1",

@@ -38,7 +38,6 @@ class InfoKey(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[InfoKey], ...]":
-        """The fill can be stored as the dtype."""
         return (
             Rule(
                 cel="!has(self.fill) || !has(self.dtype) || self.dtype.startsWith('float') || "
@@ -74,7 +73,6 @@ class EpisodeMetric(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[EpisodeMetric], ...]":
-        """Return and length are always reported."""
         return (
             Rule(
                 cel="self.name != 'return' && self.name != 'length'",

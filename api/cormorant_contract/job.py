@@ -54,7 +54,6 @@ class Metadata(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Metadata], ...]":
-        """Kueue's labels name objects."""
         return tuple(_names_an_object(label, kind) for label, kind in _KUEUE.items())
 
     def to_document(self) -> dict[str, Any]:

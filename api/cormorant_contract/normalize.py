@@ -24,7 +24,6 @@ class NormalizeObservation(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[NormalizeObservation], ...]":
-        """A key that is written twice is a slip."""
         return (
             Rule(
                 cel="self.keys.all(k, self.keys.exists_one(other, other == k))",
@@ -56,7 +55,6 @@ class Normalize(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Normalize], ...]":
-        """An empty block would do nothing."""
         return (
             Rule(
                 cel="has(self.observation) || has(self.reward)",

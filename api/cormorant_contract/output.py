@@ -44,7 +44,6 @@ class Output(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Output], ...]":
-        """Frames go somewhere."""
         return (
             Rule(
                 cel="has(self.queue) || has(self.dataset)",

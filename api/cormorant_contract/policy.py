@@ -42,7 +42,6 @@ class Policy(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Policy], ...]":
-        """One kind of policy; only a network can be made faster."""
         return (
             Rule(
                 cel="has(self.random) != has(self.entrypoint)",
@@ -106,7 +105,6 @@ class Code(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Code], ...]":
-        """One source of code."""
         return (
             Rule(
                 cel="has(self.configMap) != has(self.image)",

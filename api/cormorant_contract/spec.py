@@ -99,7 +99,6 @@ class CollectorJobSpec(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[CollectorJobSpec], ...]":
-        """What must hold between env, collection and worker groups."""
         return (
             *_BATCH_RULES,
             *_METRIC_RULES,

@@ -57,7 +57,6 @@ class HeadTls(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[HeadTls], ...]":
-        """One source of the certificate."""
         return (
             Rule(
                 cel="has(self.secretName) != has(self.certManager)",
@@ -117,7 +116,6 @@ class Autoscale(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[Autoscale], ...]":
-        """Bounds in order."""
         return (
             Rule(
                 cel="self.minReplicas <= self.maxReplicas",
@@ -170,7 +168,6 @@ class WorkerGroup(Contract):
 
     @classmethod
     def rules(cls) -> "tuple[Rule[WorkerGroup], ...]":
-        """Bounds in order."""
         return (
             Rule(
                 cel="!has(self.minReplicas) || !has(self.maxReplicas) || self.minReplicas <= self.maxReplicas",

@@ -286,7 +286,6 @@ def refuse_unknown_names(job: CollectorJob, *, is_this_machine: bool = True) -> 
     """Refuse unknown EnvPool tasks and entrypoints before any process is started.
 
     Args:
-        job: the manifest.
         is_this_machine: workers import from the same folders as this process. Those of other machines may have modules
             that are not here.
 

@@ -23,7 +23,6 @@ class SharedMemory:
         """Make new memory, zeroed.
 
         Args:
-            size_bytes: how much.
             path: of a file that is to be this memory; what was there is replaced. Empty: it has no name.
 
         Raises:

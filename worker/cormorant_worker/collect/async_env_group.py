@@ -69,7 +69,6 @@ class AsyncEnvGroup:
             stored[rows, columns] = initial
 
     def begin(self, block: Block, quota: Array) -> None:
-        """Aim at a block: `quota` [n] rows for each column."""
         self._block = block
         self._quota[:] = quota
         if (longest := int(quota.max(initial=0))) * 2 + 2 > self._size:
@@ -77,27 +76,22 @@ class AsyncEnvGroup:
 
     @property
     def is_done(self) -> bool:
-        """True when every column has its quota."""
         return bool((self._landed - self._handed >= self._quota).all())
 
     def cut(self) -> None:
-        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
         landed = self._landed - self._handed
         if landed.any():
             np.minimum(self._quota, landed, out=self._quota)
 
     def stop(self, columns: Array) -> None:
-        """End the batch of these columns with the frames that have landed; later frames go into the next batch."""
         landed = self._landed[columns] - self._handed[columns]
         self._quota[columns] = np.minimum(self._quota[columns], landed)
 
     def ends_ahead(self) -> list[tuple[int, int]]:
-        """(column, frames up to and with it) of ends that have landed and are not handed over, oldest first."""
         return [(column, position - int(self._handed[column]) + 1) for column, position, *_ in self._ends]
 
     @property
     def quota(self) -> Array:
-        """[n] rows for each column."""
         return self._quota
 
     def act(self, actor: Actor, version: int) -> None:

@@ -101,7 +101,6 @@ class Block:
         """Lay the arrays over a buffer.
 
         Args:
-            layout: what the block holds.
             buffer: at least `layout.size_bytes` writable bytes, for example shared memory; a block of this process
                 allocates its own.
         """

@@ -73,9 +73,6 @@ def build_collector(
     """Build environments and policy as the manifest says, and start the first episodes.
 
     Args:
-        job: the manifest.
-        place: the collector's place in its fleet.
-        overrides: what a script made in place of the manifest's.
         servers: the inference servers, where the fleet may assign others than the place's while this waits for them.
 
     Raises:

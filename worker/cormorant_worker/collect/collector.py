@@ -98,9 +98,7 @@ class Collector:
         Args:
             envs: one VectorEnv for each EnvGroup; their columns lie side by side in the batch.
             actor: what decides. Random when it is the same object as `warmup`.
-            config: what to do beside stepping.
             warmup: what decides in the first `init_random_frames` frames.
-            weights: the weights of the actor's policy.
             first_actor: decides in the first frames instead of `warmup`, with the outputs and states of `actor`.
         """
         self.gate = PauseGate()
@@ -165,7 +163,6 @@ class Collector:
 
         Args:
             envs: as many groups and columns as before. The old ones are closed already.
-            seeds: of the new streams.
             first_trajectory: no id of a new trajectory may be lower.
 
         Raises:
@@ -347,7 +344,6 @@ class Collector:
         timing.rest(IDLE)
 
     def _hold(self) -> None:
-        """Stand at the gate for as long as it is shut."""
         self.timing.rest(PAUSED)
         self.gate.wait_while_paused()
         self.timing.begin()
@@ -410,7 +406,6 @@ class Collector:
         ones unless nothing was collected here since. Other environments, EnvPool's among them, begin new episodes.
 
         Args:
-            state: what `state` gave.
             first_trajectory: for fleets: see `state.load_state`.
             rewinds: False leaves environments and streams where they are and restores counts alone.
 
@@ -425,7 +420,6 @@ class Collector:
             env.close()
 
     def __enter__(self) -> "Collector":
-        """Use as a context manager to close the environments."""
         return self
 
     def __exit__(self, *_: object) -> None:

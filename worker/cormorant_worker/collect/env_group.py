@@ -164,7 +164,6 @@ class LockstepEnvGroup:
         self._reset_states()
 
     def restart(self) -> None:
-        """Begin a new trajectory everywhere, between batches."""
         self.obs = tuple(a.copy() for a in self.env.restart(np.arange(self.env.num_envs)))
         self._trajectories.open(self._columns.slice)
         self._reset_states()
@@ -175,7 +174,6 @@ class LockstepEnvGroup:
         self.is_init[:] = True
 
     def begin(self, block: Block, quota: Array) -> None:
-        """Aim at a block: `quota` [n] rows for each column."""
         columns = self._columns.slice
         self._block = block
         self._obs = tuple(a[:, columns] for a in block.observation)
@@ -203,20 +201,17 @@ class LockstepEnvGroup:
 
     @property
     def is_done(self) -> bool:
-        """True when every column has its quota."""
         if self._is_dense:
             return self._row == self._dense_rows and bool((self._quota == self._dense_rows).all())
         return bool((self._cursor >= self._quota).all())
 
     def cut(self) -> None:
-        """Accept a short batch: what has landed so far. Does nothing before the first frame."""
         landed = np.full_like(self._cursor, self._row) if self._is_dense else self._cursor
         if landed.any():
             np.minimum(self._quota, landed, out=self._quota)
             self._dense_rows = int(self._quota.min())
 
     def stop(self, columns: Array) -> None:
-        """End the batch of these columns with the frames that have landed."""
         landed = self._row if self._is_dense else self._cursor[columns]
         self._quota[columns] = np.minimum(self._quota[columns], landed)
         self._dense_rows = int(self._quota.min())
@@ -227,7 +222,6 @@ class LockstepEnvGroup:
 
     @property
     def quota(self) -> Array:
-        """[n] rows for each column."""
         return self._quota
 
     def finish(self) -> None:
@@ -262,7 +256,6 @@ class LockstepEnvGroup:
     # -- acting ------------------------------------------------------------------------------------------------
 
     def act(self, actor: Actor, version: int) -> None:
-        """Decide and send the next actions of the columns that want more. Returns at once."""
         if self._is_dense:
             if self._row < self._dense_rows:
                 self._act_dense(actor, version)
@@ -316,7 +309,6 @@ class LockstepEnvGroup:
     # -- landing -----------------------------------------------------------------------------------------------
 
     def land(self) -> int:
-        """Wait for what was sent and write it. Returns the number of frames."""
         step = receive(self.env, self.laps)
         if self._is_dense and not len(step.fresh):
             return self._land_dense(step)

@@ -27,11 +27,6 @@ class EpisodeMetrics:
     def __init__(self, metrics: Sequence[EpisodeMetric], info: Sequence[Leaf], num_envs: int) -> None:
         """Begin.
 
-        Args:
-            metrics: of the manifest.
-            info: the leaves of a step's info.
-            num_envs: B.
-
         Raises:
             ManifestError: a metric reads a key that is no single number, or is not there.
         """

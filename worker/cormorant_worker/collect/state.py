@@ -74,7 +74,6 @@ def load_state(collector: "Collector", data: bytes, *, first_trajectory: int, re
 
     Args:
         collector: between two batches.
-        data: what `save_state` gave.
         first_trajectory: open trajectories go on under new ids, from this one; 0: under the saved ids if nothing was
             collected here since.
         rewinds: environments and streams go back to where they were; otherwise they stay, and only counts are restored.

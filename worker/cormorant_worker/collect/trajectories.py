@@ -91,13 +91,11 @@ class Trajectories:
         self.open(slice(None))
 
     def open(self, columns: slice | Array) -> None:
-        """Begin a new trajectory in each of the columns."""
         self._name(columns)
         self.lengths[columns] = 0
         self.returns[columns] = 0.0
 
     def _name(self, columns: slice | Array) -> None:
-        """Give the open trajectories of these columns new ids."""
         count = len(self.ids[columns])
         if self.next_id >> _COUNTER_BITS != self.next_id + count >> _COUNTER_BITS:
             raise CormorantError(
@@ -114,7 +112,6 @@ class Trajectories:
         """The trajectories of these columns ended, and new ones begin.
 
         Args:
-            columns: [n] numbers of environments.
             terminated: [n] whether the environment ended it.
 
         Returns:

@@ -15,18 +15,15 @@ class EnvAround:
 
     @property
     def restarts(self) -> int:
-        """How many environments were restarted after a crash or a hang, so far."""
         return self._env.restarts
 
     def start(self) -> Arrays:
-        """Begin the first episode everywhere."""
         return self._env.start()
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
         self._env.send(actions, rows)
 
     def recv(self) -> Step:
-        """Wait for rows that were sent."""
         return self._env.recv()
 
     def restart(self, rows: Rows) -> Arrays:

@@ -84,7 +84,6 @@ class NanCheck:
         """Look at [n, ...] a leaf.
 
         Args:
-            arrays: the observations.
             rows: the environments' numbers, for the message; a slice means all.
 
         Raises:

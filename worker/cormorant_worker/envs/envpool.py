@@ -316,7 +316,6 @@ class EnvPoolVectorEnv(NeverSaved):
         return self._pool.dummy_actions
 
     def start(self) -> Arrays:
-        """Begin the first episode everywhere."""
         return self.restart(np.arange(self.num_envs))
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
@@ -418,7 +417,6 @@ class AsyncEnvPoolVectorEnv(NeverSaved):
         return first
 
     def send(self, actions: Arrays, rows: slice | Rows) -> None:
-        """Begin to step rows. Returns at once."""
         ids = np.arange(self.num_envs, dtype=np.int32) if isinstance(rows, slice) else rows.astype(np.int32)
         self._is_under_way[ids] = True
         self._pool.send(actions, ids)

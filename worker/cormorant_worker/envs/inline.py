@@ -118,7 +118,6 @@ class InlineVectorEnv:
         return self._result(rows, fresh)
 
     def restart(self, rows: Rows) -> Arrays:
-        """Begin a new episode in `rows`. Returns [n, ...] first observations."""
         for row in rows:
             try:
                 self._envs[row].reset()
@@ -152,7 +151,6 @@ class InlineVectorEnv:
         self._under_way = None
 
     def close(self) -> None:
-        """Close every environment. May be called twice."""
         if self._closed:
             return
         self._closed = True

@@ -60,7 +60,6 @@ class Restarts:
         """Count a restart and return the seed for it: derived from the row's last one, never one used before.
 
         Args:
-            crash: why.
             has_stepped: some environment that runs now has completed a step.
 
         Raises:

@@ -166,7 +166,6 @@ class SubprocessVectorEnv:
         return self._result(rows, self._finish_replacing())
 
     def restart(self, rows: Rows) -> Arrays:
-        """Begin a new episode in idle `rows`. Returns [n, ...] first observations."""
         self._check_open()
         self._side = 1 - self._side
         self._replace_dead(rows)

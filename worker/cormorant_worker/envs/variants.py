@@ -52,8 +52,6 @@ class VariantEnvs:
         """Keep what to build.
 
         Args:
-            factories: one a variant.
-            names: of the variants.
             task_ids: for each row, the position of its variant.
         """
         self._factories, self._names, self._task_ids = factories, names, tuple(task_ids)

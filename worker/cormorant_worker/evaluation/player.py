@@ -82,10 +82,8 @@ class Player:
         """Take a collector's policy.
 
         Args:
-            job: the evaluation.
             collector: has the policy, whose weights do not change any more, the gate that pauses and stops, and the
                 count of steps. Its environments are not used.
-            overrides: what a script made in place of the manifest's.
             max_threads: EnvPool's, where the manifest does not say.
         """
         assert job.spec.collection.episodes is not None

@@ -47,7 +47,6 @@ class BackgroundTasks:
         """Run a function in a thread, without the condition.
 
         Args:
-            job: the function.
             then: called by `settle`, with what the job returned or raised.
         """
         self._num_under_way += 1

@@ -152,7 +152,6 @@ class Loan:
         self._on_release()
 
     def __enter__(self) -> "Loan":
-        """Use as a context manager to give the batch back."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -313,9 +312,7 @@ class BatchQueue:
         """A taken round as its consumer gets it.
 
         Args:
-            delivery: what `take` gave.
             storing_device: torch device of the tensors that the consumer gets.
-            post_processing: what to make of the frames.
             locked: calls a function with the fleet's condition held.
         """
         assert self.blocks is not None

@@ -119,12 +119,6 @@ class FleetCounters:
         return {"producer": self._producer_s, "consumer": self._consumer_s}
 
     def group(self, name: str, *, desired: int) -> GroupStats:
-        """One worker group.
-
-        Args:
-            name: the group.
-            desired: slots that are to be filled.
-        """
         books = self._group(name)
         ready = books.versions.total()
         return GroupStats(

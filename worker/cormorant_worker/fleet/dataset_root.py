@@ -28,7 +28,6 @@ class DatasetRoot:
         """Lock the place and look at it, before any worker starts.
 
         Args:
-            uri: where it lies, or will.
             job: name of the job. Workers of its earlier heads have ended, or are told to when they write again.
             epoch: the fleet's, unless the dataset has seen as high a one.
 

@@ -32,7 +32,6 @@ class DesiredSlots:
         return iter(self._wanted)
 
     def __len__(self) -> int:
-        """How many workers there are to be."""
         return len(self._wanted)
 
     def resize(

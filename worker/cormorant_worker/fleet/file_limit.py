@@ -21,7 +21,6 @@ def raise_file_limit(num_workers: int, *, each: int) -> None:
     never lowered.
 
     Args:
-        num_workers: of one fleet.
         each: descriptors that a worker takes here.
 
     Raises:

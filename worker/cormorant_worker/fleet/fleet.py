@@ -70,7 +70,6 @@ class Fleet:
         elsewhere (pods in a cluster), until one does.
 
         Args:
-            job: the manifest.
             options: sizes, devices, time limits.
             engine: where workers run; this machine by default. The fleet closes it, also when it cannot start.
 

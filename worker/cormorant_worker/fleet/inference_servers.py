@@ -62,7 +62,6 @@ class InferenceServers:
         return not serving or slot in serving or any(self._address(known) is not None for known in serving)
 
     def listens(self, slot: Slot, address: NodeAddress) -> None:
-        """A server tells where workers find it."""
         self._addresses[slot] = address
         self.reassign()
 

@@ -13,7 +13,6 @@ def dataset_of(job: CollectorJob, *, epoch: int) -> "DatasetRoot | None":
     """The dataset that frames go to, looked at; None: none.
 
     Args:
-        job: the manifest.
         epoch: of the fleet, unless the dataset has seen as high a one.
 
     Raises:

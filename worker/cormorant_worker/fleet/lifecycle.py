@@ -35,7 +35,6 @@ class Lifecycle:
         """The fleet cannot go on.
 
         Args:
-            error: why.
             what: what could not be done, for errors that are not ours: "start a worker".
         """
         if self.error is None:

@@ -50,7 +50,6 @@ class Lineage:
         """The place with a stream of its own.
 
         Args:
-            place: the numbers of the slot and its group.
             first_free: the first attempt that has no part in the dataset.
             batch_ids: ids that one batch can use.
 

@@ -34,9 +34,7 @@ class Offers:
         """Offer nothing yet.
 
         Args:
-            workers: those that live.
             events: hears of versions that were published, applied and refused.
-            next_number: numbers requests.
             statistics: of which each version that is published gets the present ones, or its own.
         """
         self.published = PublishedWeights()
@@ -63,7 +61,6 @@ class Offers:
         later get them, too.
 
         Args:
-            blob: the weights.
             version: higher than any before.
             payload: the same bytes as the engine shares them.
             slots: None: all.

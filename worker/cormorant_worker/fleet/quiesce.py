@@ -149,7 +149,6 @@ class Quiesce:
         later: those would be written twice. All others are reseeded, with seeds that no worker of this job had.
 
         Args:
-            saved: the state.
             states: each worker's, by name, as the engine shares them.
             publish: publishes the state's weights; None: there are none, or not newer ones.
 

@@ -86,7 +86,6 @@ class Reaper:
                 self.lose(handle, is_killed=True)
 
     def end_hung(self, now: float) -> None:
-        """End workers that make no progress."""
         core = self._core
         for handle, silent_s, limit_s in core.hang_detector.turn(now, is_paused=core.lifecycle.is_paused):
             log.warning("worker_hung", worker=handle.name, seconds=round(silent_s, 1))
@@ -95,7 +94,6 @@ class Reaper:
             self.lose(handle, reason=reason, kind="hang", is_killed=True)
 
     def fail(self, handle: WorkerHandle, failed: Failed) -> None:
-        """A worker ends with an error."""
         log.warning("worker_traceback", worker=handle.name, exception=failed.traceback)
         handle.is_misplaced = failed.kind == DeviceUnavailable.__name__ and self._core.options.waits_for_places
         is_final = failed.is_final and not (failed.may_pass and self._core.scheduler.landed_frames)
@@ -157,10 +155,8 @@ class Reaper:
         """Account for everything that a worker has stepped. It has ended: its part of the dataset does not grow.
 
         Args:
-            handle: the worker.
             durable_frames: frames in its part of the dataset, by the manifest: the last batch may be there though the
                 fleet has not heard of it, and batches that it heard of may not. None without a dataset.
-            reason: why frames were dropped.
 
         Returns:
             Frames that are collected again.

@@ -223,7 +223,6 @@ class Engine(Protocol):
         the fleet's condition, and by several threads at once.
 
         Args:
-            start: who it is.
             listener: of an inference server: what `listen` gave for its slot.
         """
         ...

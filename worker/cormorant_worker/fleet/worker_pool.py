@@ -143,7 +143,6 @@ class WorkerPool:
         self._unsynced.discard(handle.slot)
 
     def let_go(self, handle: WorkerHandle) -> None:
-        """A worker gets no more tickets, and ends when it holds none."""
         handle.is_leaving = True
         self._leaving.add(handle.slot)
 
@@ -154,7 +153,6 @@ class WorkerPool:
         """A worker has ended, or is being ended.
 
         Args:
-            handle: the worker.
             then: called once its connection is not listened to any more.
         """
         slot = handle.slot

@@ -78,10 +78,6 @@ class RemoteActor:
     def __init__(self, servers: AssignedServers, greeting: Greeting) -> None:
         """Meet the server, which may have to build the policy first.
 
-        Args:
-            servers: the servers that this worker may use.
-            greeting: what its rows look like.
-
         Raises:
             InferenceUnavailable: no server answered in 900 s.
             PolicyMismatch: the server's policy does not fit these environments.

@@ -103,9 +103,7 @@ class InferenceServer:
         """Begin to listen.
 
         Args:
-            listeners: workers connect to them.
             build: makes the policy, from the spaces of the first worker and its number of rows.
-            how: how to gather.
         """
         self.policy: ServedPolicy | None = None
         self.served = ServedCounts()

@@ -36,7 +36,6 @@ class FleetMetrics:
         """Begin.
 
         Args:
-            job: whose fleet.
             exposition: has the contract's `FLEET_METRICS`.
             floor_frames: what earlier processes have exported of `frames_total`.
         """

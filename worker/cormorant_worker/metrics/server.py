@@ -60,7 +60,6 @@ class MetricsServer:
         self._server.server_close()
 
     def __enter__(self) -> "MetricsServer":
-        """Use as a context manager to close it."""
         return self
 
     def __exit__(self, *_: object) -> None:

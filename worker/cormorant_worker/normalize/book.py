@@ -90,7 +90,6 @@ class StatisticsBook(Mapping[int, Document]):
             return self._glanced[2]
 
     def versions(self) -> dict[int, Statistics]:
-        """Statistics of the retained versions."""
         with self._lock:
             return dict(self._versions)
 

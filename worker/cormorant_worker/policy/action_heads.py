@@ -51,7 +51,6 @@ class CategoricalHead:
         return index + self._first if self._first else index
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """`[n]` from `[n, A]` logits and `[n]` actions."""
         logp = params.log_softmax(-1)
         return logp.gather(-1, (action - self._first).long().unsqueeze(-1)).squeeze(-1)
 
@@ -78,13 +77,11 @@ class MultiCategoricalHead:
         return chosen.reshape(-1, *self._shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """`[n]`, the sum over the categoricals."""
         index = action.reshape(len(action), -1).long() - self._start.to(params.device)
         logps = [p.log_softmax(-1) for p in torch.split(params, self._sizes, -1)]
         return torch.stack([lp.gather(-1, index[:, i : i + 1])[:, 0] for i, lp in enumerate(logps)], -1).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """`[n]`, the sum over the categoricals."""
         logps = [p.log_softmax(-1) for p in torch.split(params, self._sizes, -1)]
         return torch.stack([-(lp.exp() * lp).sum(-1) for lp in logps], -1).sum(-1)
 
@@ -102,12 +99,10 @@ class BernoulliHead:
         return bits.to(torch.int8).reshape(-1, *self._shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """`[n]`, the sum over the bits."""
         bits = action.reshape(len(action), -1).to(params.dtype)
         return -torch.nn.functional.binary_cross_entropy_with_logits(params, bits, reduction="none").sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """`[n]`, the sum over the bits."""
         p = params.sigmoid()
         return torch.nn.functional.binary_cross_entropy_with_logits(params, p, reduction="none").sum(-1)
 
@@ -128,13 +123,11 @@ class NormalHead:
         return loc.reshape(-1, *self._shape)
 
     def log_prob(self, params: Tensor, action: Tensor) -> Tensor:
-        """`[n]`, the sum over the dimensions."""
         loc, log_std = torch.split(params, self._size, -1)
         z = (action.reshape(len(action), -1).to(loc.dtype) - loc) * (-log_std).exp()
         return (-0.5 * z * z - log_std - 0.5 * math.log(2 * math.pi)).sum(-1)
 
     def entropy(self, params: Tensor) -> Tensor:
-        """`[n]`, the sum over the dimensions."""
         return (torch.split(params, self._size, -1)[1] + 0.5 * math.log(2 * math.pi * math.e)).sum(-1)
 
 

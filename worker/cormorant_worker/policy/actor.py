@@ -74,9 +74,6 @@ class PolicyActor:
         """Find out by one dry run what the policy reads and writes.
 
         Args:
-            models: the policy's modules.
-            observation: one environment's observation space.
-            action: one environment's action space.
             device: where the policy acts; its modules are moved there.
             num_rows: observations in the dry run: as many as the policy will get at once, for policies that know how
                 many environments there are.

@@ -76,8 +76,6 @@ def compile_actor(
 
     Args:
         actor: the policy's; its `models.acting` is replaced.
-        space: one environment's observation space.
-        mode: what to try.
         num_rows: observations in one call, as the environments will ask for.
         exploration: the type in force when the actor acts.
     """

@@ -37,8 +37,6 @@ def load_policy(entrypoint: str, kwargs: Mapping[str, Any], observation: Space, 
     Args:
         entrypoint: "package.module:attribute".
         kwargs: passed to the factory by name.
-        observation: one environment's observation space.
-        action: one environment's action space.
 
     Raises:
         PolicyLoadError: the path cannot be imported, the factory raised, or it returned something else.

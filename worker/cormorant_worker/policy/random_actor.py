@@ -28,7 +28,6 @@ class RandomActor:
         self._used = 0
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Draw actions for as many rows as there are in `is_init`."""
         n = len(is_init)
         if not self._chunk or self._used + n > len(self._chunk[0]):
             self._chunk, self._used = tuple(draw(max(n * _STEPS_AHEAD, 1)) for draw in self._samplers), 0

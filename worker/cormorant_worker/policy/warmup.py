@@ -21,7 +21,6 @@ class WarmupActor:
         self._random = random
 
     def act(self, obs: Arrays, states: Arrays, is_init: Array) -> Acted:
-        """Draw actions for as many rows as there are in `is_init`."""
         n = len(is_init)
         return Acted(
             self._random.act(obs, states, is_init).actions,

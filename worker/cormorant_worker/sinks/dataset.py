@@ -138,7 +138,6 @@ class Dataset:
         Args:
             part: the folder of one worker attempt, `<group>-<index>-<attempt>`, never written before.
             layout: of the blocks to come.
-            limits: when shards are sealed.
 
         Raises:
             DatasetMismatch: the layout has other leaves than the dataset.
@@ -231,7 +230,6 @@ def open_dataset(uri: str, description: DatasetDescription) -> Dataset:
 
     Args:
         uri: a path, `file://`, or what fsspec opens.
-        description: what will be written.
 
     Raises:
         DatasetMismatch: what is there comes from another environment or has other leaves; names each difference.

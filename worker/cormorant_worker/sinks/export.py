@@ -15,7 +15,6 @@ def export(uri: str, target: Path, *, to: ExportFormat, progress: Callable[[int]
     """Write a dataset in another format into a new folder. Holds a few batches in memory, however long it is.
 
     Args:
-        uri: the dataset.
         target: a folder that does not exist yet, or is empty.
         to: minari (HDF5 layout, opened by `minari.MinariDataset(target / "data")`) or parquet (a file a part).
         progress: called with the number of frames written so far.

@@ -27,7 +27,6 @@ class FrameEncoder:
         """Encode blocks of `num_envs` columns.
 
         Args:
-            schema: the leaves.
             num_envs: B.
             arrow_schema: what `schema.arrow` returned.
         """

@@ -46,7 +46,6 @@ class LocalStore:
         self.uri = str(root)
 
     def read_root(self, name: str) -> bytes | None:
-        """A file at the root, or None when there is none."""
         try:
             return (self.root / name).read_bytes()
         except FileNotFoundError:
@@ -71,7 +70,6 @@ class LocalStore:
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_file())
 
     def parts(self) -> list[str]:
-        """Names of the folders at the root, sorted."""
         if not self.root.is_dir():
             return []
         return sorted(entry.name for entry in self.root.iterdir() if entry.is_dir() and entry.name[0] != ".")
@@ -122,7 +120,6 @@ class LocalStore:
         return pa.memory_map(str(self.root / part / name), "r")
 
     def free_bytes(self) -> int | None:
-        """Bytes that can still be written to the root's file system."""
         with contextlib.suppress(OSError):
             return shutil.disk_usage(self.root).free
         return None

@@ -51,11 +51,9 @@ class ObjectStore:
         """The last manifest lines of the parts that are written here, up to `_LINES` each."""
 
     def read_root(self, name: str) -> bytes | None:
-        """An object at the root, or None when there is none."""
         return self._read(f"{self._root}/{name}")
 
     def write_root_once(self, name: str, data: bytes) -> None:
-        """Put an object at the root unless there is one."""
         self._put_once(f"{self._root}/{name}", data)
 
     def root_files(self) -> list[str]:
@@ -137,7 +135,6 @@ class ObjectStore:
         return [] if data is None else data.decode("utf-8", "replace").rstrip("\n").split("\n")
 
     def files(self, part: str) -> dict[str, int]:
-        """Names and sizes in bytes of the shards."""
         prefix = f"{self._root}/{part}/"
         sizes = {path.removeprefix(prefix): size for path, size in self._find(prefix.rstrip("/")).items()}
         ours = (f"{_MANIFEST}/", _ENDED)

@@ -73,11 +73,9 @@ class ShardWriter:
         """Make the part's folder.
 
         Args:
-            store: the dataset's files.
             part: `<group>-<index>-<attempt>`, never written before.
             layout: of the blocks that will be appended; their T may differ.
             limits: when to seal.
-            clock: seconds, monotonic.
 
         Raises:
             PartExists: it was made before.
@@ -146,7 +144,6 @@ class ShardWriter:
             self._begin_seal()
 
     def go_on(self, ids: Array, lengths: Array) -> None:
-        """The next block's open trajectories are these; see `Sink`."""
         self._encoder.go_on(ids, lengths)
 
     def flush(self) -> None:
@@ -173,7 +170,6 @@ class ShardWriter:
             self._sealer.shutdown()
 
     def __enter__(self) -> "ShardWriter":
-        """Use as a context manager to close it."""
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -32,14 +32,6 @@ class PodMetrics(Collector):
     """One pod's metrics, read when it is scraped. Counters live as long as the supervisor: actors come and go."""
 
     def __init__(self, state: PodState, *, job: str, group: str, heartbeat_file: Path) -> None:
-        """Read nothing yet.
-
-        Args:
-            state: the supervisor's.
-            job: label `collectorjob`.
-            group: label `group`.
-            heartbeat_file: where actors keep their heartbeat.
-        """
         self._state, self._labels, self._heartbeat_file = state, (job, group), heartbeat_file
         self._actor = 0
         """Inode of the heartbeat that was read last: each actor makes a file of its own."""

@@ -21,8 +21,6 @@ class PodProbes:
         """Listen.
 
         Args:
-            state: what to tell.
-            metrics: what to tell scrapers.
             pod_ip: the pod's address; tells which family of addresses the cluster uses.
             port: 0: any free one.
 

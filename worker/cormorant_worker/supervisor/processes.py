@@ -24,8 +24,6 @@ class Child:
         """Start it.
 
         Args:
-            command: the argument vector.
-            environment: all of it.
             watch_for: `has_said` becomes true when a line of its output contains this.
         """
         self.has_said = False

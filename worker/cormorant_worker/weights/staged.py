@@ -68,10 +68,6 @@ def specs_of_tensors(weights: Weights) -> dict[str, dict[str, TensorSpec]]:
 def verify(found: WeightSpecs, specs: WeightSpecs) -> None:
     """Compare the whole set of tensors with what the policy needs, before anything is applied.
 
-    Args:
-        found: what is offered.
-        specs: what the policy has.
-
     Raises:
         WeightsMismatch: a model is unknown; tensors are missing, extra, or differ in shape or dtype. All differences
             are listed, the first 20 of them in full.

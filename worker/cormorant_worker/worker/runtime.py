@@ -342,7 +342,6 @@ class WorkerRuntime:
         """Answer one request of the fleet. One at a time, in the order in which they were sent.
 
         Args:
-            request: what to do.
             payload: the bytes that came with it. Weights are not copied before they act: a memoryview of them is kept
                 until then, and its memory must not be written to meanwhile.
         """

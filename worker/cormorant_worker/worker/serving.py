@@ -54,9 +54,7 @@ _MOST_ROWS = 1024
 
 
 class ServerUplink(Uplink, Protocol):
-    def fileno(self) -> int:
-        """Readable when the fleet has sent a message."""
-        ...
+    def fileno(self) -> int: ...
 
 
 class ServerRuntime:
@@ -76,7 +74,6 @@ class ServerRuntime:
 
     @property
     def acts_as_published(self) -> bool:
-        """Whether published weights act, and not those that the policy was built with."""
         return self._policy is not None and self._policy.weights.version > INITIAL_VERSION
 
     def run(self, start: Start) -> None:

@@ -38,13 +38,7 @@ class WorkerProcess:
     """A worker and the two sockets to it: the `Link` of the local engine."""
 
     def __init__(self, place: WorkerPlace, fork_server: ForkServer, imports: Imports) -> None:
-        """Have the process forked. It waits for `Start` on `data`.
-
-        Args:
-            place: its slot.
-            fork_server: forks it.
-            imports: what it and its siblings need.
-        """
+        """Have the process forked. It waits for `Start` on `data`."""
         self.place = place
         self.is_open = True
         self.data, theirs_data = channel_pair()
@@ -156,7 +150,6 @@ class WorkerProcess:
         return f"ended with exit code {code} {doing}"
 
     def kill(self) -> None:
-        """End the process at once. Its subprocess environments see their pipes close and end too."""
         if self._is_closed:
             return
         self._fork_server.kill(self._number)

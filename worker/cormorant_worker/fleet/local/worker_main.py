@@ -36,7 +36,6 @@ class SocketUplink:
         self._slots: dict[int, Block] = {}
 
     def send(self, message: object) -> None:
-        """Report to the fleet. Called by both threads."""
         if isinstance(message, Applied | Reply):
             with self._sending_control:
                 self._control.send(message)
@@ -49,11 +48,9 @@ class SocketUplink:
         return self._data.recv()
 
     def fileno(self) -> int:
-        """Readable when the fleet has sent a message on the data socket."""
         return self._data.fileno()
 
     def has_message(self, timeout_s: float) -> bool:
-        """Wait for the fleet's next message on the data socket, at most `timeout_s`."""
         return self._data.poll(timeout_s)
 
     def block(self, ticket: Ticket, layout: Layout) -> Block:

@@ -87,7 +87,6 @@ class CallUplink:
     # -- the runtime's side ------------------------------------------------------------------------------------
 
     def send(self, message: object) -> None:
-        """Report to the fleet. Called by all threads."""
         with self._changed:
             if isinstance(message, Sealed):
                 thread, result = self._collecting.pop(message.number)
@@ -107,11 +106,9 @@ class CallUplink:
             return message
 
     def fileno(self) -> int:
-        """Readable while the fleet's next message is here."""
         return self._waker.fileno()
 
     def has_message(self, timeout_s: float) -> bool:
-        """Wait for the fleet's next message, at most `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: self._turn in self._inbox, timeout_s)
 
@@ -159,7 +156,6 @@ class WorkerActor:
         """Begin to build.
 
         Args:
-            start: who this worker is.
             import_path: folders on the fleet's import path; those that exist here are searched, too, after this
                 machine's own.
         """
@@ -207,7 +203,6 @@ class WorkerActor:
         """Answer a request.
 
         Args:
-            request: what to do.
             payload: no or one reference to uint8 bytes. In a list, so that Ray does not hold other calls back until
                 they are here.
         """

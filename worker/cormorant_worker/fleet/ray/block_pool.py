@@ -74,7 +74,6 @@ class RayBlockPool:
         """Make room for blocks in an object store.
 
         Args:
-            layout: of a batch.
             limit: blocks that are wanted.
             store_bytes: memory of the object store.
             shares: of the fleets that use the store; None: this is the only one.

@@ -72,9 +72,6 @@ class RayConnection:
         """Listen to an actor that was just asked for.
 
         Args:
-            place: its place in the fleet.
-            handle: Ray's handle.
-            node_id: the node of this process.
             blocks: where arrays that arrive go.
             wake: called by Ray's threads, with this link, when something has arrived.
             describe_waiting: says at once why the actor may not have been placed.
@@ -114,7 +111,6 @@ class RayConnection:
         return self.phase.name.lower() if self.pid else f"not placed: {self._describe_waiting()}"
 
     def describe_end(self) -> str:
-        """How the worker ended, as a clause."""
         return f"was lost while {self._phase.name.lower()} ({self._end or 'Ray does not say why'})"
 
     # -- listening ---------------------------------------------------------------------------------------------
@@ -215,7 +211,6 @@ class RayConnection:
     # -- ending ------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End the actor's process at once."""
         with suppress(ray.exceptions.RayError, ValueError):
             ray.kill(self.handle, no_restart=True)
         # A stopped process hears no Ray; one on this machine can be ended for certain.
@@ -238,7 +233,6 @@ class RayConnection:
         return not self.is_open
 
     def close(self) -> None:
-        """Kill what is left and drop all references."""
         self.is_open = False
         self.kill()
         self._inbox.clear()

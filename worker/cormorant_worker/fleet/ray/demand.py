@@ -29,8 +29,6 @@ def demand_of(
     Args:
         job: whose manifest may say requests and limits of the group.
         group: the worker's group.
-        index: its number there.
-        options: overrides.
         is_own: the cluster is this fleet's alone: CPUs need no accounting.
         device: torch device of the policy, where it is not the group's.
 
