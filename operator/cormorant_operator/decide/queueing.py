@@ -32,10 +32,10 @@ def queue_actions(view: View) -> Iterator[Action]:
     elif view.job.is_over:
         if found is not None and not found.holds("Finished") and not _uses_quota(view):
             yield _finish(view, found)
-    elif found is None or (not found.is_reserved and found.request != _digest(view, queue)):
-        yield from _request(view, queue)
+    elif found is None or not found.is_reserved:
+        yield from _request(view, queue, found)
     elif found.holds("Evicted"):
-        if found.is_reserved and not view.has_pods:
+        if not view.has_pods:
             yield PatchWorkload(workload=found, status=released(found, at=view.now))
     elif found.is_admitted:
         yield from _read_flavors(view, found)
@@ -61,11 +61,11 @@ def _counts(view: View) -> dict[str, tuple[int, int | None]]:
     return {name: (count, least if name == smaller else None) for name, (count, least) in bounds.items()}
 
 
-def _digest(view: View, queue: Queue) -> str:
-    return f"{view.templates.quota}.{names.digest(queue.name, queue.priority_class, _counts(view))}"
-
-
-def _request(view: View, queue: Queue) -> Iterator[Action]:
+def _request(view: View, queue: Queue, found: Workload | None) -> Iterator[Action]:
+    counts = _counts(view)
+    digest = f"{view.templates.quota}.{names.digest(queue.name, queue.priority_class, counts)}"
+    if found is not None and found.request == digest:
+        return
     if not all(view.is_proven(template) for template in view.all_templates):
         return  # an invalid template is reported; Kueue is not asked for it
     priority = view.observed.priorities.get(queue.priority_class)
@@ -73,12 +73,11 @@ def _request(view: View, queue: Queue) -> Iterator[Action]:
         yield from _read(view, "WorkloadPriorityClass", queue.priority_class)
         return
     requests = [PodSetRequest(name=names.HEAD, count=1, pod=render_head(view, epoch=view.epoch + 1))]
-    counts = _counts(view)
     for group in view.groups:
         count, least = counts[group.name]
         pod = render_worker(view, group)
         requests.append(PodSetRequest(name=group.name, count=count, least=least, pod=pod))
-    manifest = workload(view.job, requests=requests, digest=_digest(view, queue), priority=priority)
+    manifest = workload(view.job, requests=requests, digest=digest, priority=priority)
     yield ApplyChild(manifest=manifest)
 
 
