@@ -50,7 +50,6 @@ _COMMON: Mapping[str, str] = {
     "HOME": "/tmp",
     # A user ID assigned by the platform has no entry in /etc/passwd, where libraries look up the name.
     "USER": "cormorant",
-    "PYTHONPATH": f"{CODE_FOLDER}:{CODE_FOLDER}/{CODE_ARCHIVE}",
     "PYTHONUNBUFFERED": "1",
     "RAY_AUTH_MODE": "token",
     # A lost node is detected after 3 s instead of 15; a raylet of an old head ends after 5 s instead of 60.
@@ -118,6 +117,11 @@ def worker_env(
         "CORMORANT_LAST_WORDS": TERMINATION_LOG,
     }
     return [*_plain({**_COMMON, **own}), _ray_token(secret), _pod_ip()]
+
+
+def python_path(folder: str) -> dict[str, Any]:
+    """Variable of both containers. `folder`: of the user's code."""
+    return {"name": "PYTHONPATH", "value": f"{folder}:{folder}/{CODE_ARCHIVE}"}
 
 
 def _plain(values: Mapping[str, str]) -> list[dict[str, Any]]:

@@ -181,13 +181,14 @@ class _PodParts:
 def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrigin) -> Manifest:
     volumes, mounts = _scratch(_resources(parts))
     resources = _with_defaults(parts)
-    code, init_containers = job.spec.code, []
+    code, code_folder, init_containers = job.spec.code, entrypoints.CODE_FOLDER, []
     if code is not None:
         mount: dict[str, Any] = {"name": "code", "mountPath": entrypoints.CODE_FOLDER}
         source: dict[str, Any] = {"configMap": {"name": code.config_map}}
         if code.image and defaults.has_image_volumes:
             source = {"image": {"reference": code.image, "pullPolicy": defaults.image_pull_policy}}
-            mount["subPath"] = _CODE_OF_IMAGE
+            # The whole image: containerd before 2.2 ignores the subPath of such a mount.
+            code_folder = f"{entrypoints.CODE_FOLDER}/{_CODE_OF_IMAGE}"
         elif code.image:
             source = {"emptyDir": {"sizeLimit": _SCRATCH_SIZE}}
             copy = ["cp", "-R", f"/{_CODE_OF_IMAGE}/.", entrypoints.CODE_FOLDER]
@@ -202,6 +203,7 @@ def _pod(job: Job, defaults: OperatorDefaults, parts: _PodParts, origin: PodOrig
         **_container(parts.role, image, defaults, resources),
         **({"envFrom": [{"secretRef": {"name": dataset.secret}}]} if dataset is not None and dataset.secret else {}),
         **parts.container,
+        "env": [*parts.container["env"], entrypoints.python_path(code_folder)],
         "volumeMounts": [*parts.container["volumeMounts"], *mounts],
     }
     lost = {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _NODE_LOST_S}

@@ -54,9 +54,10 @@ def test_code_of_an_image_is_mounted_where_the_cluster_can() -> None:
     assert main_container(pod)["volumeMounts"][-1] == {
         "name": "code",
         "mountPath": "/etc/cormorant/code",
-        "subPath": "code",
         "readOnly": True,
     }
+    path = "/etc/cormorant/code/code:/etc/cormorant/code/code/packages.zip"
+    assert {"name": "PYTHONPATH", "value": path} in main_container(pod)["env"]
     assert "initContainers" not in pod["spec"]
 
 
@@ -73,6 +74,8 @@ def test_code_of_an_image_is_copied_where_the_cluster_has_no_image_volumes() -> 
         assert copy["securityContext"] == ours["securityContext"]
         assert copy["resources"] == ours["resources"], "a quota counts the larger of the two"
         assert ours["volumeMounts"][-1] == {"name": "code", "mountPath": "/etc/cormorant/code", "readOnly": True}
+        path = "/etc/cormorant/code:/etc/cormorant/code/packages.zip"
+        assert {"name": "PYTHONPATH", "value": path} in ours["env"]
         assert pod["spec"]["volumes"][-1] == {"name": "code", "emptyDir": {"sizeLimit": "10Gi"}}
 
 
