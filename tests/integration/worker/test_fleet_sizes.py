@@ -82,3 +82,23 @@ def test_retired_worker_finishes_and_its_slot_stays_empty() -> None:
         stats = fleet.stats()
         assert stats.dropped == {}
         assert stats.restarts == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("phase", "capacity"), [("waiting", 2), ("stepping", 100)])
+def test_scale_down_loses_no_partial_batch(phase: str, capacity: int) -> None:
+    """An operator takes workers away while the queue is full: then all of them wait."""
+    job = make_job(
+        num_envs=2, policy="counter", lengths=(3, 8), step_s=0.002, queue={"capacityBatches": capacity},
+        collection={"framesPerBatch": 16, "totalFrames": 320},
+    )  # fmt: skip
+    checker, frames = make_checker(2, lengths=(3, 8)), 0
+    with Fleet(job, FleetOptions(workers=3)) as fleet:
+        until(lambda: fleet.stats().queued_batches and {w.phase for w in fleet.stats().workers} == {phase})
+        fleet.resize({"cpu": 1}, wait=False)
+        while (batch := fleet.take(timeout_s=60)) is not None:
+            checker.take(batch.tensordict)
+            frames += batch.tensordict.numel()
+        stats = fleet.stats()
+    assert [worker.name for worker in stats.workers] == ["cpu-0"]
+    assert (frames, stats.stepped_frames, stats.dropped, stats.restarts) == (320, 320, {}, 0)
