@@ -1,6 +1,11 @@
-"""Traces of a head, as an OTLP endpoint receives them: real workers, real HTTP, the SDK's own exporter."""
+"""Traces of a head, as an OTLP endpoint receives them: real workers, real HTTP, the SDK's own exporter.
+
+CORMORANT_OTELCOL, the binary of an OpenTelemetry collector, puts that collector between the head and the endpoint.
+"""
 
 import http.server
+import json
+import os
 import subprocess
 import sys
 import threading
@@ -15,8 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from cormorant_api.errors import HeadError
 from cormorant_api.tracing import open_traces
 from cormorant_testing.collecting import make_job
+from cormorant_testing.scripts import until, unused_port
 from cormorant_testing.serving import serve, weights_file
 
+VARIABLE = "CORMORANT_OTELCOL"
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -51,6 +58,9 @@ class Collector:
         self._server.shutdown()
         self._server.server_close()
 
+    def flush(self) -> None:
+        """Until everything that was exported has arrived."""
+
     def trees(self, name: str) -> list[tuple[Any, dict[str, list[Any]]]]:
         """Roots of this name, each with its descendants by name."""
         found = []
@@ -66,9 +76,42 @@ class Collector:
         return found
 
 
-@pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collector]:
-    collector = Collector()
+class RealCollector(Collector):
+    """Receives what an OpenTelemetry collector has received, batched and exported again."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        address = f"127.0.0.1:{unused_port()}"
+        traces = {"receivers": ["otlp"], "processors": ["batch"], "exporters": ["otlphttp"]}
+        config = {
+            "receivers": {"otlp": {"protocols": {"http": {"endpoint": address}}}},
+            "processors": {"batch": {}},
+            "exporters": {"otlphttp": {"endpoint": self.url, "compression": "none"}},
+            "service": {"pipelines": {"traces": traces}, "telemetry": {"metrics": {"level": "none"}}},
+        }
+        (folder / "collector.yaml").write_text(json.dumps(config))  # which is YAML
+        self.log = folder / "collector.log"
+        with self.log.open("wb") as log:
+            command = [os.environ[VARIABLE], "--config", str(folder / "collector.yaml")]
+            self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        self.url = f"http://{address}"
+        until(lambda: "Everything is ready" in self.log.read_text())
+
+    def flush(self) -> None:
+        self._process.terminate()
+        assert self._process.wait(timeout=30) == 0, self.log.read_text()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        super().close()
+
+
+@pytest.fixture(params=["direct", "real"])
+def collector(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Collector]:
+    if request.param == "real" and not os.environ.get(VARIABLE):
+        pytest.skip(f"no OpenTelemetry collector: {VARIABLE} names its binary (CONTRIBUTING.md)")
+    collector = Collector() if request.param == "direct" else RealCollector(tmp_path)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")
     yield collector
@@ -89,6 +132,7 @@ def test_publishes_and_rounds_are_traced(collector: Collector, tmp_path: Path) -
         while (batch := served.reader.get("/v1/batches/next?consumer=learner&wait=10")).status == 200:
             given.append(batch.headers.get("traceparent", ""))
             served.reader.post(f"/v1/batches/{batch.headers['cormorant-batch-id']}/ack")
+    collector.flush()
     assert collector.resources[0]["service.name"] == "cormorant-head"
     assert collector.resources[0]["cormorant.job"] == job.metadata.name
 

@@ -1,11 +1,12 @@
 """An S3 server in a process of its own, and a network in front of it that is slow or gone.
 
-moto's server keeps objects in memory. `CORMORANT_MINIO=/path/to/minio` runs the tests with MinIO instead, which keeps
-them on disk.
+moto's server keeps objects in memory. CORMORANT_S3, a command line, starts one that keeps them on disk instead, for
+example MinIO: see CONTRIBUTING.md.
 """
 
 import asyncio
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -18,16 +19,21 @@ from pathlib import Path
 
 from cormorant_testing.scripts import unused_port
 
+VARIABLE = "CORMORANT_S3"
+"""`{port}`, `{folder}` and `{key}`, which is both the access key and its secret, are filled in."""
 BUCKET = "cormorant"
 KEY = "cormorant-key"
 START_S = 60
+_MOTO = f"{sys.executable} -m moto.server --host 127.0.0.1 --port {{port}}"
 
 
 class S3Server:
     """Use as a context manager."""
 
     def __init__(self, folder: Path) -> None:
-        self.port, self._folder = unused_port(), folder
+        self.port, self.keeps_objects = unused_port(), bool(os.environ.get(VARIABLE))
+        template = os.environ.get(VARIABLE) or _MOTO
+        self._command = shlex.split(template.format(port=self.port, folder=folder, key=KEY))
         self._start()
 
     def environment(self, port: int | None = None) -> dict[str, str]:
@@ -40,21 +46,16 @@ class S3Server:
         }
 
     def _start(self) -> None:
-        if minio := os.environ.get("CORMORANT_MINIO"):
-            command = [minio, "server", "--quiet", "--address", f"127.0.0.1:{self.port}", str(self._folder)]
-        else:
-            command = [sys.executable, "-m", "moto.server", "--host", "127.0.0.1", "--port", str(self.port)]
-        env = {**os.environ, "MINIO_ROOT_USER": KEY, "MINIO_ROOT_PASSWORD": KEY}
-        self.process = subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.process = subprocess.Popen(self._command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + START_S
         while True:
             try:
                 urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5).close()
             except urllib.error.HTTPError:
-                return  # MinIO wants a signature
+                return  # it wants a signature
             except OSError:
-                assert time.monotonic() < deadline, f"{command} does not answer"
-                assert self.process.poll() is None, f"{command} ended with {self.process.returncode}"
+                assert time.monotonic() < deadline, f"{self._command} does not answer"
+                assert self.process.poll() is None, f"{self._command} ended with {self.process.returncode}"
                 time.sleep(0.1)
             else:
                 return
@@ -70,7 +71,7 @@ class S3Server:
         self.process.wait()
 
     def restart(self) -> None:
-        """Kill it and start it at the same address. Only MinIO still has its objects."""
+        """Kill it and start it at the same address."""
         self.kill()
         self._start()
 
