@@ -53,11 +53,9 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  workers   {group.name}: {group.ready} of {group.desired} ready"
     state = f", {weights.update_state}" if weights.update_state else ""
     yield f"  weights   version {weights.version}{state}, oldest version in use {weights.min_applied_version}"
-    # The fleet's own count has those, too, that are complete and wait for room.
-    behind = f", {queue.waiting - queue.capacity} waiting for room" if queue.waiting > queue.capacity else ""
+    behind = f", {queue.waiting - queue.filled} waiting for room" if queue.waiting > queue.filled else ""
     returned = f", {queue.ready} returned" if queue.ready else ""
-    full = min(queue.waiting, queue.capacity)
-    yield f"  queue     {full} of {queue.capacity}{behind}{returned}, {queue.lent} with learners"
+    yield f"  queue     {queue.filled} of {queue.capacity}{behind}{returned}, {queue.lent} with learners"
     for consumer in found.consumers:
         yield f"  consumer  {consumer.name}: {consumer.taken:,} taken, {consumer.acked:,} acknowledged"
     for key, statistics in found.statistics.items():

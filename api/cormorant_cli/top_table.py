@@ -135,7 +135,7 @@ def _job_row(status: "Status", *, error: str) -> Row:
         version=f"{fresh.version}",
         behind=f"{fresh.version - fresh.min_applied_version}",
         mean_return=f"{mean_return:.2f}" if mean_return is not None else _NOTHING,
-        queue=f"{queue.waiting + queue.ready}/{queue.capacity}" if queue.capacity else _NOTHING,
+        queue=f"{queue.filled}/{queue.capacity}" if queue.capacity else _NOTHING,
         note=error or _note_of(status),
         is_stale=bool(error),
     )

@@ -70,6 +70,11 @@ class QueueReport(Answer):
     ended: bool
     """True once every batch is delivered and acknowledged."""
 
+    @property
+    def filled(self) -> int:
+        """Places that are taken. `waiting` also counts batches that are complete and wait for room."""
+        return min(self.waiting, self.capacity)
+
 
 class Consumer(Answer):
     """A consumer of batches."""

@@ -72,7 +72,7 @@ def says(found: Status, *workers: Worker) -> Source:
 def test_a_job_is_one_line() -> None:
     (row,) = rows_of([Entry(name="u", reading=Reading(status=status()), is_asked=True)])
     assert row.cells == (
-        "pong", "Running", "1,234", "12,345 (12%)", "3/4", "7", "1", "-20.50", "2/4", "", "2 restarts"
+        "pong", "Running", "1,234", "12,345 (12%)", "3/4", "7", "1", "-20.50", "1/4", "", "2 restarts"
     )  # fmt: skip
 
 
@@ -90,6 +90,12 @@ def test_status_says_what_is_waited_for_and_what_fills_the_queue() -> None:
     assert "  queue     4 of 4, 2 waiting for room, 1 returned, 2 with learners" in lines
     assert "  episodes  3, mean return -20.50 over the last 100" in lines
     assert lines[-2:] == ["  Ready: 2 of 2 workers are ready", f"  Progressing: {sentence}"]
+
+
+def test_top_shows_no_more_waiting_than_there_is_room_for() -> None:
+    queue = QueueReport(capacity=4, waiting=6, ready=1, lent=2, acked=0, redelivered=0, ended=False)
+    (row,) = rows_of([Entry(name="u", reading=Reading(status=status(queue=queue)), is_asked=True)])
+    assert row.queue == "4/4"
 
 
 def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:
