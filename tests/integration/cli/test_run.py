@@ -167,6 +167,25 @@ def test_a_signal_ends_a_serving_run_in_any_phase(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_first_second_ends_a_run(number: signal.Signals, start: Started, write: Written) -> None:
+    write(output={"queue": {"capacityBatches": 2}})
+    for after_s in (0.02, 0.04, 0.06, 0.1, 0.2, 0.5, 1.0):
+        command = start("run", "job.yaml", "--serve", "--port", "0", "--directory", "head")
+        time.sleep(after_s)
+
+        began = time.monotonic()
+        command.interrupt(number)
+        code, _, err = command.end()
+
+        assert time.monotonic() - began < CLOSE_S
+        # Until a line of ours has run, Python ends as it always does: by the signal, or with its own traceback.
+        assert "/cormorant_" not in err
+        assert code in (130, -number) or "Traceback" in err, err
+        assert command.orphans() == []
+
+
+@pytest.mark.slow
 def test_a_second_ctrl_c_stops_at_once(start: Started, write: Written, tmp_path: Path) -> None:
     (tmp_path / "sleeper.py").write_text(SLEEPER)
     write(env={"gymnasium": {"entrypoint": "sleeper:Sleeper", "numEnvs": 2}}, policy={"random": {}})
