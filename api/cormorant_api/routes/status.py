@@ -42,11 +42,10 @@ async def list_workers(request: Request) -> Workers:
 async def get_worker(request: Request, worker: str) -> Worker:
     """One worker."""
     head = head_of(request)
-    stats = await head.stats()
-    for found in stats.workers:
-        if found.name == worker:
-            return describe_worker(head, found, published=stats.version)
-    known = tuple(found.name for found in stats.workers)
+    fleet = head.running.fleet
+    if (found := await head.quick(fleet.worker, worker)) is not None:
+        return describe_worker(head, found, published=fleet.version)
+    known = tuple(found.name for found in (await head.stats()).workers)
     raise ApiError(ProblemType.UNKNOWN_WORKER, f"there is no worker {worker[:80]!r}", known=known)
 
 

@@ -36,7 +36,7 @@ from cormorant_worker.fleet.quiesce import Quiesce
 from cormorant_worker.fleet.reaper import Reaper
 from cormorant_worker.fleet.selector import ConnectionSelector
 from cormorant_worker.fleet.spawner import Spawner
-from cormorant_worker.fleet.stats import FleetStats, Receipt
+from cormorant_worker.fleet.stats import FleetStats, Receipt, WorkerStats
 from cormorant_worker.fleet.tickets import Tickets
 from cormorant_worker.fleet.transport import Engine, Payload
 from cormorant_worker.fleet.waker import Waker
@@ -440,9 +440,7 @@ class Fleet:
 
         Open trajectories end where their last batch did, under ids that do not come again; what asynchronous
         environments were ahead of it is dropped. The policy, its weights and versions and the count of frames stay.
-
-        Returns:
-            The workers that were reseeded.
+        Returns the workers that were reseeded.
 
         Raises:
             FleetError: a negative seed, or everything is collected.
@@ -487,16 +485,18 @@ class Fleet:
             self._core.waker.wake()
 
     def stats(self, *, workers: bool = True) -> FleetStats:
-        """What is going on.
-
-        Args:
-            workers: with each of them, which costs as much as there are; all else does not.
-        """
+        """What is going on; with `workers`, each of them, too, which costs as much as there are."""
         with self._changed:
             found = self._core.stats()
             handles = tuple(self._core.pool.workers.values()) if workers else ()
         ordered = sorted(handles, key=lambda handle: handle.slot)
         return replace(found, workers=tuple(handle.stats(is_paused=found.paused) for handle in ordered))
+
+    def worker(self, name: str) -> WorkerStats | None:
+        """One worker, at the cost of one; None: there is none of that name."""
+        with self._changed:
+            handle = self._core.pool.find(name)
+            return None if handle is None else handle.stats(is_paused=self._core.lifecycle.is_paused)
 
     @property
     def version(self) -> PolicyVersion:

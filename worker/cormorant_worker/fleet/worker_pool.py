@@ -14,6 +14,8 @@ from cormorant_worker.fleet.worker_handle import WorkerHandle
 
 _SHOWN = 8
 """Workers named in a message."""
+_LONGEST_INDEX = 10
+"""Digits."""
 
 
 class WorkerPool:
@@ -82,7 +84,9 @@ class WorkerPool:
         return [handle for handle in self._workers.values() if handle.is_ready and not handle.is_leaving]
 
     def find(self, name: str) -> WorkerHandle | None:
-        return next((handle for handle in self._workers.values() if handle.name == name), None)
+        group, _, index = name.rpartition("-")
+        handle = self._workers.get((group, int(index))) if index.isdecimal() and len(index) < _LONGEST_INDEX else None
+        return handle if handle is not None and handle.name == name else None
 
     def all_handles(self) -> tuple[WorkerHandle, ...]:
         """Also of workers that are being ended. Callable without the condition."""
