@@ -11,6 +11,7 @@ from cormorant_contract.rest.status import (
     EpisodeReport,
     FrameCounts,
     GroupReport,
+    InferenceReport,
     Phase,
     QueueReport,
     StatisticsReport,
@@ -87,6 +88,7 @@ def describe(head: Head, running: Running, stats: FleetStats) -> Status:
         started_at=head.started_at,
         desired=running.group_sizes.describe(paused=head.leases.spec_paused),
         statistics={key: StatisticsReport(**asdict(found)) for key, found in stats.statistics.items()},
+        inference={group: _inference(head, group, stats.groups[group]) for group in stats.inference},
         counts="frames" if head.job.spec.collection.episodes is None else "episodes",
     )
 
@@ -106,6 +108,22 @@ def _group(name: str, size: int, stats: GroupStats) -> GroupReport:
         ready=stats.ready,
         idle_seconds=round(stats.spent_s["idle"], 3),
         worker_seconds=round(sum(stats.spent_s.values()), 3),
+        policy_call=stats.policy_call,
+    )
+
+
+def _inference(head: Head, group: str, stats: GroupStats) -> InferenceReport:
+    rows, padded, acts, requests, wait_s, act_s = (
+        head.rates.rate_of_servers(group, name)
+        for name in ("rows", "padded_rows", "acts", "requests", "wait_s", "act_s")
+    )
+    return InferenceReport(
+        rows_per_second=round(rows, 1),
+        rows_per_act=round(rows / acts, 2) if acts else 0.0,
+        padding=round(padded / (rows + padded), 3) if rows else 0.0,
+        wait_ms=round(1000 * wait_s / requests, 3) if requests else 0.0,
+        act_ms=round(1000 * act_s / acts, 3) if acts else 0.0,
+        busy=round(act_s / max(1, stats.ready), 3),
     )
 
 

@@ -51,6 +51,14 @@ def lines_of(found: "Status") -> Iterator[str]:
         yield f"  dropped   {dropped}"
     for group in found.groups:
         yield f"  workers   {group.name}: {group.ready} of {group.desired} ready"
+        if group.policy_call:
+            yield f"  policy    {group.name}: {group.policy_call}"
+    for name, served in found.inference.items():
+        yield (
+            f"  servers   {name}: {served.rows_per_second:,.0f} rows/s, {served.rows_per_act:,.1f} rows an act "
+            f"({served.padding:.0%} padding), wait {served.wait_ms:.2f} ms, act {served.act_ms:.2f} ms, "
+            f"busy {served.busy:.0%}"
+        )
     state = f", {weights.update_state}" if weights.update_state else ""
     yield f"  weights   version {weights.version}{state}, oldest version in use {weights.min_applied_version}"
     behind = f", {queue.waiting - queue.filled} waiting for room" if queue.waiting > queue.filled else ""

@@ -1,4 +1,4 @@
-"""Frames per second of the fleet and of each worker over the last 10 s."""
+"""What the fleet, each worker and each group of inference servers did per second, over the last 10 s."""
 
 import time
 from collections import deque
@@ -11,8 +11,8 @@ _WINDOW_S = 10.0
 
 
 Key = TypeVar("Key")
-Sample = tuple[float, Mapping[Key, int]]
-"""A time, and frames stepped until then."""
+Sample = tuple[float, Mapping[Key, float]]
+"""A time, and what was done until then."""
 
 
 class RateWindow:
@@ -23,11 +23,16 @@ class RateWindow:
         self._fleet: deque[Sample[None]] = deque(maxlen=64)
         self._workers: deque[Sample[tuple[str, int]]] = deque(maxlen=16)
         """By worker and attempt."""
+        self._servers: deque[Sample[tuple[str, str]]] = deque(maxlen=64)
+        """By group and field of the message `Served`."""
 
     def sample(self, stats: FleetStats) -> None:
         """Add a sample of the fleet, and of its workers where `stats` has them."""
         now = self._clock()
         self._fleet.append((now, {None: stats.stepped_frames}))
+        if stats.inference:
+            done = {(group, name): value for group, books in stats.inference.items() for name, value in books.items()}
+            self._servers.append((now, done))
         if stats.workers:
             self._workers.append((now, {(worker.name, worker.attempt): worker.frames for worker in stats.workers}))
 
@@ -38,6 +43,10 @@ class RateWindow:
     def rate_of(self, worker: str, attempt: int) -> float:
         """Frames stepped per second by one worker."""
         return _rate(self._workers, (worker, attempt))
+
+    def rate_of_servers(self, group: str, name: str) -> float:
+        """What a group's inference servers did per second, by field of the message `Served`."""
+        return _rate(self._servers, (group, name))
 
 
 def _rate(found: deque[Sample[Key]], key: Key) -> float:

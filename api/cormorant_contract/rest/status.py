@@ -122,6 +122,25 @@ class GroupReport(Answer):
     """Seconds in which its workers had no batch to collect, summed over all of them."""
     worker_seconds: Annotated[float, Field(ge=0)] = 0.0
     """Seconds of all its workers."""
+    policy_call: str = ""
+    """How its newest worker calls the policy, and what it cost to find out; empty with `compile: off`."""
+
+
+class InferenceReport(Answer):
+    """What a group's inference servers did in the last 10 s."""
+
+    rows_per_second: float
+    """Environments that they acted for."""
+    rows_per_act: float
+    """How full their batches were."""
+    padding: float
+    """Share of the rows that only filled a batch up to its shape."""
+    wait_ms: float
+    """Mean time in which a request of a worker waited for its act."""
+    act_ms: float
+    """Mean time of an act."""
+    busy: float
+    """Share of the servers' time that acts took."""
 
 
 class EpisodeReport(Answer):
@@ -188,6 +207,8 @@ class Status(Answer):
     """Same as `GET /v1/desired`, so that the operator needs one request. None from an older head."""
     statistics: dict[str, StatisticsReport] = Field(default_factory=dict)
     """By key, where the manifest normalises; next/reward has those of the discounted return."""
+    inference: dict[str, InferenceReport] = Field(default_factory=dict)
+    """By group, where inference servers act."""
     counts: Literal["frames", "episodes"] = "frames"
     """What `collected`, `settled` and `target` of `frames` count: an evaluation counts episodes."""
 

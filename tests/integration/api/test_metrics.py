@@ -10,7 +10,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from cormorant_api.routes.scrape import scrape
 from cormorant_contract.metrics import BUDGET, METRICS
 from cormorant_testing.collecting import make_job
+from cormorant_testing.fleets import served as with_servers
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Served, serve, weights_file
+from cormorant_worker.launch import load_job
 
 WEIGHTS = "/v1/models/policy/weights"
 DECLARED = {sample: metric for metric in METRICS["head"] for sample in metric.sample_names}
@@ -149,3 +152,32 @@ def test_frames_of_a_head_before_are_not_counted_back(tmp_path: Path) -> None:
     with serve(job, directory=tmp_path) as served:
         assert total(served.anonymous, "cormorant_frames_total") >= first
         assert served.operator.get("/v1/status").json["frames"]["delivered"] == 0
+
+
+def test_status_says_what_servers_do_and_how_they_call_the_policy(tmp_path: Path) -> None:
+    document = with_servers(make_job(num_envs=4, queue={"onFull": "drop_oldest"}), batchShapes=[8]).to_document()
+    document["spec"]["policy"]["compile"] = "auto"
+    with serve(load_job(document), directory=tmp_path) as served:
+
+        def report() -> dict[str, float]:
+            found: dict[str, float] = served.reader.get("/v1/status").json["inference"].get("act", {})
+            return found
+
+        until(lambda: report().get("rows_per_second", 0) > 0)
+        found = report()
+        assert found["rows_per_act"] in (2.0, 4.0) or 2 < found["rows_per_act"] < 4
+        assert found["padding"] == pytest.approx(1 - found["rows_per_act"] / 8, abs=0.01)
+        assert 0 < found["busy"] < 1
+        assert min(found["act_ms"], found["wait_ms"]) > 0
+        groups = {group["name"]: group["policy_call"] for group in served.reader.get("/v1/status").json["groups"]}
+        assert groups["cpu"] == ""
+        assert groups["act"].startswith("eager: no faster way is known; tried for ")
+        served.fleet.resize({"act": 2})
+        told = served.server.head.events
+
+        def is_told() -> bool:
+            found, _ = told.read(0) or ([], 0)
+            ready = [(event.worker, event.reason[:30]) for event in found if event.kind == "worker_ready"]
+            return ready == [("act-1", "eager: no faster way is known;")]
+
+        until(is_told)

@@ -104,6 +104,27 @@ def test_tiles_show_metrics_variants_and_statistics(tmp_path: Path, browser: Bro
             watched.assert_clean()
 
 
+def test_a_tile_shows_what_inference_servers_do(tmp_path: Path, browser: Browser) -> None:
+    manifest = write_manifest(tmp_path, "CartPole-v1")
+    document = yaml.safe_load(manifest.read_text())
+    document["spec"]["workerGroups"] = [{"name": "cpu"}, {"name": "act", "role": "inference", "replicas": 1}]
+    document["spec"]["inference"] = {"batchShapes": [8]}
+    manifest.write_text(yaml.safe_dump(document))
+    with HeadProcess(manifest, tmp_path / "head", "--workers", "2") as head:
+        api = head.api("write")
+        with watching(browser, api.port, api.token) as watched:
+            until(lambda: api.get("/v1/status").json["inference"].get("act", {}).get("rows_per_second", 0) > 100)
+            watched.page.wait_for_function(
+                "/^[\\d,]{3,} rows\\/s$/.test(document.getElementById('servers').textContent)"
+            )
+            pattern = r"act: [\d.]+ rows an act and \d+ % padding, wait [\d.]+ ms, act [\d.]+ ms, busy \d+ %"
+            assert re.fullmatch(pattern, watched.text("#servers-detail"))
+            with paused(api):
+                # The rate runs out over its window of ten seconds.
+                watched.wait_for_text("#servers", "0 rows/s")
+            watched.assert_clean()
+
+
 def test_an_evaluation_counts_episodes(tmp_path: Path, browser: Browser) -> None:
     manifest = write_manifest(tmp_path, "CartPole-v1", episodes={"count": 4000})
     document = yaml.safe_load(manifest.read_text())

@@ -42,3 +42,11 @@ def test_a_replacement_counts_from_zero(rates: RateWindow, seconds: list[float])
     seconds[0] = 2
     rates.sample(make_stats(workers=(worker(10, attempt=1),)))
     assert (rates.rate_of("cpu-0", 1), rates.rate_of("cpu-0", 0), rates.rate_of("cpu-9", 0)) == (5.0, 0.0, 0.0)
+
+
+def test_servers_have_rates_by_group(rates: RateWindow, seconds: list[float]) -> None:
+    for now in (0.0, 5.0, 20.0, 25.0):
+        seconds[0] = now
+        rates.sample(make_stats(inference={"act": {"rows": 100.0 * now, "act_s": 0.25 * now}} if now else {}))
+    found = [rates.rate_of_servers(*key) for key in (("act", "rows"), ("act", "act_s"), ("act", "acts"), ("b", "rows"))]
+    assert found == [100.0, 0.25, 0.0, 0.0]

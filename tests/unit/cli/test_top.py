@@ -19,6 +19,7 @@ from cormorant_contract.rest.status import (
     EpisodeReport,
     FrameCounts,
     GroupReport,
+    InferenceReport,
     QueueReport,
     Status,
     WeightsReport,
@@ -96,6 +97,24 @@ def test_top_shows_no_more_waiting_than_there_is_room_for() -> None:
     queue = QueueReport(capacity=4, waiting=6, ready=1, lent=2, acked=0, redelivered=0, ended=False)
     (row,) = rows_of([Entry(name="u", reading=Reading(status=status(queue=queue)), is_asked=True)])
     assert row.queue == "4/4"
+
+
+def test_status_says_what_servers_do_and_how_policies_are_called() -> None:
+    call = "layers: 33 us an act, 1.55 times as fast as eager; tried for 0.4 s"
+    groups = (
+        GroupReport(name="cpu", desired=2, ready=2),
+        GroupReport(name="act", desired=1, ready=1, policy_call=call),
+    )
+    served = InferenceReport(
+        rows_per_second=12_345.6, rows_per_act=48.25, padding=0.25, wait_ms=0.4, act_ms=1.25, busy=0.5
+    )
+    lines = list(status_lines(status(groups=groups, inference={"act": served})))
+    assert lines[2:6] == [
+        "  workers   cpu: 2 of 2 ready",
+        "  workers   act: 1 of 1 ready",
+        f"  policy    act: {call}",
+        "  servers   act: 12,346 rows/s, 48.2 rows an act (25% padding), wait 0.40 ms, act 1.25 ms, busy 50%",
+    ]
 
 
 def test_columns_are_aligned_and_workers_stand_below_their_job() -> None:

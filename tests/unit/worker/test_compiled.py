@@ -268,3 +268,15 @@ def test_without_a_compiler_the_layers_act(monkeypatch: pytest.MonkeyPatch) -> N
     assert found.chosen == "layers"
     assert "InvalidCxxCompiler" in found.refused["torch.compile"]
     assert [line["event"] for line in logs] == ["policy_not_compiled", "policy_compiled"]
+
+
+def test_what_a_trial_found_is_one_sentence() -> None:
+    def told(chosen: str, seconds: dict[str, float], **refused: str) -> str:
+        trial = compiled.CompileTrial(chosen=chosen, seconds_per_act=seconds, refused=refused, startup_seconds=1.25)
+        return str(trial)
+
+    times = {"eager": 51e-6, "layers": 34e-6}
+    assert told("layers", times) == "layers: 34 us an act, 1.50 times as fast as eager; tried for 1.2 s"
+    assert told("eager", times) == "eager: 51 us an act; tried for 1.2 s"
+    assert told("eager", {}, layers="it raised E: no") == "eager: layers: it raised E: no; tried for 1.2 s"
+    assert told("eager", {}) == "eager: no faster way is known; tried for 1.2 s"

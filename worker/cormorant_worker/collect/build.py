@@ -61,6 +61,8 @@ class BuiltCollector:
     """EnvPool threads of each EnvGroup; 0 without EnvPool."""
     remote: RemoteActor | None = None
     """The actor, where inference servers act."""
+    policy_call: str = ""
+    """See `ServedPolicy.call`."""
 
 
 def build_collector(
@@ -90,6 +92,7 @@ def build_collector(
         normalizer = make_normalizer(job, observation)
         num_rows = envs[0].num_envs if envs[0].lockstep else envs[0].min_in_flight
         remote: RemoteActor | None = None
+        policy_call = ""
         if place.servers:
             greeting = Greeting(
                 name=place.attempt_name,
@@ -103,7 +106,7 @@ def build_collector(
         elif (
             served := build_policy(job, overrides, observation, action, normalizer, device=device, num_rows=num_rows)
         ) is not None:
-            actor, weights = served.actor, served.weights
+            actor, weights, policy_call = served.actor, served.weights, served.call
         warmup_frames = place.warmup_frames if place.warmup_frames >= 0 else spec.collection.init_random_frames
         config = CollectorConfig(
             seeds=seeds,
@@ -124,7 +127,7 @@ def build_collector(
         for env in envs:
             env.close()
         raise
-    return BuiltCollector(collector=collector, num_threads=num_threads, remote=remote)
+    return BuiltCollector(collector=collector, num_threads=num_threads, remote=remote, policy_call=policy_call)
 
 
 def make_normalizer(job: CollectorJob, observation: Space) -> Normalizer | None:
@@ -191,15 +194,16 @@ def build_policy(
             num_rows=num_rows,
             is_shared=overrides.shares_policy,
         )
-        if job.spec.policy.compile != "off" and not overrides.shares_policy:
+        call, mode = "", job.spec.policy.compile
+        if mode != "off" and not overrides.shares_policy:
             exploration = ExplorationType(job.spec.policy.exploration_type)
-            compile_actor(acting, seen, mode=job.spec.policy.compile, num_rows=num_rows, exploration=exploration)
+            call = str(compile_actor(acting, seen, mode=mode, num_rows=num_rows, exploration=exploration))
     actor: Actor = acting if normalizer is None else NormalizingActor(acting, normalizer)
     weights = StagedWeights(models.modules, normalizer)
     if job.spec.policy.initial_weights:
         statistics = None if normalizer is None else normalizer.statistics
         weights.load(read_weights(job.spec.policy.initial_weights), statistics)
-    return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action)
+    return ServedPolicy(actor=actor, weights=weights, observation_space=observation, action_space=action, call=call)
 
 
 def _find_policy(

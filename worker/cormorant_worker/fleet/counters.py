@@ -39,9 +39,11 @@ class FleetCounters:
     def joined(self, group: str) -> None:
         self._group(group).alive += 1
 
-    def synced(self, group: str, version: PolicyVersion) -> None:
-        """It may collect, and acts with this version."""
-        self._group(group).versions[version] += 1
+    def synced(self, handle: WorkerHandle) -> None:
+        """It may collect."""
+        books = self._group(handle.group)
+        books.versions[handle.version] += 1
+        books.policy_call = handle.policy_call
 
     def applied(self, group: str, before: PolicyVersion, version: PolicyVersion) -> None:
         """A worker that may collect acts with another version."""
@@ -130,6 +132,7 @@ class FleetCounters:
             restarts=dict(books.restarts),
             env_restarts=books.env_restarts,
             min_version=min(books.versions, default=PolicyVersion(0)),
+            policy_call=books.policy_call,
         )
 
 
@@ -140,6 +143,8 @@ class _Group:
         self.alive = self.frames = self.env_restarts = 0
         self.spent_ns = [0] * len(ACTIVITIES)
         self.restarts: Counter[RestartReason] = Counter()
+        self.policy_call = ""
+        """That of the newest worker."""
         self.versions: Counter[PolicyVersion] = Counter()
         """Workers that may collect, by the version that acts in them."""
 

@@ -36,7 +36,7 @@ class FleetEvent:
 
     kind: EventKind
     """applied: `worker` acts with `version` from its next frame on. refused: it cannot take `version`, for
-    `reason`. worker_ready: it may collect. worker_lost: it is
+    `reason`. worker_ready: it may collect; `reason` says how it calls the policy. worker_lost: it is
     gone for `reason`, and `frames` are collected again. sealed: it finished a batch of `frames`, in which `version` was
     the oldest that acted; `sealed` says more. accepted: a round of `frames` entered the queue and counts. lent: a
     consumer has one of `frames`, `version` the oldest that acted, `staleness` versions old. published: `version` is on

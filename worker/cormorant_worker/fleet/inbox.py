@@ -106,9 +106,9 @@ class Inbox:
         """A worker has the current weights: it may collect."""
         core = self._core
         core.pool.synced(handle)
-        core.counters.synced(handle.group, handle.version)
+        core.counters.synced(handle)
         if not (handle.is_leaving or handle.is_server):
             core.scheduler.may_collect(handle.slot, holds=len(handle.tickets))
-        core.events.note("worker_ready", worker=handle.name, version=handle.version)
+        core.events.note("worker_ready", worker=handle.name, version=handle.version, reason=handle.policy_call)
         if reply.error:
             core.lifecycle.fail(WorkerFailed(f"worker {handle.name} refused the current weights: {reply.error}"))

@@ -61,6 +61,8 @@ class GroupStats:
     env_restarts: int
     min_version: PolicyVersion
     """The oldest that acts in it."""
+    policy_call: str = ""
+    """How its newest worker calls the policy, and what it cost to find out; empty with `compile: off`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,6 +66,8 @@ class WorkerHandle:
     """The version that acts."""
     cached_version: PolicyVersion = INITIAL_VERSION
     """The newest weights that its pod has of an earlier head, until they are fetched."""
+    policy_call: str = ""
+    """How it calls the policy, and what it cost to find out; empty: as it is."""
     landed_frames: int = 0
     durable_frames: int = 0
     dropped_frames: int = 0
@@ -144,6 +146,7 @@ class WorkerHandle:
         """
         self.is_ready = True
         self.cached_version = PolicyVersion(ready.kept_version)
+        self.policy_call = ready.policy_call
         self.last_progress = now
 
     def offers_cached_once(self) -> None:

@@ -92,6 +92,8 @@ class ServedPolicy:
     weights: StagedWeights
     observation_space: Space
     action_space: Space
+    call: str = ""
+    """How it is called, and what it cost to find out; empty with `compile: off`."""
 
 
 class InferenceServer:

@@ -55,6 +55,18 @@ class CompileTrial:
     seconds_per_act: dict[str, float]
     refused: dict[str, str]
     """Why, by candidate."""
+    startup_seconds: float
+
+    def __str__(self) -> str:
+        """One sentence for those who watch the job."""
+        found = f"{self.chosen}: "
+        if self.seconds_per_act:
+            mine, eager = self.seconds_per_act[self.chosen], self.seconds_per_act["eager"]
+            found += f"{1e6 * mine:.0f} us an act"
+            found += "" if self.chosen == "eager" else f", {eager / mine:.2f} times as fast as eager"
+        else:
+            found += "; ".join(f"{name}: {why}" for name, why in self.refused.items()) or "no faster way is known"
+        return f"{found}; tried for {self.startup_seconds:.1f} s"
 
 
 def in_dtype(models: PolicyModels, dtype: Dtype, device: torch.device) -> PolicyModels:
@@ -101,14 +113,17 @@ def compile_actor(
         actor.models = replace(actor.models, acting=right[chosen])
     for name, why in refused.items():
         log.warning("policy_not_compiled", candidate=name, reason=why)
+    trial = CompileTrial(
+        chosen=chosen, seconds_per_act=seconds, refused=refused, startup_seconds=time.perf_counter() - began
+    )
     log.info(
         "policy_compiled",
         chosen=chosen,
         num_rows=num_rows,
         act_microseconds={name: round(1e6 * value, 1) for name, value in seconds.items()},
-        startup_seconds=round(time.perf_counter() - began, 2),
+        startup_seconds=round(trial.startup_seconds, 2),
     )
-    return CompileTrial(chosen=chosen, seconds_per_act=seconds, refused=refused)
+    return trial
 
 
 def _candidates(actor: PolicyActor, mode: Mode, num_rows: int) -> Iterator[tuple[str, Callable[[], Acting]]]:

@@ -44,6 +44,8 @@ class Ready:
     """The newest weights that this worker's pod kept from an earlier head; 0: none."""
     statistics: Statistics | None = None
     """What its initial weights act with; None where the manifest normalises nothing."""
+    policy_call: str = ""
+    """See `ServedPolicy.call`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,8 @@ class ServerReady:
 
     kept_version: int = 0
     """The newest weights that this server's pod kept from an earlier head; 0: none."""
+    policy_call: str = ""
+    """See `ServedPolicy.call`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -168,6 +168,7 @@ class WorkerRuntime:
             num_threads=built.num_threads,
             kept_version=self._kept.version,
             statistics=None if self.collector.moments is None else self.collector.moments.initial,
+            policy_call=built.policy_call,
         )
 
     def _serve(self) -> None:

@@ -145,7 +145,7 @@ class ServerRuntime:
         self._policy = policy
         self._is_ready.set()
         self._heartbeat.enter(Phase.WAITING)
-        self._uplink.send(ServerReady(kept_version=self._kept.version))
+        self._uplink.send(ServerReady(kept_version=self._kept.version, policy_call=policy.call))
         return policy
 
     def _tell(self, server: InferenceServer) -> None:

@@ -38,4 +38,6 @@ export function bytes(value) {
   }
 }
 
+export const percent = (share) => `${Math.round(100 * share)} %`;
+
 export const words = (name) => name.replaceAll("_", " ");

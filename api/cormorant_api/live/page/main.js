@@ -3,7 +3,7 @@
 import { Problem, call, token } from "./api.js";
 import { Preview } from "./preview.js";
 import { Events } from "./events.js";
-import { clock, count, duration, number } from "./format.js";
+import { clock, count, duration, number, percent } from "./format.js";
 import { Learners } from "./learners.js";
 import { Log } from "./log.js";
 import { Plot } from "./plot.js";
@@ -162,6 +162,7 @@ function showTiles(status) {
   for (const [id, text] of Object.entries(texts)) setText($(id), text);
   setText($("frames-title"), status.counts === "episodes" ? "Episodes played" : "Frames collected");
   showStatistics(Object.entries(status.statistics ?? {}));
+  showServers(Object.entries(status.inference ?? {}));
   const metrics = Object.entries(episodes.metrics ?? {});
   $("metrics-tile").hidden = !metrics.length;
   const tasks = Object.entries(episodes.tasks ?? {});
@@ -178,6 +179,17 @@ function showStatistics(found) {
   setText($("statistics"), `${count(frames)} frames`);
   const ranges = found.map(([key, { mean, std }]) => `${key}: mean ${number(mean[0])} to ${number(mean[1])}, std ${number(std[0])} to ${number(std[1])}`);
   setText($("statistics-ranges"), [`the policy acts with ${count(published)}`, ...ranges].join("; "));
+}
+
+/** What inference servers did in the last seconds: how fast, how full their batches were, and who waited for whom. */
+function showServers(found) {
+  $("servers-tile").hidden = !found.length;
+  setText($("servers"), `${count(found.reduce((sum, [, served]) => sum + served.rows_per_second, 0))} rows/s`);
+  const details = found.map(([group, served]) => {
+    const padding = served.padding ? ` and ${percent(served.padding)} padding` : "";
+    return `${group}: ${number(served.rows_per_act)} rows an act${padding}, wait ${number(served.wait_ms)} ms, act ${number(served.act_ms)} ms, busy ${percent(served.busy)}`;
+  });
+  setText($("servers-detail"), details.join("; "));
 }
 
 /** Batches outside the queue: finished but without room, returned, with learners. */
