@@ -54,7 +54,8 @@ class Collection(Contract):
     deleted."""
 
     init_random_frames: Count64 = 0
-    """Number of frames at the start of the job that use random actions."""
+    """Number of frames at the start of the job that use random actions. Each worker rounds its share up to whole steps
+    of its environments."""
 
     max_frames_per_trajectory: Count32 = 0
     """Frames after which a trajectory is truncated and its environment reset. 0 means no limit."""

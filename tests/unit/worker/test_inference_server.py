@@ -4,7 +4,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from cormorant_testing.network import drop_everything, in_own_network
 from cormorant_worker.errors import PolicyMismatch
-from cormorant_worker.inference import remote_actor
+from cormorant_worker.inference import frames, remote_actor
 from cormorant_worker.inference.address import Address, AssignedServers
-from cormorant_worker.inference.connections import NodeConnection, connect
+from cormorant_worker.inference.connections import NodeConnection, ServerConnection, connect
 from cormorant_worker.inference.frames import FrameReader, FrameWriter, listen_on
 from cormorant_worker.inference.handshake import Greeting, Listeners, frame, unframe
 from cormorant_worker.inference.mailbox import HEADER, Header
@@ -321,3 +322,45 @@ def test_silent_server_is_left_for_another_one(monkeypatch: pytest.MonkeyPatch) 
         ACTORS.append(RemoteActor(AssignedServers([address_of(first), address_of(second)]), greeting()))
         assert ACTORS[-1].ask(rows_of(4), (), init(1)).answer()[0].actions[0].tolist() == [4]
         assert silent.policy.sizes == []
+
+
+def test_connections_between_nodes_end_when_a_node_is_lost() -> None:
+    if not BETWEEN_NODES[0]:
+        return  # the kernel tells that a process of this machine has ended
+    with running() as (server, listener):
+        connection = worker(listener)._connection
+        assert isinstance(connection, NodeConnection)
+        (client,) = server.server._clients
+        for end in (connection._socket, client.socket):
+            options = [getattr(socket, f"TCP_{name}") for name in ("KEEPIDLE", "KEEPINTVL", "KEEPCNT", "USER_TIMEOUT")]
+            assert end.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert [end.getsockopt(socket.IPPROTO_TCP, option) for option in options] == [5, 5, 3, 20_000]
+
+
+def receive_within(seconds: float, connection: ServerConnection) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        with suppress(TimeoutError):
+            connection.receive()
+
+
+@pytest.mark.slow
+def test_node_that_falls_silent_is_left_on_both_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not BETWEEN_NODES[0]:
+        return
+    monkeypatch.setattr(frames, "_DEAD_AFTER_S", 4)
+
+    def lose_the_network() -> None:
+        with running(Gathering(max_wait_s=60.0)) as (server, listener):
+            waiting, _ = worker(listener), worker(listener)
+            waiting.ask(rows_of(4), (), init(1))
+            wait_for(lambda: bool(server.server._waiting))
+            drop_everything()
+            connection = waiting._connection
+            assert connection is not None
+            with pytest.raises(ConnectionResetError):
+                receive_within(20, connection)
+            wait_for(lambda: not server.server._clients)
+            assert not server.server._waiting, "its rows are dropped"
+
+    in_own_network(lose_the_network)
