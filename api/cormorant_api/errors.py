@@ -45,7 +45,7 @@ class TlsError(HeadError):
 
 
 class StoreError(HeadError):
-    """The weights' directory cannot be read or written."""
+    """The head's directory cannot be read or written."""
 
 
 EXIT_DONE, EXIT_FAILED, EXIT_REFUSED, EXIT_BLOCKED = 0, 1, 2, 3

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +20,7 @@ import structlog
 
 from cormorant_api.batches.feeder import BatchFeeder
 from cormorant_api.batches.ledger import Ledger
+from cormorant_api.control.disk_writes import DiskWrites
 from cormorant_api.control.event_ring import EventRing
 from cormorant_api.control.group_sizes import GroupSizes
 from cormorant_api.control.journal import Journal
@@ -44,6 +46,7 @@ from cormorant_worker.fleet.events import FleetEvent
 from cormorant_worker.fleet.fleet import Fleet
 from cormorant_worker.fleet.stats import FleetStats
 from cormorant_worker.logs import LogContext
+from cormorant_worker.normalize.moments import Statistics
 
 log = structlog.get_logger()
 
@@ -82,8 +85,12 @@ class Running:
 
     def _settle(self, frames: int) -> "Future[None]":
         """So many frames of this head will not be delivered again. Done once that is written down."""
-        statistics = None if self.fleet.statistics is None else self.fleet.statistics.current
-        return self._journal.settle(frames, statistics)
+        return self._journal.settle(frames, self.statistics)
+
+    @property
+    def statistics(self) -> Statistics | None:
+        """Those of the settled frames; None where the manifest normalises nothing."""
+        return None if self.fleet.statistics is None else self.fleet.statistics.current
 
 
 class Head:
@@ -128,6 +135,8 @@ class Head:
         """The fleet starts paused for `attach`, so its first resume is its start and not an event."""
         self._quick = ThreadPoolExecutor(4, thread_name_prefix="control")
         self._bulk = ThreadPoolExecutor(16, thread_name_prefix="bulk")
+        self._boundary = ThreadPoolExecutor(2, thread_name_prefix="boundary")
+        self.disk_writes = DiskWrites()
         self._ended = threading.Event()
         self._housekeeper = threading.Thread(target=self._keep_house, name="housekeeping", daemon=True)
         self._unsubscribe: Callable[[], None] = lambda: None
@@ -180,6 +189,8 @@ class Head:
         self.events.notifier.notify()
         self._quick.shutdown(wait=False, cancel_futures=True)
         self._bulk.shutdown(wait=False, cancel_futures=True)
+        self._boundary.shutdown(wait=False, cancel_futures=True)
+        self.disk_writes.close()
         self.journal.close()
         self.traces.close()
 
@@ -225,6 +236,19 @@ class Head:
         """Write them down for the next head."""
         self.journal.settle_all(self.settled_frames(stats))
 
+    def keep_restored(self) -> None:
+        """Write the epoch, the count and the statistics of a restored fleet down, and count on from there.
+
+        Raises:
+            StoreError: the disk does not take them.
+        """
+        running = self.running
+        self.journal.reserve_epoch(running.fleet.epoch)
+        # In this order: an acknowledgement between the two must not count twice.
+        stats, counts = running.fleet.stats(workers=False), running.ledger.counts()
+        self.journal.rebase(stats.settled_frames - counts.acked_frames - counts.stale_frames)
+        self.journal.await_write(self.journal.settle_all(self.settled_frames(stats), running.statistics))
+
     @property
     def is_complete(self) -> bool:
         """Whether all frames are collected, delivered and acknowledged.
@@ -246,6 +270,12 @@ class Head:
     async def bulk(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a long call off the event loop, in a pool apart from `quick`."""
         return await self._in(self._bulk, call, *args, **kwargs)
+
+    async def at_boundary(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a call that waits for all workers to finish their batches. A worker that does not holds up others of
+        these calls, and no batch.
+        """
+        return await self._in(self._boundary, call, *args, **kwargs)
 
     async def _in(self, pool: ThreadPoolExecutor, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         self.refuse_while_closing()
@@ -328,8 +358,8 @@ class Head:
 
     def sample(self, stats: FleetStats) -> None:
         """Copy the fleet's counters into the metrics."""
-        self.journal.note_exported(stats.frames)
-        self.metrics.fleet.sample(stats)
+        exported = self.journal.note_exported(stats.frames)
+        self.metrics.fleet.sample(replace(stats, frames=min(stats.frames, exported)))
 
     def _keep_house(self) -> None:
         running = self.running

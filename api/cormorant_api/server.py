@@ -38,6 +38,7 @@ F = TypeVar("F", bound=Fleet)
 _LOOK_S = 0.1
 _GONE_S = 1.0
 """A consumer that neither waits nor holds a batch for this long is considered gone."""
+_UNLOCK_S = 5.0
 _TOKEN_FILE = "tokens.json"
 
 
@@ -169,8 +170,14 @@ class HeadServer:
         self.close()
 
     def _unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
+        if self._lock is None:
+            return
+        release = threading.Thread(target=self._lock.release, daemon=True)
+        release.start()
+        release.join(_UNLOCK_S)
+        if release.is_alive():
+            reason = f"the disk of {self.settings.directory} did not answer within {_UNLOCK_S:.0f} s"
+            log.warning("lock_not_released", reason=f"{reason}; the lock ends with this process")
 
     def _drain(self) -> None:
         """Give consumers up to `drain_s` to take and acknowledge the last batches; return at once without consumers."""

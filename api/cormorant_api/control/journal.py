@@ -3,8 +3,9 @@
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,7 +20,10 @@ from cormorant_worker.termination_message import encode
 log = structlog.get_logger()
 
 _DIGITS = 20
-_STATISTICS = "statistics.json"
+_EPOCH, _STATISTICS = "epoch", "statistics.json"
+_SYNC_EVERY_S = 1.0
+_EXPORT_WITHIN_S = 0.5
+_ANSWER_WITHIN_S = 10.0
 
 
 class Journal:
@@ -31,7 +35,9 @@ class Journal:
     killed head cannot write them.
 
     A disk that fails while the head runs is logged once: what was acknowledged stands, and the next count is written
-    over it. The files have their full size from the start, so that a full disk takes them.
+    over it. `frames` and `exported` have their full size from the start, so that a full disk takes them: they are
+    written in place. `frames` is synced once a second, so that acknowledgements do not wait for a sync each; a power
+    failure may take back the last second.
     """
 
     def __init__(
@@ -60,7 +66,9 @@ class Journal:
         self._lock = threading.Lock()
         """Guards what is settled; held for no longer than a moment."""
         self._disk = threading.Lock()
-        """Guards the files; held while the disk writes."""
+        """Held while the disk writes."""
+        self._telling = threading.Lock()
+        """Guards the last words, which may be on another disk."""
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="journal")
         self._newest: Future[None] = Future()
         """The newest write."""
@@ -69,12 +77,14 @@ class Journal:
         """It has not begun."""
         self._unkept: Statistics | None = None
         """Statistics that are not written yet."""
+        self._is_synced, self._sync_at = True, 0.0
+        """Whether the disk has what was written to `frames`, and when to make sure of it again."""
         self._is_closed = False
         self._descriptor = self._exported = self._words = -1
         try:
             if folder is not None:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.epoch = max(self.epoch, _next_epoch(folder / "epoch"))
+                self.epoch = max(self.epoch, _next_epoch(folder))
                 self._descriptor = os.open(folder / "frames", os.O_RDWR | os.O_CREAT, 0o600)
                 text = os.pread(self._descriptor, _DIGITS, 0)
                 self.statistics, counted = _read_statistics(folder / _STATISTICS)
@@ -86,7 +96,9 @@ class Journal:
                 os.pwrite(self._exported, _digits(self.exported_frames), 0)
         except (OSError, ValueError, KeyError, StateError) as error:
             raise StoreError(f"cannot use {folder} for the frame count: {error}") from error
-        self._settled = self._written = self.frames
+        self._settled = self._written = self._base = self.frames
+        self._exporting = self.exported_frames
+        self._reserved_epoch = self.epoch
         self._reason, self._width = "", 0
         self._failing: set[str] = set()
         """Events of a disk that fails, until it works again."""
@@ -107,7 +119,11 @@ class Journal:
         of both. Never waits for the disk: the future is done once both are written down, by one write for all that
         came meanwhile, or once a failure of the disk is logged.
         """
-        return self.settle_all(self.frames + frames, statistics)
+        return self.settle_all(self._base + frames, statistics)
+
+    def rebase(self, base: int) -> None:
+        """Count what this head settles from another number on: a restored state has a count of its own."""
+        self._base = base
 
     def settle_all(self, frames: int, statistics: Statistics | None = None) -> "Future[None]":
         """Set the settled frames of all heads; a lower count is ignored. Otherwise as `settle`."""
@@ -115,15 +131,20 @@ class Journal:
             self._settled = max(self._settled, frames)
             if statistics is not None:
                 self._unkept = statistics
-            has_more = self._unkept is not None or self._settled != self._written
-            if has_more and not self._is_due and not self._is_closed:
-                self._is_due, self._newest = True, self._writer.submit(self._write)
+            is_sync_due = not self._is_synced and time.monotonic() >= self._sync_at
+            if self._unkept is not None or self._settled != self._written or is_sync_due:
+                self._ask_to_write()
             return self._newest
 
-    def _write(self) -> None:
+    def _ask_to_write(self) -> None:
+        """One write is for all that comes before it begins. Called with `_lock` held."""
+        if not (self._is_due or self._is_closed):
+            self._is_due, self._newest = True, self._writer.submit(self._write)
+
+    def _write(self, *, is_last: bool = False) -> None:
         with self._lock:
             self._is_due = False
-            settled, statistics = self._settled, self._unkept
+            settled, statistics, exporting = self._settled, self._unkept, self._exporting
         with self._disk:
             if statistics is not None:
                 with self._failures_logged("statistics_not_kept"):
@@ -132,39 +153,96 @@ class Journal:
                         write_durably(self._folder / _STATISTICS, text.encode())
                     with self._lock:
                         self._unkept = None if self._unkept is statistics else self._unkept
-            if settled != self._written:
-                with self._failures_logged("frames_not_kept"):
+            with self._failures_logged("frames_not_kept"):
+                if settled != self._written:
                     if self._descriptor >= 0:
                         os.pwrite(self._descriptor, _digits(settled), 0)
-                    self._write_words()
+                        self._is_synced = False
+                    with self._telling:
+                        self._write_words()
                     self._written = settled
+                if not self._is_synced and (is_last or time.monotonic() >= self._sync_at):
+                    os.fdatasync(self._descriptor)
+                    self._is_synced, self._sync_at = True, time.monotonic() + _SYNC_EVERY_S
+            if exporting > self.exported_frames:
+                with self._failures_logged("frames_not_kept"):
+                    try:
+                        os.pwrite(self._exported, _digits(exporting), 0)
+                    finally:
+                        self.exported_frames = exporting
 
     def explain(self, reason: str) -> None:
         """Record why this head ends, in the last words."""
-        with self._disk:
+        with self._telling:
             self._reason = reason
             with self._failures_logged("last_words_not_kept"):
                 self._write_words()
 
-    def note_exported(self, frames: int) -> None:
-        """Record a frame count that is exported to scrapers."""
-        with self._disk:
-            if frames > self.exported_frames:
-                self.exported_frames = frames
-                if self._exported >= 0:
-                    with self._failures_logged("frames_not_kept"):
-                        os.pwrite(self._exported, _digits(frames), 0)
+    def note_exported(self, frames: int) -> int:
+        """Record a frame count before it is exported to scrapers. Returns the highest count that may be exported: a
+        lower one while the disk does not answer.
+        """
+        with self._lock:
+            self._exporting = max(self._exporting, frames)
+            if self._exported < 0:
+                self.exported_frames = self._exporting
+            elif self._exporting > self.exported_frames:
+                self._ask_to_write()
+            newest = self._newest
+        if frames > self.exported_frames:
+            wait([newest], _EXPORT_WITHIN_S)
+        return self.exported_frames
+
+    def reserve_epoch(self, epoch: int) -> None:
+        """Give no later head this epoch, or a lower one: a restored state uses it.
+
+        Raises:
+            StoreError: the disk does not take it.
+        """
+        if self._folder is None or epoch <= self._reserved_epoch:
+            return
+        self.await_write(self._writer.submit(_write_epoch, self._folder, epoch))
+        self._reserved_epoch = epoch
+
+    def await_write(self, asked: "Future[None]") -> None:
+        """Wait until a write is done.
+
+        Raises:
+            StoreError: the disk does not take it, or does not answer.
+        """
+        try:
+            asked.result(_ANSWER_WITHIN_S)
+        except TimeoutError:
+            raise StoreError(
+                f"the disk of {self._folder} did not answer within {_ANSWER_WITHIN_S:.0f} s; retry"
+            ) from None
+        except OSError as error:
+            raise StoreError(f"cannot write to {self._folder}: {error}; free space on the disk") from error
 
     def close(self) -> None:
-        """Write what is settled, and close the files. May be called twice."""
+        """Write what is settled, and close the files; a disk that does not answer is not waited for. May be called
+        twice.
+        """
         with self._lock:
+            if self._is_closed:
+                return
             self._is_closed = True
-        self._writer.shutdown()
-        with self._disk:
-            for descriptor in (self._descriptor, self._exported, self._words):
-                if descriptor >= 0:
-                    os.close(descriptor)
-            self._descriptor = self._exported = self._words = -1
+            last = self._writer.submit(self._write_last)
+        self._writer.shutdown(wait=False)
+        if not wait([last], _ANSWER_WITHIN_S).done:
+            log.warning(
+                "journal_not_closed",
+                folder=str(self._folder),
+                reason=f"the disk did not answer within {_ANSWER_WITHIN_S:.0f} s; {self._settled - self._written:,} "
+                "frames may be collected again",
+            )
+
+    def _write_last(self) -> None:
+        self._write(is_last=True)
+        for descriptor in (self._descriptor, self._exported, self._words):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._descriptor = self._exported = self._words = -1
 
     @contextmanager
     def _failures_logged(self, event: str) -> Iterator[None]:
@@ -199,7 +277,12 @@ def _read_statistics(path: Path) -> tuple[Statistics | None, int]:
     return Statistics.of_document(found["statistics"]), int(found["frames"])
 
 
-def _next_epoch(path: Path) -> int:
+def _next_epoch(folder: Path) -> int:
+    path = folder / _EPOCH
     epoch = int(path.read_text()) + 1 if path.exists() else 0
-    write_durably(path, str(epoch).encode())  # an epoch that a power failure took back would be given twice
+    _write_epoch(folder, epoch)
     return epoch
+
+
+def _write_epoch(folder: Path, epoch: int) -> None:
+    write_durably(folder / _EPOCH, str(epoch).encode())  # one that a power failure took back would be given twice

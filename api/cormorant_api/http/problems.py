@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.routing import Match
 
-from cormorant_api.errors import ApiError
+from cormorant_api.errors import ApiError, StoreError
 from cormorant_contract.rest.headers import PROBLEM_JSON
 from cormorant_contract.rest.problems import Problem, ProblemType
 from cormorant_worker.errors import (
@@ -69,6 +69,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_invalid_request)
     app.add_exception_handler(CormorantError, _on_fleet_error)
+    app.add_exception_handler(StoreError, _on_store_error)
     app.add_exception_handler(Exception, _on_anything)
 
 
@@ -114,6 +115,10 @@ async def _on_api_error(request: Request, error: Exception) -> Response:
 async def _on_fleet_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, CormorantError)
     return await _on_api_error(request, as_api_error(error))
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    return await _on_api_error(request, ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:

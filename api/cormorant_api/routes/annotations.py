@@ -6,7 +6,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
 
-from cormorant_api.errors import ApiError, StoreError
+from cormorant_api.errors import ApiError
 from cormorant_api.http.conditions import check_preconditions, is_unchanged
 from cormorant_api.http.tokens import Role
 from cormorant_api.routes.routing import BINARY, GuardedRoute, author_of, bounded, guarded, head_of
@@ -68,8 +68,8 @@ async def put_annotation(
         number = await head.quick(lambda: running.publisher.version)
     belongs_to = number
 
-    def put(store: AnnotationStore) -> StoredAnnotation:
-        return store.put(
+    def put() -> StoredAnnotation:
+        return head.annotations.put(
             key,
             belongs_to,
             value,
@@ -77,10 +77,7 @@ async def put_annotation(
             check=lambda etag: check_preconditions(request.headers, etag),
         )
 
-    try:
-        stored = await head.bulk(put, head.annotations)
-    except StoreError as error:
-        raise ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5) from error
+    stored = await head.disk_writes.write(f"annotation {key}", put)
     return JSONResponse(stored.entry.model_dump(mode="json"), headers=_headers(stored))
 
 
@@ -127,12 +124,11 @@ async def delete_annotation(request: Request, key: AnnotationKey) -> Response:
     """Remove every value of a key."""
     head = head_of(request)
     head.refuse_while_closing()
-    try:
-        is_known = await head.bulk(
-            head.annotations.delete, key, check=lambda etag: check_preconditions(request.headers, etag)
-        )
-    except StoreError as error:
-        raise ApiError(ProblemType.STORE_FAILED, str(error), retry_after_s=5) from error
+
+    def delete() -> bool:
+        return head.annotations.delete(key, check=lambda etag: check_preconditions(request.headers, etag))
+
+    is_known = await head.disk_writes.write(f"annotation {key}", delete)
     if not is_known:
         raise _unknown(head.annotations, key, None)
     return Response(status_code=204)

@@ -26,6 +26,6 @@ async def seed(request: Request, body: Reseed) -> Seeded:
     if await head.quick(lambda: fleet.is_done):
         raise ApiError(ProblemType.STREAM_ENDED, "all frames are collected; no worker is left to seed")
     # Shielded: a client that disconnects must not leave half of the workers with the old seed.
-    workers = await asyncio.shield(head.bulk(fleet.seed, body.seed))
+    workers = await asyncio.shield(head.at_boundary(fleet.seed, body.seed))
     log.info("fleet_seeded", seed=body.seed, workers=len(workers), who=author_of(request))
     return Seeded(seed=body.seed, workers=workers)

@@ -65,6 +65,7 @@ async def get_state(request: Request) -> Response:
         ProblemType.STATE_MISMATCH,
         ProblemType.DIGEST_MISMATCH,
         ProblemType.BUSY,
+        ProblemType.STORE_FAILED,
         requestBody={"required": True, "content": {SAFETENSORS: BINARY, "application/octet-stream": BINARY}},
         parameters=[
             {"in": "header", "name": "If-Match", "schema": {"type": "string"}, "required": False},
@@ -95,8 +96,7 @@ async def put_state(request: Request) -> Status:
             if "if-match" in request.headers:
                 check_preconditions(request.headers, f'"{digest_of([memoryview(running.fleet.state())])}"')
             running.fleet.restore(state)
-            if running.fleet.statistics is not None:
-                head.journal.settle_all(0, running.fleet.statistics.current).result()
+            head.keep_restored()
             # The restored weights act now, so GET of weights must return them.
             if (found := weights_in(saved)) is not None:
                 running.publisher.adopt(*found, author=author_of(request))
@@ -121,7 +121,7 @@ async def _paused(head: Head, owner: str, call: Any) -> Any:
                 ProblemType.CONTROL_TIMEOUT,
                 f"the fleet did not pause within {time.monotonic() - began:.0f} s; {running.pauses.error or 'retry'}",
             )
-        return await asyncio.shield(head.bulk(call))
+        return await asyncio.shield(head.at_boundary(call))
     finally:
         head.leases.end(lease.id)
         running.pauses.nudge()

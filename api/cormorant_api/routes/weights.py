@@ -220,6 +220,7 @@ async def list_versions(request: Request, model: str) -> Versions:
         ProblemType.VERSION_CONFLICT,
         ProblemType.UNSUPPORTED_FORMAT,
         ProblemType.TENSOR_MISMATCH,
+        ProblemType.BUSY,
         ProblemType.STORE_FAILED,
     ),
 )
@@ -228,7 +229,9 @@ async def rollback_weights(request: Request, model: str, body: Rollback) -> Resp
     head = head_of(request)
     head.refuse_while_closing()
     known = _known(head, model)
-    update = await head.bulk(head.running.publisher.rollback, known, body.version, author=author_of(request))
+    publisher = head.running.publisher
+    with head.uploads.of(publisher.find(known, body.version).size_bytes):
+        update = await head.bulk(publisher.rollback, known, body.version, author=author_of(request))
     return _accepted(update, 202)
 
 

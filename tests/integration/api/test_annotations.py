@@ -1,6 +1,7 @@
 """Annotations over HTTP, and the pair of weights and annotation after a learner or a head was killed."""
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from cormorant_client import AsyncClient, Client, Conflict, Forbidden, HeadFailed, NotFound, Refused, connect
 from cormorant_testing.collecting import make_job
 from cormorant_testing.policies import numbered
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import Served, serve
 
 PATH = "/v1/annotations/learner"
@@ -54,6 +56,36 @@ def test_bad_requests_get_a_sentence_and_change_nothing(endless: Served) -> None
         'If-Match "0:none" does not match: there is no version yet; fetch the current version and retry'
     )
     assert endless.reader.get("/v1/annotations").json["annotations"] == []
+
+
+def test_annotations_on_a_disk_that_hangs_hold_up_nothing_else(
+    endless: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head = endless.server.head
+    monkeypatch.setattr(head.disk_writes, "within_s", 1.0)
+    refused: list[str] = []
+
+    def put(number: int) -> None:
+        reply = endless.writer.put(f"/v1/annotations/k{number}", b"1", **OCTETS)
+        assert (reply.status, reply.kind, reply.headers["retry-after"]) == (503, "store-failed", "5")
+        refused.append(reply.json["detail"])
+
+    with head.annotations._writing:  # as long as it is held here, nothing is written
+        puts = [threading.Thread(target=put, args=(number,)) for number in range(24)]
+        for started in puts:
+            started.start()
+        batch = endless.data.call("GET", "/v1/batches/next?wait=30&ack=auto", timeout=30)
+        assert batch.status == 200, "there is a thread left to encode it"
+        for started in puts:
+            started.join(30)
+    running = [reason for reason in refused if "may still be changed" in reason]
+    full = [reason for reason in refused if reason.startswith("16 writes already wait for the disk; annotation k")]
+    assert (len(refused), len(running)) == (24, 1)
+    assert len(full) >= 24 - 17
+    assert running[0].startswith("the disk did not answer within 1 s; annotation k")
+    until(lambda: endless.writer.put(PATH, b"2", **OCTETS).status == 200)
+    for entry in endless.reader.get("/v1/annotations").json["annotations"]:
+        endless.writer.delete(f"/v1/annotations/{entry['key']}")
 
 
 def test_the_client_keeps_values_beside_versions(endless: Served) -> None:

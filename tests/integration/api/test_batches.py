@@ -6,6 +6,7 @@ import http.client
 import json
 import mmap
 import os
+import signal
 import socket
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 from cormorant_client.batch import decode
 from cormorant_testing.check import Checker
 from cormorant_testing.collecting import make_checker, make_job
+from cormorant_testing.scripts import until
 from cormorant_testing.serving import Api, Reply, Served, serve
 
 MEMORY = "application/vnd.cormorant.memory+json"
@@ -115,6 +117,33 @@ def test_disk_that_hangs_holds_up_acknowledgements_alone(endless: Served, monkey
         assert endless.reader.get("/v1/status").status == 200
     assert api.post(f"/v1/batches/{batch}/ack").status == 204
     assert api.post(f"/v1/batches/{other.headers['cormorant-batch-id']}/release").status == 204
+
+
+@pytest.mark.slow
+def test_calls_that_wait_for_a_frozen_worker_leave_batches_their_threads(tmp_path: Path) -> None:
+    with serve(make_job(num_envs=2, lengths=(3, 8)), directory=tmp_path, workers=2) as served:
+        until(lambda: served.reader.get("/v1/status").json["queue"]["waiting"] >= 4)
+        pid = served.reader.get("/v1/workers/cpu-0").json["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            # With room in the queue, every worker has a ticket.
+            assert served.data.get("/v1/batches/next?wait=30&ack=auto").status == 200
+            until(lambda: served.fleet._core.pool.workers["cpu", 0].tickets)
+            answers: list[int] = []
+            seeds = [
+                threading.Thread(target=lambda: answers.append(served.writer.post("/v1/seed", {"seed": 9}).status))
+                for _ in range(20)
+            ]
+            for seed in seeds:
+                seed.start()
+            until(lambda: served.fleet._quiesce.is_wanted)
+            batch = served.data.call("GET", "/v1/batches/next?wait=10&ack=auto", timeout=20)
+            assert (batch.status, answers) == (200, [])
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        for seed in seeds:
+            seed.join(60)
+        assert answers == [200] * 20
 
 
 def test_a_batch_can_be_acknowledged_with_its_last_byte(endless: Served) -> None:

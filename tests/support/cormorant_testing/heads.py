@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -43,7 +44,9 @@ def write_manifest(folder: Path, task: str, **collection: Any) -> Path:
 class HeadProcess:
     """One head. Its log is read as it comes, so that it never waits for a reader."""
 
-    def __init__(self, manifest: Path, directory: Path, *options: str) -> None:
+    def __init__(
+        self, manifest: Path, directory: Path, *options: str, module: Sequence[str] = ("cormorant_api",)
+    ) -> None:
         self.directory = directory
         self.lines: list[dict[str, Any]] = []
         self.text = ""
@@ -51,7 +54,7 @@ class HeadProcess:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([support, os.environ.get("PYTHONPATH", "")])}
         self.process = subprocess.Popen(
             [
-                sys.executable, "-m", "cormorant_api", "--job", str(manifest), "--port", "0",
+                sys.executable, "-m", *module, "--job", str(manifest), "--port", "0",
                 "--directory", str(directory), "--workers", "1", "--linger-seconds", "0.5", *options,
             ],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment,

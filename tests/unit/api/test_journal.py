@@ -174,3 +174,51 @@ def test_statistics_replace_the_last_once_the_disk_has_them(tmp_path: Path, monk
         assert not list(tmp_path.glob("*.part"))
     journal.settle_all(0).result(10)
     assert json.loads((tmp_path / "statistics.json").read_text())["frames"] == 3
+
+
+def test_frames_are_synced_once_a_second(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(int(os.pread(descriptor, 20, 0))))
+    journal = Journal(tmp_path)
+    for frames in (10, 20, 30):
+        journal.settle(frames).result(10)
+    assert synced == [10], "acknowledgements do not wait for a sync each"
+    journal._sync_at = 0.0  # a second has passed
+    journal.settle_all(0).result(10)  # what housekeeping says, without news
+    assert synced == [10, 30]
+    assert journal.settle_all(0).done()
+    journal.settle(40).result(10)
+    journal.close()
+    assert synced == [10, 30, 40]
+
+
+def test_a_disk_that_hangs_holds_up_neither_scrapes_nor_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cormorant_api.control.journal._ANSWER_WITHIN_S", 0.1)
+    monkeypatch.setattr("cormorant_api.control.journal._EXPORT_WITHIN_S", 0.1)
+    words = tmp_path / "termination-log"
+    journal = Journal(tmp_path / "head", last_words=words)
+    assert journal.note_exported(10) == 10
+    with journal._disk, structlog.testing.capture_logs() as logged:
+        kept = journal.settle(50)
+        assert journal.note_exported(60) == 10, "what is exported is on the disk before"
+        with pytest.raises(StoreError, match=r"the disk of .*head did not answer within 0 s; retry"):
+            journal.reserve_epoch(3)
+        journal.explain("the disk hangs")
+        assert json.loads(words.read_text())["reason"] == "the disk hangs"
+        journal.close()
+        journal.close()
+    assert [(line["event"], line["reason"]) for line in logged] == [
+        ("journal_not_closed", "the disk did not answer within 0 s; 50 frames may be collected again")
+    ]
+    kept.result(10)
+    assert Journal(tmp_path / "head").frames == 50, "it answered after all"
+
+
+def test_no_later_head_gets_an_epoch_that_a_restored_state_uses(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    for epoch in (7, 3):
+        journal.reserve_epoch(epoch)
+    assert [Journal(tmp_path).epoch, Journal(tmp_path, epoch=4).epoch, Journal(tmp_path).epoch] == [8, 9, 10]
+    Journal(None).reserve_epoch(7)

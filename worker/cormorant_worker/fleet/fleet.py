@@ -535,6 +535,11 @@ class Fleet:
         return self._core.found_frames
 
     @property
+    def epoch(self) -> int:
+        """That of its seeds and trajectory ids: `options.epoch`, or a later one since a restore."""
+        return self._core.lineage.epoch
+
+    @property
     def spaces(self) -> tuple[Space, Space]:
         """Observation and action space of one environment."""
         return self._known.observation_space, self._known.action_space
