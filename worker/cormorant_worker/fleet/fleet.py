@@ -566,13 +566,11 @@ class Fleet:
         """What one environment shows now. Its worker answers beside its stepping, also while paused; it costs a copy.
 
         Args:
-            worker: `<group>-<index>`.
             column: the environment, of the layout's B.
             leaf: the position of the array in the layout's observation.
 
-        Returns:
-            One leaf of the observation, in its own shape and dtype; read-only. In the moment in which a batch begins
-            or ends it may be older than the newest, or of two rows.
+        Returns one leaf of the observation, in its own shape and dtype; read-only. In the moment in which a batch
+        begins or ends it may be older than the newest, or of two rows.
 
         Raises:
             FleetError: no such worker has started, or it ended meanwhile.
@@ -585,9 +583,7 @@ class Fleet:
         return np.frombuffer(data, found.dtype).reshape(found.shape)
 
     def cached_versions(self) -> Mapping[str, PolicyVersion]:
-        """The newest weights that each worker's pod has of an earlier head and that were not fetched yet, by
-        `<group>-<index>`.
-        """
+        """The newest weights that each worker's pod has of an earlier head, by name, until they are fetched."""
         with self._changed:
             return self._quiesce.cached_versions()
 
