@@ -354,6 +354,7 @@ class Collector:
         Raises:
             Stopped: the batch is given up.
         """
+        self.timing.begin()  # the fleet sees that this thread lives
         if self.gate.is_closed:
             self._hold()
 

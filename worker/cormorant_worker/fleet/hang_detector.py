@@ -9,7 +9,6 @@ from cormorant_worker.fleet.counters import FleetCounters
 from cormorant_worker.fleet.options import FleetOptions
 from cormorant_worker.fleet.scheduler import Slot
 from cormorant_worker.fleet.worker_handle import WorkerHandle
-from cormorant_worker.inference.remote_actor import LONGEST_WAIT_S
 from cormorant_worker.worker.heartbeat import Phase
 
 _SWEEP_S = 1.0
@@ -77,6 +76,4 @@ class HangDetector:
     def _limit_of(self, handle: WorkerHandle) -> float:
         if not handle.is_ready or handle.connection.phase is Phase.BUILDING:
             return self._options.startup_timeout_s
-        if handle.connection.phase is Phase.ASKING:
-            return LONGEST_WAIT_S + self._hang_limit_s  # it gives up by itself before that
         return self._store_limit_s if handle.is_storing else self._hang_limit_s

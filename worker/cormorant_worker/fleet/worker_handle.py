@@ -75,7 +75,7 @@ class WorkerHandle:
     env_restarts: int = 0
     unanswered: dict[int, str] = field(default_factory=dict)
     """Actions that it was asked for and has not answered, by request."""
-    _last_heartbeat: tuple[int, Phase] = (-1, Phase.IMPORTING)
+    _last_heartbeat: tuple[int, Phase, tuple[int, ...]] = (-1, Phase.IMPORTING, ())
     _counted_frames: int = 0
     _counted_ns: tuple[int, ...] = ()
 
@@ -185,9 +185,11 @@ class WorkerHandle:
         """Seconds without a sign of life, while there should be one: it has a ticket and is not paused, or was asked
         for something.
         """
-        # A server counts its turns in place of frames, and turns though it has nothing to do.
-        heartbeat = self.connection.frames, self.connection.phase
-        rests = is_paused or (heartbeat[1] is Phase.WAITING and not self.tickets)
+        # A server counts its turns in place of frames, and turns though it has nothing to do. Who waits for a server
+        # looks up twice a second, which ends a stretch of its time.
+        phase = self.connection.phase
+        heartbeat = self.connection.frames, phase, self.connection.spent_ns if phase is Phase.ASKING else ()
+        rests = is_paused or (phase is Phase.WAITING and not self.tickets)
         rests = rests and not self.is_server
         if heartbeat != self._last_heartbeat or (rests and self.is_ready and not self.unanswered):
             self._last_heartbeat, self.last_progress = heartbeat, now
