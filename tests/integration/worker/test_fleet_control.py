@@ -8,6 +8,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,40 @@ def test_no_memory_is_asked_for_with_the_fleets_condition_held() -> None:
         fleet._engine.share = noted
         fleet.restore(state)
         assert (fleet.version, held) == (1, [False] * 6)
+
+
+@pytest.fixture
+def closed_output() -> Iterator[Callable[[], None]]:
+    """From the call on, log lines go into a pipe that is not read any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        yield lambda: structlog.configure(logger_factory=structlog.PrintLoggerFactory(closed))
+        structlog.reset_defaults()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), writer)  # so that what the file still holds can be written
+
+
+def test_lines_of_workers_need_no_standard_output(closed_output: Callable[[], None]) -> None:
+    env = {"entrypoint": "cormorant_testing.envs:LogsAnything", "vectorization": "inline", "numEnvs": 2}
+    with start(make_job(env={"gymnasium": env}), workers=1) as fleet:
+        fleet.take()
+        closed_output()
+        for _ in range(3):
+            fleet.take()
+
+
+def test_fleet_that_cannot_write_its_own_lines_fails_at_once(closed_output: Callable[[], None]) -> None:
+    with start(make_job(num_envs=2), workers=1) as fleet:
+        fleet.take()
+        closed_output()
+        os.kill(fleet.stats().workers[0].pid, signal.SIGKILL)
+        with pytest.raises(FleetError, match="the fleet's thread failed: BrokenPipeError"):
+            take_many(fleet)
+
+
+def take_many(fleet: Fleet) -> None:
+    for _ in range(1000):
+        fleet.take(timeout_s=30)
 
 
 def waiting_batches(fleet: Fleet) -> list[TensorDict]:

@@ -1,5 +1,7 @@
 """What workers say, and whose business each message is."""
 
+from contextlib import suppress
+
 import structlog
 
 from cormorant_worker.errors import WorkerFailed
@@ -65,7 +67,8 @@ class Inbox:
                 if handle.is_synced:
                     self._core.counters.applied(handle.group, before, handle.version)
             case Logged():
-                getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": handle.name})
+                with suppress(OSError, ValueError):  # a script's standard output is closed
+                    getattr(log, message.level, log.info)(message.event, **{**message.fields, "worker": handle.name})
             case Leaving():
                 log.info("worker_leaving", worker=handle.name)
                 self._reaper.let_go(handle)

@@ -5,6 +5,7 @@ A turn costs what has happened since the last one, whatever the number of worker
 
 import threading
 import time
+from contextlib import suppress
 
 import structlog
 
@@ -77,10 +78,11 @@ class FleetLoop:
                 if has_more:
                     time.sleep(_BREATH_S)  # callers that wait for the condition get it
         except Exception as error:
-            log.exception("fleet_thread_failed")
             with self._changed:
                 core.lifecycle.fail(FleetError(f"the fleet's thread failed: {type(error).__name__}: {error}"))
                 self._changed.notify_all()
+            with suppress(OSError, ValueError):  # what failed may be a log line, into a closed pipe or file
+                log.exception("fleet_thread_failed")
         finally:
             core.events.tell()
 
